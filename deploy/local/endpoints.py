@@ -1,0 +1,74 @@
+"""How to reach each part of a stack."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from deploy.local.layout import write_private
+
+KAFKA_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
+POSTGRES_VARIABLE = "POSTGRES_DSN"
+POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"
+REDIS_VARIABLE = "REDIS_URL"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Endpoints:
+    """The addresses of the parts; empty for a part that the stack does not have. Shown with passwords masked.
+
+    Attributes:
+        kafka_bootstrap_servers: `host:port`, or several with commas.
+        postgres_dsn: for the services: a role without rights beyond those it was granted.
+        postgres_owner_dsn: for migrations: the role that owns the tables.
+        redis_url: `redis://host:port/db`.
+    """
+
+    kafka_bootstrap_servers: str = ""
+    postgres_dsn: str = ""
+    postgres_owner_dsn: str = ""
+    redis_url: str = ""
+
+    @property
+    def service_env(self) -> dict[str, str]:
+        """The environment of a service; the owner of the tables is not in it."""
+        variables = {
+            KAFKA_VARIABLE: self.kafka_bootstrap_servers,
+            POSTGRES_VARIABLE: self.postgres_dsn,
+            REDIS_VARIABLE: self.redis_url,
+        }
+        return {name: value for name, value in variables.items() if value}
+
+    @property
+    def migration_env(self) -> dict[str, str]:
+        """The environment of `fairlane db upgrade`: a service's, and the owner of the tables."""
+        owner = {POSTGRES_OWNER_VARIABLE: self.postgres_owner_dsn} if self.postgres_owner_dsn else {}
+        return self.service_env | owner
+
+    def masked(self) -> dict[str, str]:
+        """The addresses by name, with passwords masked, as they may be printed."""
+        return {name: mask(value) for name, value in asdict(self).items()}
+
+    def __repr__(self) -> str:
+        """Passwords masked."""
+        return f"Endpoints({', '.join(f'{name}={value!r}' for name, value in self.masked().items())})"
+
+    def save(self, file: Path) -> None:
+        """Write them, passwords included, to a file that only its owner can read."""
+        write_private(file, json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def load(cls, file: Path) -> "Endpoints | None":
+        """Read what `save` wrote; None if there is nothing that can be read."""
+        try:
+            raw: Mapping[str, str] = json.loads(file.read_text(encoding="utf-8"))
+            return cls(**raw)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def mask(address: str) -> str:
+    """`address` with its password replaced by asterisks, in a URL as well as in `key=value` form."""
+    in_url = re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", address)
+    return re.sub(r"(password=)('[^']*'|\S+)", r"\1***", in_url)

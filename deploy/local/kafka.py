@@ -1,0 +1,165 @@
+"""A single Kafka node (KRaft, broker and controller in one) from jars, with no shell scripts and no Docker."""
+
+import base64
+import os
+import re
+import shutil
+import subprocess
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.local import probes
+from deploy.local.errors import StackError
+from deploy.local.layout import KAFKA_LIBS_DIR
+from deploy.local.process import ProcessSpec
+
+NAME = "kafka"
+FORMAT_NAME = "kafka-format"
+HOST = "127.0.0.1"
+NODE_ID = 1
+HEAP = "512m"
+MIN_JAVA = 17
+LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+
+BROKER_SETTINGS: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": str(NODE_ID),
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    # One node keeps one copy.
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "offsets.topic.num.partitions": "8",
+    "transaction.state.log.num.partitions": "8",
+    "share.coordinator.state.topic.num.partitions": "8",
+    "message.max.bytes": str(8 * 1024 * 1024),
+    # Longer than the retention of any topic: a pool that rests for a week must find its offsets again.
+    "offsets.retention.minutes": str(30 * 24 * 60),
+    # A dead member is replaced in seconds (the defaults are made for 45 s).
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "3000",
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.min.session.timeout.ms": "3000",
+    "group.consumer.heartbeat.interval.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    # The open transaction of a killed producer blocks every read_committed reader until it is aborted.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    # Small machine: the cleaner's buffer alone would be 128 MiB of the heap.
+    "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+}
+"""Settings that do not depend on where the node runs; containers use the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """The Kafka node of one stack.
+
+    Attributes:
+        folder: its data and its properties file.
+        port: where clients connect.
+        controller_port: where the controller listens to its own broker.
+        libs: the folder with Kafka's jars.
+    """
+
+    folder: Path
+    port: int
+    controller_port: int
+    libs: Path = KAFKA_LIBS_DIR
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for clients."""
+        return f"{HOST}:{self.port}"
+
+    def specs(self) -> tuple[ProcessSpec, ...]:
+        """Write the properties file and say what to run: formatting, for a new data folder only, then the node.
+
+        Raises:
+            StackError: Java or the jars are missing.
+        """
+        if not any(self.libs.glob("kafka_2.13-*.jar")):
+            raise StackError(f"Kafka's jars are not in {self.libs}: run `make install`")
+        java = find_java()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        properties = self.folder / "server.properties"
+        properties.write_text(self._properties(), encoding="utf-8")
+        command = (java, f"-Dlog4j2.configurationFile={LOG_CONFIG}", "-cp", f"{self.libs}/*")
+        node = ProcessSpec(
+            name=NAME,
+            argv=(
+                *(*command[:1], "-Xms128m", f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"),
+                *(*command[1:], "kafka.Kafka", str(properties)),
+            ),
+            cwd=self.folder,
+            depends_on=() if self._formatted.exists() else (FORMAT_NAME,),
+            probe=lambda: probes.kafka(self.bootstrap_servers),
+            start_timeout_s=90,
+            stop_timeout_s=20,
+        )
+        if self._formatted.exists():
+            return (node,)
+        return (self._format(command, properties), node)
+
+    def _format(self, command: tuple[str, ...], properties: Path) -> ProcessSpec:
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        tool = (
+            *command[:1],
+            "-XX:TieredStopAtLevel=1",
+            *command[1:],
+            *("kafka.tools.StorageTool", "format", "--standalone", "-c", str(properties)),
+            f"--cluster-id={cluster_id}",
+        )
+        # The mark comes last, so that a folder half formatted by a killed run is formatted anew.
+        script = 'data="$1"; mark="$2"; shift 2; rm -rf "$data" && "$@" && : > "$mark"'
+        return ProcessSpec(
+            name=FORMAT_NAME,
+            argv=("/bin/sh", "-c", script, "sh", str(self._data), str(self._formatted), *tool),
+            cwd=self.folder,
+            one_shot=True,
+        )
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def _formatted(self) -> Path:
+        return self.folder / "formatted"
+
+    def _properties(self) -> str:
+        here = {
+            "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
+            "controller.quorum.bootstrap.servers": f"{HOST}:{self.controller_port}",
+            "log.dirs": str(self._data),
+        }
+        return "".join(f"{name}={value}\n" for name, value in {**BROKER_SETTINGS, **here}.items())
+
+
+def find_java() -> str:
+    """The path of a Java that Kafka runs on, from JAVA_HOME or the search path.
+
+    Raises:
+        StackError: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    candidate = Path(home) / "bin" / "java" if home else None
+    found = str(candidate) if candidate is not None and candidate.exists() else shutil.which("java")
+    advice = "install openjdk-17-jre-headless, or set JAVA_HOME"
+    if found is None:
+        raise StackError(f"Java {MIN_JAVA} or newer is needed to run Kafka: {advice}")
+    answer = subprocess.run((found, "-version"), capture_output=True, text=True, timeout=30, check=False)
+    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    if version is None or int(version[1]) < MIN_JAVA:
+        tells = version[1] if version else "unknown"
+        raise StackError(f"Java {MIN_JAVA} or newer is needed to run Kafka, {found} is {tells}: {advice}")
+    return found

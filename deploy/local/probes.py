@@ -1,0 +1,82 @@
+"""Readiness of each kind of server: a function that returns None when it is ready, otherwise why not."""
+
+import http.client
+import socket
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+PROBE_TIMEOUT_S = 2.0
+
+
+def tcp(host: str, port: int, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Whether something accepts connections at `host:port`."""
+    try:
+        socket.create_connection((host, port), timeout=timeout_s).close()
+    except OSError as error:
+        return f"{host}:{port}: {error.strerror or error}"
+    return None
+
+
+def http_ok(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Whether `GET url` answers 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - our own http:// address
+            status = response.status
+    except urllib.error.HTTPError as error:
+        return f"{url} answers {error.code}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{url}: {getattr(error, 'reason', error)}"
+    return None if status == 200 else f"{url} answers {status}"
+
+
+def kafka(bootstrap_servers: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Whether a Kafka broker answers at one of `bootstrap_servers` and takes part in its cluster (no TLS, no SASL)."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    # The client logs each refused connection on stderr; ask the socket first.
+    problems = [tcp(host, port, timeout_s) for host, port in split_addresses(bootstrap_servers)]
+    if None not in problems:
+        return "; ".join(problem for problem in problems if problem is not None) or "no address given"
+    client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0, "socket.timeout.ms": 2000})
+    try:
+        # A broker that still waits to be unfenced answers with an empty list of brokers.
+        return None if client.list_topics(timeout=timeout_s).brokers else "no broker has joined the cluster"
+    except KafkaException as error:
+        return str(error.args[0].str())
+
+
+def postgres(dsn: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Whether `dsn` lets us in and answers a query."""
+    import psycopg
+
+    try:
+        with psycopg.connect(dsn, connect_timeout=max(1, int(timeout_s)), autocommit=True) as connection:
+            connection.execute("SELECT 1")
+    except psycopg.Error as error:
+        return _first_line(error)
+    return None
+
+
+def redis(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Whether the Redis at `url` answers PING."""
+    import redis as redis_client
+
+    try:
+        with redis_client.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s) as client:
+            client.ping()
+    except redis_client.RedisError as error:
+        return _first_line(error)
+    return None
+
+
+def split_addresses(bootstrap_servers: str) -> list[tuple[str, int]]:
+    """`host:port,host:port` as pairs; a port left out is Kafka's 9092."""
+    addresses = [urlsplit(f"//{part.strip()}") for part in bootstrap_servers.split(",") if part.strip()]
+    return [(address.hostname or "localhost", address.port or 9092) for address in addresses]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

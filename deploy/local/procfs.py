@@ -1,0 +1,86 @@
+"""What /proc says about processes: enough to never mistake a stranger with a reused pid for one of ours."""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process, identified over pid reuse.
+
+    Attributes:
+        pid: the process id.
+        start_ticks: clock ticks from boot to its start (field 22 of /proc/PID/stat).
+    """
+
+    pid: int
+    start_ticks: int
+
+    def is_alive(self) -> bool:
+        """Whether this very process still runs (a zombie does not)."""
+        return identify(self.pid) == self
+
+    def send(self, signum: signal.Signals) -> None:
+        """Signal it if it is still the same process."""
+        if self.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The identity of a running process, or None if there is none with this pid or it is a zombie."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The command name is in brackets and may contain anything, brackets and spaces too.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
+
+
+def find_by_environment(name: str, value: str) -> Iterator[ProcessId]:
+    """Every process, whoever is its parent now, that was started with `name=value` in its environment."""
+    wanted = f"{name}={value}".encode()
+    for pid in _pids():
+        try:
+            environment = (PROC / str(pid) / "environ").read_bytes()
+        except OSError:
+            continue
+        if wanted in environment.split(b"\0") and (found := identify(pid)):
+            yield found
+
+
+def find_by_folder(folder: Path) -> Iterator[ProcessId]:
+    """Every process whose working directory is `folder` (Postgres and its workers live in their data directory)."""
+    for pid in _pids():
+        try:
+            at = (PROC / str(pid) / "cwd").readlink()
+        except OSError:
+            continue
+        if at == folder and (found := identify(pid)):
+            yield found
+
+
+def end(processes: Iterable[ProcessId], timeout_s: float = 10.0) -> list[ProcessId]:
+    """SIGKILL the processes and wait until they are gone; returns those that would not go in time."""
+    left = list(processes)
+    for process in left:
+        process.send(signal.SIGKILL)
+    deadline = time.monotonic() + timeout_s
+    while (left := [process for process in left if process.is_alive()]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _pids() -> Iterator[int]:
+    own = os.getpid()
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal() and int(entry.name) != own:
+            yield int(entry.name)

@@ -1,0 +1,139 @@
+"""Our own processes on top of the parts: the steps that set the stack up, and the services."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from deploy.local import probes
+from deploy.local.endpoints import POSTGRES_OWNER_VARIABLE, Endpoints
+from deploy.local.errors import StackError
+from deploy.local.layout import PROJECT_ROOT
+from deploy.local.process import ProcessSpec
+
+MODELS_FILE = PROJECT_ROOT / "deploy" / "models.yaml"
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 180.0
+"""Loading a language model on a small machine takes its time."""
+STOP_TIMEOUT_S = 30.0
+ENGINES = ("simulated",)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command that must succeed before any service starts.
+
+    Attributes:
+        name: its name in the stack.
+        arguments: what follows `python`.
+        after: names of the parts or steps that it needs.
+        as_owner: whether it gets the role that owns the tables.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    after: tuple[str, ...]
+    as_owner: bool = False
+
+    def spec(self, endpoints: Endpoints, known: Sequence[str]) -> ProcessSpec:
+        """What to run; of `after` only what the stack itself runs counts, the rest is external."""
+        env = endpoints.migration_env if self.as_owner else endpoints.service_env
+        return ProcessSpec(
+            name=self.name,
+            argv=(sys.executable, *self.arguments),
+            env={**env, "PYTHONUNBUFFERED": "1"},
+            without_env=() if self.as_owner else (POSTGRES_OWNER_VARIABLE,),
+            depends_on=tuple(name for name in self.after if name in known),
+            one_shot=True,
+            start_timeout_s=120,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A long-running process with `/health/ready` on a port of its own.
+
+    Attributes:
+        name: its name in the stack, and its INSTANCE_ID: stable over restarts.
+        arguments: what follows `python`.
+        env: added to the addresses of the parts.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def spec(self, endpoints: Endpoints, metrics_port: int, after: Sequence[str]) -> ProcessSpec:
+        """What to run: ready when its health check says so."""
+        url = f"http://{HOST}:{metrics_port}/health/ready"
+        return ProcessSpec(
+            name=self.name,
+            argv=(sys.executable, *self.arguments),
+            env={
+                **endpoints.service_env,
+                "METRICS_PORT": str(metrics_port),
+                "INSTANCE_ID": self.name,
+                "PYTHONUNBUFFERED": "1",
+                **self.env,
+            },
+            without_env=(POSTGRES_OWNER_VARIABLE,),
+            depends_on=tuple(after),
+            probe=lambda: probes.http_ok(url),
+            start_timeout_s=START_TIMEOUT_S,
+            stop_timeout_s=STOP_TIMEOUT_S,
+            health_url=url,
+        )
+
+
+def default_setup() -> tuple[Step, ...]:
+    """Topics, models, tenants (in this order, they build on each other) and, beside them, the tables."""
+    command = ("-m", "fairlane.cli")
+    return (
+        Step("setup-topics", (*command, "topics", "apply"), after=("kafka",)),
+        Step("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics")),
+        Step("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models")),
+        Step("setup-tables", (*command, "db", "upgrade"), after=("postgres",), as_owner=True),
+    )
+
+
+def default_services(
+    *, dispatchers: int = 1, consumers: int = 1, engine: str | None = None, models_file: Path = MODELS_FILE
+) -> tuple[Service, ...]:
+    """Every service of the pipeline.
+
+    Args:
+        dispatchers: number of dispatchers.
+        consumers: number of inference consumers of each pool.
+        engine: overrides the engine of every model, or None.
+        models_file: says which pools there are.
+    """
+    override = {"ENGINE": engine} if engine else {}
+    return (
+        *(
+            Service(f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), override)
+            for number in range(1, dispatchers + 1)
+        ),
+        Service("recorder-1", ("-m", "stream_processors.recorder")),
+        *(
+            Service(f"consumer-{pool}-{number}", ("-m", "inference_consumers", "--pool", pool), override)
+            for pool in read_pools(models_file)
+            for number in range(1, consumers + 1)
+        ),
+    )
+
+
+def read_pools(models_file: Path = MODELS_FILE) -> tuple[str, ...]:
+    """The pools of the models file, each once, in its order.
+
+    Raises:
+        StackError: the file cannot be read, or has no list `models` whose entries name a `pool`.
+    """
+    try:
+        raw = yaml.safe_load(models_file.read_text(encoding="utf-8"))
+        return tuple(dict.fromkeys(str(model["pool"]) for model in raw["models"]))
+    except OSError as error:
+        raise StackError(f"{models_file}: {error.strerror}") from None
+    except (yaml.YAMLError, KeyError, TypeError):
+        raise StackError(f"{models_file}: expected a list `models` whose entries name a `pool`") from None

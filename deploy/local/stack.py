@@ -1,0 +1,221 @@
+"""The composition: which parts and services make a stack, in which order they start, with which addresses."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from deploy.local import kafka, postgres, probes, redis
+from deploy.local.endpoints import (
+    KAFKA_VARIABLE,
+    POSTGRES_OWNER_VARIABLE,
+    POSTGRES_VARIABLE,
+    REDIS_VARIABLE,
+    Endpoints,
+)
+from deploy.local.errors import StackError
+from deploy.local.kafka import Kafka
+from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir
+from deploy.local.lifecycle import Reporter
+from deploy.local.logs import LineSink
+from deploy.local.ports import PortClaims
+from deploy.local.postgres import OWNER_ROLE, SERVICE_ROLE, Postgres
+from deploy.local.process import ProcessSpec
+from deploy.local.redis import Redis
+from deploy.local.restarts import RestartPolicy
+from deploy.local.run_record import RunLock, end_leftovers
+from deploy.local.services import Service, Step
+from deploy.local.supervisor import Supervisor
+
+ALL_PARTS = (kafka.NAME, postgres.NAME, redis.NAME)
+VARIABLES = {kafka.NAME: KAFKA_VARIABLE, postgres.NAME: POSTGRES_VARIABLE, redis.NAME: REDIS_VARIABLE}
+EXTERNAL_TIMEOUT_S = 5.0
+
+
+class LocalStack:
+    """A stack of real parts and our services on this machine.
+
+        with LocalStack(data_dir=folder) as stack:
+            use(stack.endpoints)
+
+    A part whose variable (`KAFKA_BOOTSTRAP_SERVERS`, `POSTGRES_DSN`, `REDIS_URL`) is set in `environ` is not started:
+    the one at that address is used.
+
+    Args:
+        data_dir: everything the stack writes is below it; one stack at a time.
+        parts: which of kafka, postgres and redis.
+        setup: commands that must succeed before the services start.
+        services: what runs on top.
+        environ: where external parts are looked up; the process's environment if None.
+        report: told what happens, or None.
+        sink: receives every line of every log, or None.
+        policy: when to restart what dies and when to give up.
+        kafka_libs: the folder with Kafka's jars.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_dir: Path = DEFAULT_DATA_DIR,
+        parts: Sequence[str] = ALL_PARTS,
+        setup: Sequence[Step] = (),
+        services: Sequence[Service] = (),
+        environ: Mapping[str, str] | None = None,
+        report: Reporter | None = None,
+        sink: LineSink | None = None,
+        policy: RestartPolicy | None = None,
+        kafka_libs: Path = KAFKA_LIBS_DIR,
+    ) -> None:
+        self._data_dir = DataDir(data_dir.resolve())
+        self._parts = tuple(parts)
+        self._setup = tuple(setup)
+        self._services = tuple(services)
+        self._environ = os.environ if environ is None else environ
+        self._report = report or (lambda _name, _message: None)
+        self._sink = sink
+        self._policy = policy
+        self._kafka_libs = kafka_libs
+        self._lock: RunLock | None = None
+        self._ports: PortClaims | None = None
+        self._endpoints: Endpoints | None = None
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """How to reach each part; known once `prepare` or `start` was called."""
+        if self._endpoints is None:
+            raise StackError("the stack has not been started")
+        return self._endpoints
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """What runs the processes; there once `prepare` or `start` was called."""
+        if self._supervisor is None:
+            raise StackError("the stack has not been started")
+        return self._supervisor
+
+    def prepare(self) -> Supervisor:
+        """Take the data directory, end what a crashed run left, choose ports, check external parts; starts nothing yet.
+
+        Raises:
+            AlreadyRunningError: another supervisor holds the data directory.
+            StackError: something is missing or cannot be reached.
+        """
+        if sys.platform != "linux":
+            raise StackError("the embedded stack runs on Linux only: use `docker compose up --build` elsewhere")
+        self._data_dir.create()
+        lock = RunLock(self._data_dir)
+        lock.acquire()
+        self._lock = lock
+        try:
+            for pid in end_leftovers(self._data_dir, (self._data_dir.postgres / "data",)):
+                self._report("stack", f"ended process {pid}, left over from a run that crashed")
+            self._ports = PortClaims(self._data_dir.ports_file)
+            part_specs, self._endpoints = self._compose_parts(self._ports)
+            specs = self._compose_services(part_specs, self._endpoints, self._ports)
+            self._endpoints.save(self._data_dir.endpoints_file)
+            self._supervisor = Supervisor(
+                specs,
+                log_dir=self._data_dir.logs,
+                processes_file=self._data_dir.processes_file,
+                policy=self._policy,
+                report=self._report,
+                sink=self._sink,
+            )
+        except BaseException:
+            self._release()
+            raise
+        return self._supervisor
+
+    def start(self) -> Self:
+        """Start everything and wait until it is ready.
+
+        Raises:
+            StackError: it cannot be started; nothing of it runs any more.
+        """
+        supervisor = self._supervisor or self.prepare()
+        try:
+            supervisor.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop everything that was started, and nothing else; may be called more than once."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+        self._release()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._data_dir.endpoints_file.unlink(missing_ok=True)
+            self._lock.release()
+            self._lock = None
+        if self._ports is not None:
+            self._ports.close()
+
+    def _compose_parts(self, ports: PortClaims) -> tuple[tuple[ProcessSpec, ...], Endpoints]:
+        specs: list[ProcessSpec] = []
+        kafka_servers = postgres_dsn = postgres_owner_dsn = redis_url = ""
+        if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
+            node = Kafka(self._data_dir.kafka, ports.take("kafka"), ports.take("kafka-controller"), self._kafka_libs)
+            specs += node.specs()
+            kafka_servers = node.bootstrap_servers
+        if postgres.NAME in self._parts:
+            postgres_dsn = self._external(postgres.NAME)
+            postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
+            if not postgres_dsn:
+                server = Postgres(self._data_dir.postgres, ports.take("postgres"))
+                specs += server.specs()
+                postgres_dsn, postgres_owner_dsn = server.dsn(SERVICE_ROLE), server.dsn(OWNER_ROLE)
+        if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
+            cache = Redis(self._data_dir.redis, ports.take("redis"))
+            specs += cache.specs()
+            redis_url = cache.url
+        return tuple(specs), Endpoints(kafka_servers, postgres_dsn, postgres_owner_dsn, redis_url)
+
+    def _compose_services(
+        self, part_specs: Sequence[ProcessSpec], endpoints: Endpoints, ports: PortClaims
+    ) -> tuple[ProcessSpec, ...]:
+        specs = list(part_specs)
+        for step in self._setup:
+            specs.append(step.spec(endpoints, [spec.name for spec in specs]))
+        before = [spec.name for spec in specs]
+        services = (service.spec(endpoints, ports.take(service.name), before) for service in self._services)
+        return (*specs, *services)
+
+    def _external(self, part: str) -> str:
+        """The address of a part that somebody else runs, empty if there is none.
+
+        Raises:
+            StackError: nothing usable answers there.
+        """
+        variable = VARIABLES[part]
+        address = self._environ.get(variable, "")
+        if address and (problem := self._check(part, address)):
+            raise StackError(f"{variable} is set, but that {part} cannot be used: {problem}")
+        return address
+
+    def _check(self, part: str, address: str) -> str | None:
+        if part == postgres.NAME:
+            return probes.postgres(address, EXTERNAL_TIMEOUT_S)
+        if part == redis.NAME:
+            return probes.redis(address, EXTERNAL_TIMEOUT_S)
+        if self._environ.get("KAFKA_SECURITY_PROTOCOL", "PLAINTEXT") == "PLAINTEXT":
+            return probes.kafka(address, EXTERNAL_TIMEOUT_S)
+        # Whether it lets us in is seen by the first step that uses it, which has the credentials.
+        problems = [probes.tcp(host, port, EXTERNAL_TIMEOUT_S) for host, port in probes.split_addresses(address)]
+        return None if None in problems else "; ".join(problem for problem in problems if problem)

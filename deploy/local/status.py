@@ -1,0 +1,108 @@
+"""The state of a running stack as seen from outside: what its supervisor wrote down, and what each part answers now."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from deploy.local import kafka, postgres, probes, redis
+from deploy.local.endpoints import Endpoints, mask
+from deploy.local.layout import DataDir
+from deploy.local.lifecycle import State
+from deploy.local.run_record import ProcessRecord, RunRecord
+
+EXTERNAL = "external"
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """One part.
+
+    Attributes:
+        name: its name in the stack.
+        state: a `State`, or `external`.
+        pid: its process id, or None.
+        deaths: how often it died without being asked to.
+        address: where it can be reached, passwords masked; empty if nowhere.
+        checked: whether it was asked for its health.
+        problem: what is wrong, or None.
+    """
+
+    name: str
+    state: str
+    pid: int | None
+    deaths: int
+    address: str
+    checked: bool
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StackStatus:
+    """The whole stack.
+
+    Attributes:
+        data_dir: its data directory.
+        running: whether its supervisor lives.
+        supervisor_pid: the supervisor's process id, or None.
+        parts: every part and service.
+    """
+
+    data_dir: str
+    running: bool
+    supervisor_pid: int | None = None
+    parts: tuple[PartStatus, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it runs and nothing is wrong."""
+        return self.running and all(part.problem is None for part in self.parts)
+
+    def as_json(self) -> dict[str, object]:
+        """As plain values."""
+        return {**asdict(self), "healthy": self.healthy}
+
+
+def read_status(data_dir: DataDir) -> StackStatus:
+    """Look at the stack of a data directory; asks each part for its health, at most a few seconds in all."""
+    record = RunRecord.load(data_dir.processes_file)
+    endpoints = Endpoints.load(data_dir.endpoints_file)
+    if record is None or endpoints is None or not record.supervisor.is_alive():
+        return StackStatus(str(data_dir.root), running=False)
+    servers: dict[str, tuple[str, Callable[[], str | None]]] = {
+        kafka.NAME: (endpoints.kafka_bootstrap_servers, lambda: probes.kafka(endpoints.kafka_bootstrap_servers)),
+        postgres.NAME: (mask(endpoints.postgres_dsn), lambda: probes.postgres(endpoints.postgres_dsn)),
+        redis.NAME: (mask(endpoints.redis_url), lambda: probes.redis(endpoints.redis_url)),
+    }
+    ours = {process.name for process in record.processes}
+    external = [
+        ProcessRecord(name, EXTERNAL, None, 0, None)
+        for name, (address, _) in servers.items()
+        if address and name not in ours
+    ]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        parts = tuple(pool.map(lambda process: _look(process, servers), (*external, *record.processes)))
+    return StackStatus(str(data_dir.root), running=True, supervisor_pid=record.supervisor.pid, parts=parts)
+
+
+def _look(process: ProcessRecord, servers: dict[str, tuple[str, Callable[[], str | None]]]) -> PartStatus:
+    address, check = servers.get(process.name, (process.health_url or "", None))
+    problem: str | None = None
+    if process.state in {State.READY, EXTERNAL}:
+        if process.identity is not None and not process.identity.is_alive():
+            problem = "its process is gone"
+        elif check is not None:
+            problem = check()
+        elif process.health_url is not None:
+            problem = probes.http_ok(process.health_url)
+    elif process.state != State.DONE:
+        problem = process.state
+    checked = check is not None or process.health_url is not None
+    return PartStatus(
+        name=process.name,
+        state=process.state,
+        pid=None if process.identity is None else process.identity.pid,
+        deaths=process.deaths,
+        address=address.removesuffix("/health/ready"),
+        checked=checked,
+        problem=problem,
+    )

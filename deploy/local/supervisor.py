@@ -1,0 +1,337 @@
+"""Starts processes in the order of their dependencies, watches them, restarts what dies, stops everything.
+
+All children are started by one thread that lives as long as they do: the kernel ties a child to the *thread* that
+forked it (`PR_SET_PDEATHSIG`), so the end of that thread, or a SIGKILL of this process, ends them all.
+"""
+
+import random
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from deploy.local import shutdown
+from deploy.local.errors import StackError
+from deploy.local.lifecycle import Child, ProcessView, Reporter, State
+from deploy.local.logs import MAX_LOG_BYTES, LineSink, LogKeeper, log_path, rotate, tail
+from deploy.local.process import Instance, ProcessSpec, describe_exit
+from deploy.local.restarts import GiveUp, RestartPolicy
+from deploy.local.run_record import RUN_ID_VARIABLE, ProcessRecord, RunRecord, own_identity
+
+TICK_S = 0.02
+PROBE_INTERVAL_S = 0.1
+TAIL_LINES = 15
+
+
+class Supervisor:
+    """Runs a set of processes; a library object, usable from any thread and without a terminal.
+
+    Args:
+        specs: the processes, each after those it depends on.
+        log_dir: one log per process is written here; it must exist.
+        processes_file: what runs is recorded here, for `status` and for the recovery after a crash.
+        policy: when to restart and when to give up.
+        report: told what happens, or None.
+        sink: receives every line of every log, or None.
+        max_log_bytes: bound of each log file.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        *,
+        log_dir: Path,
+        processes_file: Path,
+        policy: RestartPolicy | None = None,
+        report: Reporter | None = None,
+        sink: LineSink | None = None,
+        max_log_bytes: int = MAX_LOG_BYTES,
+    ) -> None:
+        _check_order(specs)
+        self.run_id = uuid.uuid4().hex
+        self._children = {spec.name: Child(spec) for spec in specs}
+        self._log_dir = log_dir
+        self._processes_file = processes_file
+        self._policy = policy or RestartPolicy()
+        self._report = report or (lambda _name, _message: None)
+        self._keeper = LogKeeper(log_dir, tuple(self._children), sink, max_log_bytes)
+        self._probes = ThreadPoolExecutor(max_workers=max(1, min(8, len(specs))), thread_name_prefix="probe")
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        # Guards the children: the supervisor's thread changes them, any thread asks for them or signals them.
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._hurry = threading.Event()
+        self._ended = threading.Event()
+        self._failure: str | None = None
+
+    # ------------------------------------------------------------------ for the owner
+
+    def start(self) -> None:
+        """Start everything and wait until all of it is ready.
+
+        Raises:
+            StackError: something could not be started; everything else has been stopped again.
+        """
+        for name in self._children:
+            rotate(log_path(self._log_dir, name))
+        self._keeper.start()
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended.is_set() or self._all_settled())
+        if self._ended.is_set():
+            self._thread.join()
+            raise StackError(self._failure or "stopped while it was starting")
+
+    def stop(self) -> None:
+        """Stop everything in reverse order and wait for it; may be called more than once and from any thread."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def request_stop(self, *, now: bool = False) -> None:
+        """Begin to stop without waiting, as a signal handler must; with `now` what still runs is killed at once."""
+        self._stopping.set()
+        if now:
+            self._hurry.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything has stopped, for whatever reason; False if it still runs after `timeout_s`."""
+        if not self._ended.wait(timeout_s):
+            return False
+        self._thread.join()
+        return True
+
+    @property
+    def failure(self) -> str | None:
+        """Why the stack stopped by itself, or None."""
+        return self._failure
+
+    def process(self, name: str) -> ProcessView:
+        """The process `name` as it stands.
+
+        Raises:
+            KeyError: there is no such process.
+        """
+        with self._changed:
+            return self._children[name].view()
+
+    def processes(self) -> list[ProcessView]:
+        """All processes in their order."""
+        with self._changed:
+            return [child.view() for child in self._children.values()]
+
+    def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> int:
+        """Signal the process `name` and return its pid; for faults. What dies of it is restarted as after any death.
+
+        Raises:
+            StackError: it does not run now.
+        """
+        with self._changed:
+            instance = self._children[name].instance
+            if instance is None:
+                raise StackError(f"{name} does not run now")
+            instance.send(signum)
+            return instance.pid
+
+    def restart(self, name: str) -> None:
+        """Ask the process `name` to end, and start it again at once; not counted as a death."""
+        with self._changed:
+            child = self._children[name]
+            if child.instance is None:
+                raise StackError(f"{name} does not run now")
+            child.asked_to_restart = True
+            child.stop_deadline = time.monotonic() + child.spec.stop_timeout_s
+            child.instance.ask_to_stop(child.spec.stop_signal)
+
+    def wait_ready(self, name: str, timeout_s: float, *, other_than_pid: int | None = None) -> ProcessView:
+        """Wait until `name` is ready, as another instance than the one with the given pid, if one is given.
+
+        Raises:
+            StackError: it is not in time, or the stack stopped.
+        """
+
+        def ready() -> bool:
+            child = self._children[name]
+            return child.settled() and (child.instance is None or child.instance.pid != other_than_pid)
+
+        with self._changed:
+            in_time = self._changed.wait_for(lambda: self._ended.is_set() or ready(), timeout_s)
+            if self._ended.is_set():
+                raise StackError(self._failure or "the stack was stopped")
+            if not in_time:
+                raise StackError(f"{name} is not ready after {timeout_s:g} s: {self._children[name].why_not_ready}")
+            return self._children[name].view()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    # ------------------------------------------------------------------ in the supervisor's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set() and self._failure is None:
+                with self._changed:
+                    for child in self._children.values():
+                        self._advance(child, time.monotonic())
+                self._stopping.wait(TICK_S)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong here, the children must be stopped in order
+            self._failure = f"the supervisor failed: {error!r}"
+        finally:
+            shutdown.stop_in_reverse(self._children, self._changed, self._hurry, self._report)
+            self._probes.shutdown(wait=False, cancel_futures=True)
+            self._keeper.stop()
+            self._processes_file.unlink(missing_ok=True)
+            with self._changed:
+                self._ended.set()
+                self._changed.notify_all()
+
+    def _advance(self, child: Child, now: float) -> None:
+        if child.instance is not None:
+            status = child.instance.collect()
+            if status is not None:
+                self._on_exit(child, status, now)
+                return
+        match child.state:
+            case State.WAITING if all(self._children[name].settled() for name in child.spec.depends_on):
+                self._spawn(child, now)
+            case State.BACKING_OFF if now >= child.restart_at:
+                self._spawn(child, now)
+            case State.STARTING:
+                self._look(child, now)
+            case _:
+                pass
+        if child.instance is not None and child.stop_deadline is not None and now >= child.stop_deadline:
+            child.instance.kill()
+
+    def _spawn(self, child: Child, now: float) -> None:
+        spec = child.spec
+        if spec.before_start is not None:
+            spec.before_start()
+        child.instance = Instance(spec, log_path(self._log_dir, spec.name), {RUN_ID_VARIABLE: self.run_id})
+        child.started_at = now
+        child.next_probe_at = now
+        child.answer = None
+        child.ready_after_s = None
+        child.stop_deadline = None
+        child.asked_to_restart = False
+        child.why_not_ready = "has not ended" if spec.one_shot else "not asked yet"
+        self._set(child, State.STARTING)
+
+    def _look(self, child: Child, now: float) -> None:
+        """See whether a starting process is ready, or has been starting for too long."""
+        spec = child.spec
+        if spec.probe is None and not spec.one_shot:
+            self._on_ready(child, now)
+            return
+        if child.answer is not None and child.answer.done():
+            problem = child.answer.exception()
+            reason = repr(problem) if problem is not None else child.answer.result()
+            child.answer = None
+            child.next_probe_at = now + PROBE_INTERVAL_S
+            if reason is None:
+                self._on_ready(child, now)
+                return
+            child.why_not_ready = reason
+        elif child.answer is None and spec.probe is not None and now >= child.next_probe_at:
+            child.answer = self._probes.submit(spec.probe)
+        if now - child.started_at > spec.start_timeout_s:
+            self._on_start_timeout(child)
+
+    def _on_ready(self, child: Child, now: float) -> None:
+        child.ready_after_s = now - child.started_at
+        child.was_ready = True
+        self._set(child, State.READY)
+        self._report(child.spec.name, f"ready in {child.ready_after_s:.1f} s")
+
+    def _on_start_timeout(self, child: Child) -> None:
+        reason = f"not ready after {child.spec.start_timeout_s:g} s: {child.why_not_ready}"
+        if child.was_ready and child.instance is not None:
+            self._report(child.spec.name, f"{reason}; killing it")
+            child.instance.kill()
+        else:
+            self._fail(child, reason)
+
+    def _on_exit(self, child: Child, status: int, now: float) -> None:
+        child.instance = None
+        child.answer = None
+        if child.spec.one_shot:
+            if status == 0:
+                self._set(child, State.DONE)
+                self._report(child.spec.name, f"done in {now - child.started_at:.1f} s")
+            else:
+                self._fail(child, describe_exit(status))
+            return
+        if child.asked_to_restart:
+            self._report(child.spec.name, "restarting as asked")
+            self._spawn(child, now)
+            return
+        child.death_count += 1
+        child.recent_deaths = self._policy.within_window([*child.recent_deaths, now], now)
+        how = describe_exit(status)
+        decision = self._policy.decide(child.recent_deaths, now, random.random())  # noqa: S311 - jitter
+        if isinstance(decision, GiveUp):
+            self._fail(child, f"{decision.reason}, the last time with {how}")
+            return
+        child.restart_at = now + decision.after_s
+        self._set(child, State.BACKING_OFF)
+        self._report(
+            child.spec.name, f"died ({how}), restarting in {decision.after_s:.1f} s; {self._last_words(child)}"
+        )
+
+    def _fail(self, child: Child, reason: str) -> None:
+        if self._failure is None:
+            self._failure = f"{child.spec.name}: {reason}; {self._last_words(child)}"
+
+    def _last_words(self, child: Child) -> str:
+        path = log_path(self._log_dir, child.spec.name)
+        lines = tail(path, TAIL_LINES)
+        if not lines:
+            return f"its log {path} is empty"
+        return "\n".join([f"the end of its log {path}:", *(f"    {line}" for line in lines)])
+
+    def _set(self, child: Child, state: State) -> None:
+        child.state = state
+        self._record()
+        self._changed.notify_all()
+
+    def _all_settled(self) -> bool:
+        return all(child.settled() for child in self._children.values())
+
+    def _record(self) -> None:
+        RunRecord(
+            run_id=self.run_id,
+            supervisor=own_identity(),
+            processes=tuple(
+                ProcessRecord(
+                    name=name,
+                    state=child.state,
+                    identity=None if child.instance is None else child.instance.identity,
+                    deaths=child.death_count,
+                    health_url=child.spec.health_url,
+                )
+                for name, child in self._children.items()
+            ),
+        ).save(self._processes_file)
+
+
+def _check_order(specs: Sequence[ProcessSpec]) -> None:
+    known: set[str] = set()
+    for spec in specs:
+        if spec.name in known:
+            raise ValueError(f"two processes are named {spec.name}")
+        if missing := set(spec.depends_on) - known:
+            raise ValueError(f"{spec.name} depends on {sorted(missing)}, which no process before it provides")
+        known.add(spec.name)

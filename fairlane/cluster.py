@@ -1,0 +1,87 @@
+"""A Kafka cluster seen from the command line: every call bounded, every failure one sentence."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ClusterMetadata
+
+from fairlane.kafka import ClientConfig, connection
+from fairlane.settings import KafkaSettings
+
+CONNECT_TIMEOUT_S = 8.0
+REQUEST_TIMEOUT_S = 20.0
+
+
+class ClusterError(Exception):
+    """Kafka did not do what was asked. The message is one line and holds no secret."""
+
+
+class LastError:
+    """An ``error_cb`` for a client that remembers why it cannot connect; librdkafka's own timeout does not say."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        # "all brokers are down" only repeats what the error before it explains.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self._text is None:
+            self._text = error.str()
+
+    @property
+    def text(self) -> str | None:
+        return self._text
+
+
+def quiet(config: ClientConfig, errors: LastError) -> ClientConfig:
+    """The client configuration for a command: nothing on stderr, connection errors kept for our own message."""
+    return config | {"log_level": 0, "error_cb": errors}
+
+
+def unreachable(settings: KafkaSettings, reason: str) -> ClusterError:
+    """The one sentence for a cluster that does not answer."""
+    return ClusterError(
+        f"KAFKA_BOOTSTRAP_SERVERS={settings.kafka_bootstrap_servers}: no broker answers ({one_line(reason)})"
+    )
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+class Cluster:
+    """The admin side of one cluster."""
+
+    def __init__(self, settings: KafkaSettings, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Build the client; nothing is contacted yet. Raises ClusterError for settings the client refuses."""
+        self._settings = settings
+        self._connect_timeout_s = connect_timeout_s
+        self._errors = LastError()
+        try:
+            self.admin = AdminClient(quiet(connection(settings), self._errors))
+        except (KafkaException, ValueError) as error:
+            raise ClusterError(f"Kafka client: {reason_of(error)}") from None
+
+    def metadata(self) -> ClusterMetadata:
+        """Brokers and all topics. Raises ClusterError when no broker answers within the connect timeout."""
+        try:
+            return self.admin.list_topics(timeout=self._connect_timeout_s)
+        except KafkaException as error:
+            self.admin.poll(0)  # serves the error callback
+            raise unreachable(self._settings, self._errors.text or reason_of(error)) from None
+
+    def wait_for(self, condition: Callable[[ClusterMetadata], str | None], timeout_s: float) -> None:
+        """Wait until ``condition`` of the metadata is None. Raises ClusterError with what it said last."""
+        deadline = time.monotonic() + timeout_s
+        while (missing := condition(self.metadata())) is not None:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"not there after {timeout_s:g} s: {missing}")
+            time.sleep(0.05)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a request failed, in one line: what the broker said rather than the exception's repr."""
+    detail: Any = error.args[0] if error.args else error
+    text = detail.str() if isinstance(detail, KafkaError) else str(detail)
+    return one_line(text) or type(error).__name__

@@ -1,0 +1,204 @@
+"""Avro in Confluent wire framing: ``0x00``, a 4-byte big-endian schema id, the body.
+
+A record is written with the newest schema of its type and read with whatever schema its id names, resolved
+to the newest.
+"""
+
+import io
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from types import UnionType
+from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+
+from fairlane.records import type_by_name
+
+MAGIC_BYTE = 0
+_FRAME = struct.Struct(">bI")
+
+RecordT = TypeVar("RecordT")
+_Convert = Callable[[Any], Any]
+
+
+class DecodeProblem(StrEnum):
+    """What is wrong with bytes that do not decode."""
+
+    EMPTY = "empty"
+    BAD_MAGIC = "bad_magic"
+    UNKNOWN_SCHEMA_ID = "unknown_schema_id"
+    TRUNCATED_BODY = "truncated_body"
+    TRAILING_BYTES = "trailing_bytes"
+    INVALID_BODY = "invalid_body"
+    UNEXPECTED_TYPE = "unexpected_type"
+
+
+class DecodeError(ValueError):
+    """These bytes are no record; ``problem`` says why. The message never contains the bytes."""
+
+    def __init__(self, problem: DecodeProblem, detail: str) -> None:
+        super().__init__(f"{problem}: {detail}")
+        self.problem = problem
+
+
+class SchemaSource(Protocol):
+    """Where schemas and their ids come from: the committed files or a schema registry."""
+
+    def writer(self, record_name: str) -> tuple[int, Mapping[str, Any]]:
+        """The id and schema that a record of this name is written with. Raises KeyError for an unknown name."""
+
+    def reader(self, schema_id: int) -> tuple[str, Mapping[str, Any]]:
+        """The record name and schema that an id stands for. Raises KeyError for an unknown id."""
+
+
+class Codec:
+    """Encodes and decodes the records of :mod:`fairlane.records`. Safe to share between threads."""
+
+    def __init__(self, source: SchemaSource) -> None:
+        self._source = source
+        self._writers: dict[type, tuple[bytes, Any, _Convert]] = {}
+        self._readers: dict[int, tuple[type, Any, Any, _Convert]] = {}
+
+    def encode(self, record: object) -> bytes:
+        """The record in wire framing. Raises TypeError for a type without a schema, ValueError for a bad value."""
+        prepared = self._writers.get(type(record))
+        if prepared is None:
+            prepared = self._prepare_writer(type(record))
+        header, schema, to_plain = prepared
+        body = io.BytesIO()
+        body.write(header)
+        schemaless_writer(body, schema, to_plain(record))
+        return body.getvalue()
+
+    def decode(self, data: bytes | None) -> object:
+        """The record these bytes hold. Raises DecodeError, and nothing else, for bytes that hold none."""
+        if not data:
+            raise DecodeError(DecodeProblem.EMPTY, "no bytes")
+        if data[0] != MAGIC_BYTE:
+            raise DecodeError(DecodeProblem.BAD_MAGIC, f"first byte is {data[0]:#04x}, expected 0x00")
+        if len(data) < _FRAME.size:
+            raise DecodeError(DecodeProblem.TRUNCATED_BODY, f"{len(data)} bytes, the frame alone takes {_FRAME.size}")
+        schema_id = _FRAME.unpack_from(data)[1]
+        prepared = self._readers.get(schema_id)
+        if prepared is None:
+            prepared = self._prepare_reader(schema_id)
+        record_type, writer_schema, reader_schema, from_plain = prepared
+        body = io.BytesIO(data)
+        body.seek(_FRAME.size)
+        try:
+            plain = schemaless_reader(body, writer_schema, reader_schema)
+        except EOFError:
+            raise DecodeError(DecodeProblem.TRUNCATED_BODY, f"{record_type.__name__} ends early") from None
+        except Exception as error:  # noqa: BLE001 - fastavro raises many types on hostile bytes; all mean the same here
+            name = type(error).__name__
+            raise DecodeError(DecodeProblem.INVALID_BODY, f"{record_type.__name__}: {name}") from None
+        if body.tell() != len(data):
+            extra = len(data) - body.tell()
+            raise DecodeError(DecodeProblem.TRAILING_BYTES, f"{extra} bytes after {record_type.__name__}")
+        return from_plain(plain)
+
+    def decode_as(self, record_type: type[RecordT], data: bytes | None) -> RecordT:
+        """Like ``decode``, and DecodeError when the bytes hold another type of record."""
+        record = self.decode(data)
+        if not isinstance(record, record_type):
+            detail = f"{type(record).__name__}, expected {record_type.__name__}"
+            raise DecodeError(DecodeProblem.UNEXPECTED_TYPE, detail)
+        return record
+
+    def _prepare_writer(self, record_type: type) -> tuple[bytes, Any, _Convert]:
+        if type_by_name.get(record_type.__name__) is not record_type:
+            raise TypeError(f"{record_type.__name__} has no schema")
+        schema_id, schema = self._source.writer(record_type.__name__)
+        to_plain = _to_plain(record_type) or _identity
+        prepared = (_FRAME.pack(MAGIC_BYTE, schema_id), parse_schema(dict(schema)), to_plain)
+        self._writers[record_type] = prepared
+        return prepared
+
+    def _prepare_reader(self, schema_id: int) -> tuple[type, Any, Any, _Convert]:
+        try:
+            name, writer_schema = self._source.reader(schema_id)
+            record_type = type_by_name[name]
+        except KeyError:
+            raise DecodeError(DecodeProblem.UNKNOWN_SCHEMA_ID, f"schema id {schema_id}") from None
+        _, reader_schema = self._source.writer(name)
+        same = writer_schema == reader_schema
+        from_plain = _from_plain(record_type) or _identity
+        prepared = (
+            record_type,
+            parse_schema(dict(writer_schema)),
+            None if same else parse_schema(dict(reader_schema)),
+            from_plain,
+        )
+        self._readers[schema_id] = prepared
+        return prepared
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _inner_of_optional(annotation: Any) -> Any | None:
+    if get_origin(annotation) in (Union, UnionType):
+        (inner,) = [argument for argument in get_args(annotation) if argument is not type(None)]
+        return inner
+    return None
+
+
+def _optional(convert: _Convert | None) -> _Convert | None:
+    return None if convert is None else lambda value: None if value is None else convert(value)
+
+
+def _to_plain(annotation: Any) -> _Convert | None:
+    """A function from a value of this type to what fastavro writes; None when the value is written as it is."""
+    inner = _inner_of_optional(annotation)
+    if inner is not None:
+        return _optional(_to_plain(inner))
+    if get_origin(annotation) is tuple:
+        convert = _to_plain(get_args(annotation)[0])
+        return None if convert is None else lambda values: [convert(value) for value in values]
+    if is_dataclass(annotation):
+        return _record_to_plain(cast("type", annotation))
+    return None
+
+
+def _record_to_plain(record_type: type) -> _Convert:
+    # One generated expression per type: this is the hottest code of the dispatcher, and a loop over fields costs double.
+    hints = get_type_hints(record_type)
+    scope: dict[str, Any] = {}
+    parts = []
+    for entry in fields(record_type):
+        convert = _to_plain(hints[entry.name])
+        value = f"record.{entry.name}"
+        if convert is not None:
+            scope[f"convert_{entry.name}"] = convert
+            value = f"convert_{entry.name}({value})"
+        parts.append(f"{entry.name!r}: {value}")
+    return cast("_Convert", eval(f"lambda record: {{{', '.join(parts)}}}", scope))  # noqa: S307 - our own field names
+
+
+def _from_plain(annotation: Any) -> _Convert | None:
+    inner = _inner_of_optional(annotation)
+    if inner is not None:
+        return _optional(_from_plain(inner))
+    if get_origin(annotation) is tuple:
+        convert = _from_plain(get_args(annotation)[0])
+        return tuple if convert is None else lambda values: tuple([convert(value) for value in values])
+    if is_dataclass(annotation):
+        return _record_from_plain(cast("type", annotation))
+    return None
+
+
+def _record_from_plain(record_type: type) -> _Convert:
+    hints = get_type_hints(record_type)
+    scope: dict[str, Any] = {"make": record_type}
+    parts = []
+    for entry in fields(record_type):
+        convert = _from_plain(hints[entry.name])
+        value = f"plain[{entry.name!r}]"
+        if convert is not None:
+            scope[f"convert_{entry.name}"] = convert
+            value = f"convert_{entry.name}({value})"
+        parts.append(value)
+    return cast("_Convert", eval(f"lambda plain: make({', '.join(parts)})", scope))  # noqa: S307 - our own field names

@@ -1,0 +1,154 @@
+"""Publishing to the compacted control topics: what a cluster was told about tenants and models, and what must be said.
+
+The last record of a key is what every process believes; a record without a value takes the key back.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from fairlane.cluster import Cluster, ClusterError, LastError, quiet, reason_of
+from fairlane.codec import Codec, DecodeError
+from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.settings import KafkaSettings
+
+RecordT = TypeVar("RecordT")
+
+_READ_TIMEOUT_S = 20.0
+_FLUSH_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Publication(Generic[RecordT]):
+    """What to say on a control topic.
+
+    Attributes:
+        changed: records to publish, by key: new ones and those that differ from what was said last.
+        unchanged: keys of which nothing needs to be said.
+        unknown: keys that the cluster was told about and that nobody names any more.
+    """
+
+    changed: Mapping[str, RecordT]
+    unchanged: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def compare(wanted: Mapping[str, RecordT], published: Mapping[str, RecordT | None]) -> Publication[RecordT]:
+    """Decide what to publish. ``published`` is None for a key whose last record cannot be read."""
+    changed = {key: record for key, record in wanted.items() if published.get(key) != record}
+    return Publication(
+        changed,
+        tuple(key for key in wanted if key not in changed),
+        tuple(sorted(published.keys() - wanted.keys())),
+    )
+
+
+class ControlTopic(Generic[RecordT]):
+    """One control topic, whose records are of one type and keyed by ``key_of``."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        codec: Codec,
+        topic: str,
+        record_type: type[RecordT],
+        key_of: Callable[[RecordT], str],
+    ) -> None:
+        self._settings = settings
+        self._codec = codec
+        self._topic = topic
+        self._record_type = record_type
+        self._key_of = key_of
+
+    def read(self) -> dict[str, RecordT | None]:
+        """The last record of every key that was not taken back; None for one that cannot be read.
+
+        Raises ClusterError when the topic does not exist or is not read to its end in time.
+        """
+        latest = _read_to_end(self._settings, self._topic)
+        return {key: self._decode(value) for key, value in latest.items()}
+
+    def publish(self, records: Iterable[RecordT], withdrawn: Iterable[str] = ()) -> None:
+        """Publish records, and an empty one for each withdrawn key. Returns when the brokers have acknowledged all.
+
+        Raises ClusterError when one was not acknowledged.
+        """
+        values: dict[str, bytes | None] = {self._key_of(record): self._codec.encode(record) for record in records}
+        values.update(dict.fromkeys(withdrawn))
+        if values:
+            _publish(self._settings, self._topic, values)
+
+    def _decode(self, value: bytes) -> RecordT | None:
+        try:
+            return self._codec.decode_as(self._record_type, value)
+        except DecodeError:
+            return None
+
+
+def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:
+    # Asking the consumer for a missing topic would wait for its timeout; the metadata knows at once.
+    found = Cluster(settings).metadata().topics.get(topic)
+    if found is None:
+        raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
+    errors = LastError()
+    # The group is never joined and nothing is committed: partitions are assigned by hand.
+    config = read_committed_consumer(settings, "fairlane-control-reader") | {"enable.partition.eof": True}
+    consumer = Consumer(quiet(config, errors))
+    try:
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in found.partitions])
+        latest: dict[str, bytes] = {}
+        unread = set(found.partitions)
+        deadline = time.monotonic() + _READ_TIMEOUT_S
+        while unread:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{topic}: not read to its end within {_READ_TIMEOUT_S:g} s ({errors.text or 'slow'})"
+                )
+            message = consumer.poll(0.2)
+            if message is not None:
+                _take(message, latest, unread)
+        return latest
+    finally:
+        consumer.close()
+
+
+def _take(message: Message, latest: dict[str, bytes], unread: set[int]) -> None:
+    error = message.error()
+    if error is not None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            unread.discard(message.partition() or 0)
+        elif not error.retriable():
+            raise ClusterError(f"{message.topic()}: {error.str()}")
+        return
+    key, value = message.key(), message.value()
+    if key is None:
+        return
+    if value is None:
+        latest.pop(key.decode(errors="replace"), None)
+    else:
+        latest[key.decode(errors="replace")] = value
+
+
+def _publish(settings: KafkaSettings, topic: str, values: Mapping[str, bytes | None]) -> None:
+    errors = LastError()
+    failures: list[str] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failures.append(f"{(message.key() or b'').decode(errors='replace')}: {error.str()}")
+
+    try:
+        producer = Producer(quiet(idempotent_producer(settings), errors))
+        for key, value in values.items():
+            producer.produce(topic, key=key.encode(), value=value, on_delivery=delivered)
+        unsent = producer.flush(_FLUSH_TIMEOUT_S)
+    except (KafkaException, BufferError) as error:
+        raise ClusterError(f"{topic}: {reason_of(error)}") from None
+    if unsent:
+        raise ClusterError(f"{topic}: {unsent} records not acknowledged within {_FLUSH_TIMEOUT_S:g} s ({errors.text})")
+    if failures:
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        raise ClusterError(f"{topic}: not published: {failures[0]}{more}")

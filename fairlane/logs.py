@@ -1,0 +1,63 @@
+"""Structured logs: one event name, then fields. Prompts, keys and tokens are never among them."""
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+from fairlane.settings import Settings
+
+_SECRET_KEYS = re.compile(r"password|secret|token$|api_key|authorization|dsn|prompt$|messages$", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^@\s]*@")
+
+
+def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Mask fields that could hold a secret, and passwords inside URLs."""
+    for key, value in event.items():
+        if _SECRET_KEYS.search(key):
+            event[key] = "***"
+        elif isinstance(value, str):
+            event[key] = _URL_PASSWORD.sub(r"\1:***@", value)
+    return event
+
+
+def configure(settings: Settings, service: str) -> None:
+    """Set up logging of this process, the libraries' included. Called once, from the composition root."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        redact,
+    ]
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(settings.log_level)
+    for noisy in ("aiokafka", "faust", "mode", "httpx", "alembic"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(root.level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service, instance_id=settings.instance_id)
+
+
+def get_logger(name: str) -> Any:
+    """A logger; ``log.info("event_name", field=value)``."""
+    return structlog.stdlib.get_logger(name)

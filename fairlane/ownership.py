@@ -1,0 +1,217 @@
+"""What this member of a consumer group owns: partitions, their trackers, the membership that may commit for them."""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fairlane import metrics
+from fairlane.offsets import MAX_SPAN, CommitPoint, Flow, OffsetTracker
+
+
+class PartitionId(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who this member is to the group coordinator.
+
+    A generation below 0 is nobody, and must never commit: the broker lets such a commit pass unfenced.
+    """
+
+    generation: int
+    member_id: str
+    group_metadata: object
+    """What ``Producer.send_offsets_to_transaction`` takes."""
+
+    @property
+    def may_commit(self) -> bool:
+        return self.generation >= 0 and bool(self.member_id)
+
+
+class Claim(NamedTuple):
+    """One delivered record, bound to the assignment it was delivered in.
+
+    The broker checks the generation of a commit but not who owns the partition; the epoch does.
+    """
+
+    partition: PartitionId
+    offset: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class _Owned:
+    epoch: int
+    tracker: OffsetTracker
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPlan:
+    """What one transaction may commit: the claims still owned, and the offsets that follow from them."""
+
+    membership: Membership
+    claims: tuple[Claim, ...]
+    points: Mapping[PartitionId, CommitPoint]
+
+
+class Ownership:
+    """Thread-safe: the polling thread assigns, delivers and revokes, the transaction thread plans and settles."""
+
+    def __init__(self, max_span: int = MAX_SPAN) -> None:
+        self._max_span = max_span
+        self._lock = threading.Lock()
+        self._owned: dict[PartitionId, _Owned] = {}
+        self._membership: Membership | None = None
+        self._epoch = 0
+
+    def assign(self, committed: Mapping[PartitionId, CommitPoint | None], membership: Membership) -> None:
+        """These partitions are ours now. One that already was keeps its tracker."""
+        with self._lock:
+            self._epoch += 1
+            self._membership = membership
+            for partition, point in committed.items():
+                if partition not in self._owned:
+                    self._owned[partition] = _Owned(self._epoch, OffsetTracker(point, self._max_span))
+
+    def revoke(self, partitions: Iterable[PartitionId]) -> None:
+        """These are no longer ours; whatever is claimed of them is void from now on."""
+        with self._lock:
+            for partition in partitions:
+                self._owned.pop(partition, None)
+
+    def revoke_all(self) -> None:
+        with self._lock:
+            self._owned.clear()
+
+    def refresh(self, membership: Membership) -> None:
+        """The group moved on and this member kept its partitions. Call only from where revocations are served: a
+        membership that is newer than an unserved revocation would let a former owner commit."""
+        with self._lock:
+            if membership.may_commit:
+                self._membership = membership
+
+    @property
+    def membership(self) -> Membership | None:
+        return self._membership
+
+    def partitions(self) -> tuple[PartitionId, ...]:
+        with self._lock:
+            return tuple(self._owned)
+
+    def deliver(self, partition: PartitionId, offset: int) -> Claim | None:
+        """A record arrived. None when it must be skipped: it is done, known already, or not ours."""
+        with self._lock:
+            owned = self._owned.get(partition)
+            if owned is None or not owned.tracker.deliver(offset):
+                return None
+            return Claim(partition, offset, owned.epoch)
+
+    def advance(self, partition: PartitionId, position: int) -> None:
+        """The partition was read up to ``position``."""
+        with self._lock:
+            owned = self._owned.get(partition)
+            if owned is not None:
+                owned.tracker.advance(position)
+
+    def is_current(self, claim: Claim) -> bool:
+        """Whether this claim's partition is still held in the assignment that delivered it."""
+        with self._lock:
+            return self._is_current(claim)
+
+    def resume_points(self) -> dict[PartitionId, int]:
+        """Where each owned partition is to be read from after a seek."""
+        with self._lock:
+            return {
+                partition: first
+                for partition, owned in self._owned.items()
+                if (first := owned.tracker.first_undone) is not None
+            }
+
+    def flow(self) -> dict[PartitionId, Flow]:
+        """Partitions whose fetching must change now."""
+        with self._lock:
+            changes: dict[PartitionId, Flow] = {
+                partition: change
+                for partition, owned in self._owned.items()
+                if (change := owned.tracker.flow()) is not Flow.KEEP
+            }
+            if changes:
+                metrics.PARTITIONS_PAUSED.set(sum(owned.tracker.paused for owned in self._owned.values()))
+            return changes
+
+    def paused(self) -> tuple[PartitionId, ...]:
+        with self._lock:
+            return tuple(partition for partition, owned in self._owned.items() if owned.tracker.paused)
+
+    def escalated(self) -> tuple[Claim, ...]:
+        """The oldest claim of every partition that is half way to being paused: it is decided next."""
+        with self._lock:
+            return tuple(
+                Claim(partition, oldest, owned.epoch)
+                for partition, owned in self._owned.items()
+                if owned.tracker.escalated and (oldest := owned.tracker.oldest_undone) is not None
+            )
+
+    def can_settle(self, claim: Claim) -> bool:
+        """Whether the offset metadata can record this claim now."""
+        with self._lock:
+            return self._is_current(claim) and self._owned[claim.partition].tracker.can_settle(claim.offset)
+
+    def plan(self, claims: Iterable[Claim], max_metadata_bytes: int) -> CommitPlan | None:
+        """What may be committed of these claims, in order, within the metadata bound; None when nothing may be.
+
+        A claim that is no longer current is left out, and so is one that its partition's bitmap cannot reach yet.
+        """
+        with self._lock:
+            membership = self._membership
+            if membership is None or not membership.may_commit:
+                return None
+            by_partition: dict[PartitionId, list[Claim]] = {}
+            for claim in claims:
+                if self._is_current(claim):
+                    by_partition.setdefault(claim.partition, []).append(claim)
+            points: dict[PartitionId, CommitPoint] = {}
+            taken: list[Claim] = []
+            metadata_bytes = 0
+            for partition, wanted in by_partition.items():
+                tracker = self._owned[partition].tracker
+                reachable, point = _reachable(tracker, wanted)
+                if point is None:
+                    continue
+                size = len(point.metadata)
+                if points and metadata_bytes + size > max_metadata_bytes:
+                    continue
+                metadata_bytes += size
+                points[partition] = point
+                taken.extend(reachable)
+            return CommitPlan(membership, tuple(taken), points) if points else None
+
+    def settle(self, plan: CommitPlan) -> None:
+        """The plan was committed."""
+        with self._lock:
+            by_partition: dict[PartitionId, list[int]] = {}
+            for claim in plan.claims:
+                if self._is_current(claim):
+                    by_partition.setdefault(claim.partition, []).append(claim.offset)
+            for partition, offsets in by_partition.items():
+                self._owned[partition].tracker.settle(offsets)
+
+    def _is_current(self, claim: Claim) -> bool:
+        owned = self._owned.get(claim.partition)
+        return owned is not None and owned.epoch == claim.epoch
+
+
+def _reachable(tracker: OffsetTracker, wanted: list[Claim]) -> tuple[list[Claim], CommitPoint | None]:
+    """The claims that the bitmap can hold, given that all of them settle together: lower offsets open the way."""
+    ordered = sorted(wanted, key=lambda claim: claim.offset)
+    while ordered:
+        try:
+            return ordered, tracker.commit_point(claim.offset for claim in ordered)
+        except ValueError:
+            del ordered[-max(1, len(ordered) // 8) :]
+    return ordered, None

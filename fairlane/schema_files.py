@@ -1,0 +1,56 @@
+"""The committed schemas: ``schemas/*.avsc``, their ids in ``ids.yaml``, superseded versions in ``schemas/history``."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fairlane.codec import Codec
+from fairlane.data_files import data_path
+
+
+class SchemaFiles:
+    """A :class:`fairlane.codec.SchemaSource` over the committed files; needs no registry."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read every schema. Raises ValueError when an id is given twice or a file is missing."""
+        ids: dict[str, list[int]] = yaml.safe_load((folder / "ids.yaml").read_text())
+        self._writers: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self._readers: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        for name, versions in ids.items():
+            for schema_id in versions:
+                current = schema_id == versions[-1]
+                path = folder / f"{name}.avsc" if current else folder / "history" / f"{name}.{schema_id}.avsc"
+                if not path.is_file():
+                    raise ValueError(f"ids.yaml names schema {schema_id} of {name}, but {path} does not exist")
+                if schema_id in self._readers:
+                    raise ValueError(
+                        f"ids.yaml gives schema id {schema_id} twice: {self._readers[schema_id][0]}, {name}"
+                    )
+                self._readers[schema_id] = (name, json.loads(path.read_text()))
+            self._writers[name] = (versions[-1], self._readers[versions[-1]][1])
+
+    @property
+    def record_names(self) -> tuple[str, ...]:
+        return tuple(self._writers)
+
+    def writer(self, record_name: str) -> tuple[int, Mapping[str, Any]]:
+        return self._writers[record_name]
+
+    def reader(self, schema_id: int) -> tuple[str, Mapping[str, Any]]:
+        return self._readers[schema_id]
+
+
+@cache
+def committed_schemas() -> SchemaFiles:
+    """The schemas this installation ships, read once."""
+    return SchemaFiles(data_path("schemas"))
+
+
+@cache
+def default_codec() -> Codec:
+    """The codec over the committed schemas."""
+    return Codec(committed_schemas())

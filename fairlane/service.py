@@ -1,0 +1,141 @@
+"""Life of a process: signals, and a port for health and metrics that can never hurt a request."""
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import FrameType
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from fairlane import metrics
+from fairlane.logs import get_logger
+
+log = get_logger(__name__)
+
+_SCRAPE_TIMEOUT_S = 5.0
+
+
+class Readiness:
+    """Named conditions that must all hold before a process is ready. Safe between threads."""
+
+    def __init__(self, *conditions: str) -> None:
+        self._lock = threading.Lock()
+        self._reasons: dict[str, str | None] = dict.fromkeys(conditions, "not yet")
+
+    def set(self, condition: str, reason: str | None = None) -> None:
+        """The condition holds (``reason`` None) or does not, for this reason."""
+        with self._lock:
+            self._reasons[condition] = reason
+        metrics.READY.set(1 if self.ready else 0)
+
+    @property
+    def ready(self) -> bool:
+        return all(reason is None for reason in self.reasons().values())
+
+    def reasons(self) -> Mapping[str, str | None]:
+        with self._lock:
+            return dict(self._reasons)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A new process may follow its predecessor on the port; two live ones must not share it.
+    allow_reuse_address = True
+    request_queue_size = 16
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's signature
+        log.debug("health_request_failed", client=str(client_address))
+
+
+class HealthServer:
+    """``/health``, ``/health/ready`` and ``/metrics`` on daemon threads. A taken port is logged, never fatal."""
+
+    def __init__(self, readiness: Readiness, host: str, port: int) -> None:
+        self._readiness = readiness
+        self._host = host
+        self._port = port
+        self._server: _Server | None = None
+
+    @property
+    def port(self) -> int | None:
+        """The port it listens on; None when it could not listen."""
+        return None if self._server is None else self._server.server_address[1]
+
+    def start(self) -> None:
+        try:
+            self._server = _Server((self._host, self._port), _handler(self._readiness))
+        except OSError as error:
+            log.error("metrics_port_unavailable", port=self._port, error=str(error))
+            return
+        threading.Thread(target=self._server.serve_forever, name="health", daemon=True).start()
+        log.info("health_listening", host=self._host, port=self.port)
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+
+def _handler(readiness: Readiness) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _SCRAPE_TIMEOUT_S
+
+        def do_GET(self) -> None:
+            if self.path == "/health":
+                self._answer(200, "application/json", b'{"status": "alive"}\n')
+            elif self.path == "/health/ready":
+                ready = readiness.ready
+                body = {"status": "ready" if ready else "not_ready", "conditions": readiness.reasons()}
+                self._answer(200 if ready else 503, "application/json", json.dumps(body).encode() + b"\n")
+            elif self.path == "/metrics":
+                self._answer(200, CONTENT_TYPE_LATEST, generate_latest())
+            else:
+                self._answer(404, "text/plain", b"there is /health, /health/ready and /metrics\n")
+
+        def _answer(self, status: int, content_type: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+            pass
+
+    return Handler
+
+
+class StopSignal:
+    """Set by SIGTERM and SIGINT. A second signal ends the process as the system would."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Take over the signals; main thread only."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Call this from the signal handler: it must only set a flag or wake a loop."""
+        self._callbacks.append(callback)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        self.stop()
+
+    def stop(self) -> None:
+        self._event.set()
+        for callback in self._callbacks:
+            callback()
+
+    @property
+    def stopping(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._event.wait(timeout_s)

@@ -1,0 +1,254 @@
+"""The topic families of ``topics.yaml``, and the topics that a set of tenants and pools makes of them."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+from fairlane.data_files import data_path
+from fairlane.names import TENANT_PATTERN
+from fairlane.outcomes import Priority
+from fairlane.records import ModelVersion, TenantSpec, type_by_name
+from fairlane.yaml_config import Node, load_yaml_with_lines
+
+DELETE = "delete"
+COMPACT = "compact"
+
+_FAMILY = re.compile(r"[a-z][a-z0-9-]{0,63}")
+_PLACEHOLDER = re.compile(r"\{([a-z]*)\}")
+# A placeholder is a whole part of a name, so that no two values can be read out of one topic.
+_PART = re.compile(r"[a-z0-9][a-z0-9-]{0,38}|\{[a-z]*\}")
+_FIELD = re.compile(r"[a-z][a-z0-9_]*")
+
+_REQUIRED = frozenset({"name", "description", "records", "key", "partitions", "writers", "readers"})
+_OPTIONAL = frozenset({"partitions_by_tenant", "retention_ms", "cleanup", "max_message_bytes", "timestamp_type"})
+_ROLES = ("tenant", "gateway", "backfill", "dispatcher", "consumer", "recorder", "operator")
+_CLEANUPS = (DELETE, COMPACT)
+_TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+_SCOPES = ((), ("tenant",), ("tenant", "service"), ("pool",), ("pool", "class"))
+_DAY_MS = 86_400_000
+_MAX_PARTITIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFamily:
+    """One entry of ``topics.yaml``.
+
+    Attributes:
+        family: its key in the file.
+        name: the name of its topics, with ``{tenant}``, ``{service}``, ``{pool}`` and ``{class}`` to be filled.
+        records: names of the records it carries; none for a dead-letter topic, which carries any bytes.
+        key: the field that is the message's key, or ``original``.
+        retention_ms: None for a compacted family.
+        max_message_bytes: None for the broker's own limit.
+        partitions_by_tenant: overrides of ``partitions``.
+        writers, readers: roles; what their permissions are made from.
+    """
+
+    family: str
+    name: str
+    description: str
+    records: tuple[str, ...]
+    key: str
+    partitions: int
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    retention_ms: int | None = None
+    cleanup: str = DELETE
+    max_message_bytes: int | None = None
+    timestamp_type: str = "CreateTime"
+    partitions_by_tenant: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """What must be filled in to make a topic's name; none for a static family."""
+        return tuple(_PLACEHOLDER.findall(self.name))
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The topic configuration that Kafka is asked for, by Kafka's names."""
+        config = {"cleanup.policy": self.cleanup, "message.timestamp.type": self.timestamp_type}
+        if self.max_message_bytes is not None:
+            config["max.message.bytes"] = str(self.max_message_bytes)
+        if self.retention_ms is not None:
+            config["retention.ms"] = str(self.retention_ms)
+            if self.retention_ms < _DAY_MS:
+                # Only closed segments are deleted, and one stays open for a week unless told otherwise.
+                config["segment.ms"] = str(self.retention_ms)
+        return config
+
+    def matches(self, topic: str) -> bool:
+        """Whether a topic of this name would belong to this family."""
+        pattern = _PLACEHOLDER.sub(TENANT_PATTERN.pattern, self.name.replace(".", r"\."))
+        return re.fullmatch(pattern, topic) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """One topic as it should be."""
+
+    name: str
+    family: str
+    partitions: int
+    config: Mapping[str, str]
+    records: tuple[str, ...]
+
+
+def load_families(path: Path | None = None) -> tuple[TopicFamily, ...]:
+    """Read the families in the order of the file, by default of the one this installation ships.
+
+    Raises ConfigError with file and line: unknown key, bad name, unknown placeholder, record, role or value,
+    a family or a name that appears twice, retention of a compacted family.
+    """
+    root = load_yaml_with_lines(path or data_path("topics.yaml")).mapping(frozenset({"families"}))["families"]
+    if not isinstance(root.value, dict) or not root.fields:
+        raise root.error("must be a mapping of at least one family")
+    families: dict[str, TopicFamily] = {}
+    for key, node in root.fields.items():
+        if _FAMILY.fullmatch(key) is None:
+            raise node.error(f"{key!r} cannot name a family: it does not match {_FAMILY.pattern}")
+        family = _family(key, node)
+        for other in families.values():
+            if _may_collide(family.name, other.name):
+                raise node.fields["name"].error(f"{family.name!r} could name a topic of family {other.family!r}")
+        families[key] = family
+    return tuple(families.values())
+
+
+def expand(
+    families: Iterable[TopicFamily], tenants: Iterable[TenantSpec], models: Iterable[ModelVersion]
+) -> tuple[TopicSpec, ...]:
+    """Every topic of these families: of each tenant and its services, of each pool of the models and each class."""
+    tenants = tuple(tenants)
+    pools = pools_of(tenants, models)
+    return tuple(topic for family in families for topic in _topics(family, tenants, pools))
+
+
+def pools_of(tenants: Iterable[TenantSpec], models: Iterable[ModelVersion]) -> tuple[str, ...]:
+    """The pools that models are served by and that tenants have to themselves, each once, in order."""
+    dedicated = [tenant.pool for tenant in tenants if tenant.pool is not None]
+    return tuple(dict.fromkeys([*(model.pool for model in models), *dedicated]))
+
+
+def of_scope(families: Iterable[TopicFamily], placeholder: str) -> tuple[TopicFamily, ...]:
+    """The families whose topics there are for each ``tenant`` or each ``pool``."""
+    return tuple(family for family in families if placeholder in family.placeholders)
+
+
+def static(families: Iterable[TopicFamily]) -> tuple[TopicFamily, ...]:
+    """The families of one topic each."""
+    return tuple(family for family in families if not family.placeholders)
+
+
+def _topics(family: TopicFamily, tenants: tuple[TenantSpec, ...], pools: tuple[str, ...]) -> Iterator[TopicSpec]:
+    for values in _fillings(family.placeholders, tenants, pools):
+        partitions = family.partitions_by_tenant.get(values.get("tenant", ""), family.partitions)
+        name = family.name.format_map(values)
+        yield TopicSpec(name, family.family, partitions, family.config, family.records)
+
+
+def _fillings(
+    placeholders: tuple[str, ...], tenants: tuple[TenantSpec, ...], pools: tuple[str, ...]
+) -> list[dict[str, str]]:
+    if "service" in placeholders:
+        return [{"tenant": tenant.tenant, "service": service} for tenant in tenants for service in tenant.services]
+    if "tenant" in placeholders:
+        return [{"tenant": tenant.tenant} for tenant in tenants]
+    if "class" in placeholders:
+        return [{"pool": pool, "class": name} for pool, name in product(pools, Priority)]
+    if "pool" in placeholders:
+        return [{"pool": pool} for pool in pools]
+    return [{}]
+
+
+def _family(key: str, node: Node) -> TopicFamily:
+    fields = node.mapping(_REQUIRED, _OPTIONAL)
+    name = _name(fields["name"])
+    cleanup = _one_of(fields["cleanup"], _CLEANUPS) if "cleanup" in fields else DELETE
+    if cleanup == COMPACT and "retention_ms" in fields:
+        raise fields["retention_ms"].error("a compacted family keeps the last record of every key for ever")
+    if cleanup == DELETE and "retention_ms" not in fields:
+        raise node.error("missing: retention_ms (or cleanup: compact)")
+    by_tenant = fields.get("partitions_by_tenant")
+    if by_tenant is not None and "{tenant}" not in name:
+        raise by_tenant.error(f"{name!r} has no {{tenant}}")
+    return TopicFamily(
+        family=key,
+        name=name,
+        description=fields["description"].string(),
+        records=_records(fields["records"]),
+        key=fields["key"].string(_FIELD),
+        partitions=fields["partitions"].integer(1, _MAX_PARTITIONS),
+        writers=_roles(fields["writers"]),
+        readers=_roles(fields["readers"]),
+        retention_ms=fields["retention_ms"].integer(1) if "retention_ms" in fields else None,
+        cleanup=cleanup,
+        max_message_bytes=fields["max_message_bytes"].integer(1) if "max_message_bytes" in fields else None,
+        timestamp_type=_one_of(fields["timestamp_type"], _TIMESTAMP_TYPES)
+        if "timestamp_type" in fields
+        else "CreateTime",
+        partitions_by_tenant={} if by_tenant is None else _partitions_by_tenant(by_tenant),
+    )
+
+
+def _name(node: Node) -> str:
+    name = node.string()
+    for part in name.split("."):
+        if _PART.fullmatch(part) is None:
+            raise node.error(
+                f"{name!r}: {part!r} is no part of a name (lower case, digits, hyphens, or {{placeholder}})"
+            )
+    placeholders = tuple(_PLACEHOLDER.findall(name))
+    known = sorted({word for scope in _SCOPES for word in scope})
+    for word in placeholders:
+        if word not in known:
+            raise node.error(f"unknown placeholder {{{word}}}; known: {', '.join(known)}")
+    if placeholders not in _SCOPES:
+        scopes = "; ".join(", ".join(scope) for scope in _SCOPES if scope)
+        raise node.error(f"{name!r}: placeholders must be one of these, in this order: {scopes}")
+    return name
+
+
+def _records(node: Node) -> tuple[str, ...]:
+    records = node.strings()
+    for item, name in zip(node.items, records, strict=True):
+        if name not in type_by_name:
+            raise item.error(f"unknown record {name!r}; known: {', '.join(type_by_name)}")
+    return records
+
+
+def _roles(node: Node) -> tuple[str, ...]:
+    roles = node.strings()
+    if not roles:
+        raise node.error("at least one role is needed")
+    for item, role in zip(node.items, roles, strict=True):
+        _check(item, role, _ROLES)
+    return roles
+
+
+def _one_of(node: Node, allowed: tuple[str, ...]) -> str:
+    return _check(node, node.string(), allowed)
+
+
+def _check(node: Node, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise node.error(f"unknown value {value!r}; known: {', '.join(allowed)}")
+    return value
+
+
+def _partitions_by_tenant(node: Node) -> dict[str, int]:
+    if not isinstance(node.value, dict):
+        raise node.error("must be a mapping of tenants to partitions")
+    for tenant, entry in node.fields.items():
+        if TENANT_PATTERN.fullmatch(tenant) is None:
+            raise entry.error(f"{tenant!r} cannot name a tenant: it does not match {TENANT_PATTERN.pattern}")
+    return {tenant: entry.integer(1, _MAX_PARTITIONS) for tenant, entry in node.fields.items()}
+
+
+def _may_collide(one: str, other: str) -> bool:
+    """Whether two names of families could come out as the same topic."""
+    parts, others = one.split("."), other.split(".")
+    return len(parts) == len(others) and all(
+        left == right or "{" in left or "{" in right for left, right in zip(parts, others, strict=True)
+    )

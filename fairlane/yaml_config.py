@@ -1,0 +1,167 @@
+"""YAML files that people edit: plain values that remember where they were written.
+
+A loader walks the tree through `Node` and asks for what it expects; whatever is missing, unknown or of the
+wrong kind is a `ConfigError` that names the file, the line and the key.
+"""
+
+import re
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+
+class ConfigError(Exception):
+    """A file that people edit is wrong. ``line`` counts from 1; None when the file could not be read."""
+
+    def __init__(self, file: Path, line: int | None, message: str) -> None:
+        place = str(file) if line is None else f"{file}:{line}"
+        super().__init__(f"{place}: {message}")
+        self.file = file
+        self.line = line
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value and its place. ``key`` is its dotted path, as ``models[1].limits``; "" is the whole file."""
+
+    file: Path
+    line: int
+    key: str
+    value: object
+    fields: dict[str, "Node"] = field(default_factory=dict)
+    items: tuple["Node", ...] = ()
+
+    def error(self, message: str) -> ConfigError:
+        """An error about this value, to be raised by the caller."""
+        return ConfigError(self.file, self.line, f"{self.key}: {message}" if self.key else message)
+
+    def line_of(self, *keys: str | int) -> int:
+        """The line of the value under ``keys``; of the nearest parent that exists when there is none."""
+        node = self
+        for key in keys:
+            if isinstance(key, int):
+                if key >= len(node.items):
+                    break
+                node = node.items[key]
+            elif key in node.fields:
+                node = node.fields[key]
+            else:
+                break
+        return node.line
+
+    def mapping(self, required: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, "Node"]:
+        """The fields by name; an unknown or a missing one is an error."""
+        if not isinstance(self.value, dict):
+            raise self.error("must be a mapping")
+        for name, node in self.fields.items():
+            if name not in required | optional:
+                known = ", ".join(sorted(required | optional))
+                raise node.error(f"unknown key; known here: {known}")
+        missing = required - self.fields.keys()
+        if missing:
+            raise self.error(f"missing: {', '.join(sorted(missing))}")
+        return self.fields
+
+    def sequence(self) -> tuple["Node", ...]:
+        """The items of a list."""
+        if not isinstance(self.value, list):
+            raise self.error("must be a list")
+        return self.items
+
+    def string(self, pattern: re.Pattern[str] | None = None) -> str:
+        """A string that is not empty; with ``pattern`` it must match as a whole."""
+        if not isinstance(self.value, str):
+            raise self.error(f"must be a string, not {self.value!r} (quote it)")
+        if not self.value:
+            raise self.error("must not be empty")
+        if pattern is not None and pattern.fullmatch(self.value) is None:
+            raise self.error(f"{self.value!r} does not match {pattern.pattern}")
+        return self.value
+
+    def strings(self, pattern: re.Pattern[str] | None = None) -> tuple[str, ...]:
+        """A list of strings without repetition."""
+        seen: list[str] = []
+        for item in self.sequence():
+            if item.string(pattern) in seen:
+                raise item.error(f"{item.value!r} appears twice")
+            seen.append(item.string(pattern))
+        return tuple(seen)
+
+    def integer(self, minimum: int, maximum: int | None = None) -> int:
+        """A whole number within the bounds, both included."""
+        if not isinstance(self.value, int) or isinstance(self.value, bool):
+            raise self.error(f"must be a whole number, not {self.value!r}")
+        if self.value < minimum or (maximum is not None and self.value > maximum):
+            bounds = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise self.error(f"must be {bounds}, not {self.value}")
+        return self.value
+
+    def number(self, above: float) -> float:
+        """A finite number greater than ``above``."""
+        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
+            raise self.error(f"must be a number, not {self.value!r}")
+        if not above < self.value < float("inf"):
+            raise self.error(f"must be a finite number above {above:g}, not {self.value}")
+        return float(self.value)
+
+
+def load_yaml_with_lines(path: Path) -> Node:
+    """Read one YAML document. Raises ConfigError: unreadable file, bad YAML, duplicate or non-string keys."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(path, None, f"cannot be read: {error}") from error
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            raise ConfigError(path, 1, "is empty")
+        return _Builder(path, loader).build(root, "", root.start_mark.line + 1, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = " ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(path, None if mark is None else mark.line + 1, f"not YAML: {reason}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(path, None, f"not YAML: {error}") from error
+    finally:
+        loader.dispose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    file: Path
+    loader: yaml.SafeLoader
+
+    def build(self, node: yaml.Node, key: str, line: int, parents: tuple[yaml.Node, ...]) -> Node:
+        """``line`` is that of the key that names the value, which is where a person looks."""
+        if node in parents:
+            raise ConfigError(self.file, line, f"{key}: an alias refers to a value that contains it")
+        inside = (*parents, node)
+        if isinstance(node, yaml.MappingNode):
+            fields = {
+                name: self.build(value, f"{key}.{name}" if key else name, at, inside)
+                for name, value, at in self._pairs(node)
+            }
+            return Node(self.file, line, key, {name: child.value for name, child in fields.items()}, fields)
+        if isinstance(node, yaml.SequenceNode):
+            items = tuple(
+                self.build(item, f"{key}[{index}]", item.start_mark.line + 1, inside)
+                for index, item in enumerate(node.value)
+            )
+            return Node(self.file, line, key, [item.value for item in items], items=items)
+        return Node(self.file, line, key, self.loader.construct_object(node))
+
+    def _pairs(self, node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, int]]:
+        seen: dict[Hashable, int] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            name = self.loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(name, str):
+                raise ConfigError(self.file, line, "a key must be a string")
+            if name in seen:
+                raise ConfigError(self.file, line, f"{name}: duplicate key, first on line {seen[name]}")
+            seen[name] = line
+            yield name, value_node, line

@@ -1,0 +1,219 @@
+"""The Kafka, Postgres and Redis of a test run: FAIRLANE_TEST_STACK is embedded (default), containers or external."""
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from deploy.local.endpoints import KAFKA_VARIABLE, POSTGRES_OWNER_VARIABLE, POSTGRES_VARIABLE, REDIS_VARIABLE
+from deploy.local.kafka import BROKER_SETTINGS
+from deploy.local.ports import PortClaims
+from deploy.local.postgres import DATABASE, OWNER_ROLE, SERVICE_ROLE, create_roles
+from deploy.local.stack import LocalStack
+
+CHOICE_VARIABLE = "FAIRLANE_TEST_STACK"
+KAFKA_IMAGE = "apache/kafka:4.2.0"
+POSTGRES_IMAGE = "pgvector/pgvector:0.8.5-pg18"
+REDIS_IMAGE = "redis:7.4-alpine"
+CONTAINER_START_TIMEOUT_S = 120
+
+
+class StackChoiceError(Exception):
+    """The chosen stack cannot be used here; the message says why and what to choose instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """Two ways into one database.
+
+    Attributes:
+        dsn: the role of the services: no superuser, cannot bypass row-level security.
+        owner_dsn: the role that owns the tables; it may create databases.
+    """
+
+    dsn: str
+    owner_dsn: str
+
+
+class ServerStack(Protocol):
+    """Starts each part when it is first asked for."""
+
+    def kafka(self) -> str:
+        """The bootstrap servers."""
+
+    def postgres(self) -> PostgresServer:
+        """The database server."""
+
+    def redis(self) -> str:
+        """The URL."""
+
+    def close(self) -> None:
+        """Stop everything that was started."""
+
+
+def choose_stack(environ: Mapping[str, str] = os.environ) -> ServerStack:
+    """The stack that FAIRLANE_TEST_STACK names; starts nothing yet.
+
+    Raises:
+        StackChoiceError: there is no such choice, or it cannot be used here.
+    """
+    choice = environ.get(CHOICE_VARIABLE, "embedded")
+    match choice:
+        case "embedded":
+            return EmbeddedStack()
+        case "external":
+            return ExternalStack(environ)
+        case "containers":
+            return ContainerStack()
+        case _:
+            raise StackChoiceError(f"{CHOICE_VARIABLE}={choice}: choose embedded, containers or external")
+
+
+class EmbeddedStack:
+    """The embedded stack in a folder of its own that goes away with it; whatever the environment names is not used."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="fairlane-tests-"))
+        self._running = ExitStack()
+        self._parts: dict[str, LocalStack] = {}
+
+    def kafka(self) -> str:
+        """The bootstrap servers."""
+        return self._part("kafka").endpoints.kafka_bootstrap_servers
+
+    def postgres(self) -> PostgresServer:
+        """The database server."""
+        endpoints = self._part("postgres").endpoints
+        return PostgresServer(endpoints.postgres_dsn, endpoints.postgres_owner_dsn)
+
+    def redis(self) -> str:
+        """The URL."""
+        return self._part("redis").endpoints.redis_url
+
+    def close(self) -> None:
+        """Stop everything that was started and remove its data."""
+        self._running.close()
+        shutil.rmtree(self._folder)
+
+    def _part(self, name: str) -> LocalStack:
+        if name not in self._parts:
+            stack = LocalStack(data_dir=self._folder / name, parts=(name,), environ={})
+            self._parts[name] = self._running.enter_context(stack)
+        return self._parts[name]
+
+
+class ExternalStack:
+    """Servers that somebody else runs, named by the same variables as for the services."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def kafka(self) -> str:
+        """The bootstrap servers."""
+        return self._get(KAFKA_VARIABLE)
+
+    def postgres(self) -> PostgresServer:
+        """The database server."""
+        return PostgresServer(self._get(POSTGRES_VARIABLE), self._get(POSTGRES_OWNER_VARIABLE))
+
+    def redis(self) -> str:
+        """The URL."""
+        return self._get(REDIS_VARIABLE)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def _get(self, variable: str) -> str:
+        if not (value := self._environ.get(variable)):
+            raise StackChoiceError(f"{CHOICE_VARIABLE}=external needs {variable}")
+        return value
+
+
+class ContainerStack:
+    """Containers of testcontainers; needs a Docker daemon.
+
+    Raises:
+        StackChoiceError: there is none. It is asked at once, so that its absence is said once and not by every test.
+    """
+
+    def __init__(self) -> None:
+        import docker  # type: ignore[import-untyped]  # ships no types
+        from docker.errors import DockerException  # type: ignore[import-untyped]  # ships no types
+
+        try:
+            client = docker.from_env(timeout=5)
+            client.ping()
+            client.close()
+        except DockerException as error:
+            raise StackChoiceError(
+                f"{CHOICE_VARIABLE}=containers needs a Docker daemon, and none answers ({error}); "
+                f"start one, or use {CHOICE_VARIABLE}=embedded"
+            ) from None
+        self._running = ExitStack()
+        self._kafka: str | None = None
+        self._postgres: PostgresServer | None = None
+        self._redis: str | None = None
+
+    def kafka(self) -> str:
+        """The bootstrap servers."""
+        if self._kafka is None:
+            self._kafka = self._start_kafka()
+        return self._kafka
+
+    def postgres(self) -> PostgresServer:
+        """The database server."""
+        if self._postgres is None:
+            self._postgres = self._start_postgres()
+        return self._postgres
+
+    def redis(self) -> str:
+        """The URL."""
+        if self._redis is None:
+            self._redis = self._start_redis()
+        return self._redis
+
+    def close(self) -> None:
+        """Stop the containers."""
+        self._running.close()
+
+    def _start_kafka(self) -> str:
+        from testcontainers.core.container import DockerContainer
+        from testcontainers.core.waiting_utils import wait_for_logs
+
+        # Clients are sent to the advertised address, which must be known before the container starts.
+        ports = PortClaims()
+        self._running.callback(ports.close)
+        port = ports.take("kafka")
+        settings = {
+            **BROKER_SETTINGS,
+            "listeners": f"PLAINTEXT://:{port},CONTROLLER://:9093",
+            "advertised.listeners": f"PLAINTEXT://localhost:{port}",
+            "controller.quorum.voters": "1@localhost:9093",
+        }
+        container = DockerContainer(KAFKA_IMAGE).with_bind_ports(port, port)
+        for name, value in settings.items():
+            container.with_env(f"KAFKA_{name.upper().replace('.', '_')}", value)
+        self._running.enter_context(container)
+        wait_for_logs(container, "Kafka Server started", timeout=CONTAINER_START_TIMEOUT_S)
+        return f"localhost:{port}"
+
+    def _start_postgres(self) -> PostgresServer:
+        from testcontainers.community.postgres import PostgresContainer
+
+        container = self._running.enter_context(PostgresContainer(POSTGRES_IMAGE, driver=None))
+        passwords = {role: secrets.token_urlsafe(24) for role in (OWNER_ROLE, SERVICE_ROLE)}
+        create_roles(container.get_connection_url(), passwords)
+        host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
+        dsns = {role: f"postgresql://{role}:{word}@{host}:{port}/{DATABASE}" for role, word in passwords.items()}
+        return PostgresServer(dsn=dsns[SERVICE_ROLE], owner_dsn=dsns[OWNER_ROLE])
+
+    def _start_redis(self) -> str:
+        from testcontainers.community.redis import RedisContainer
+
+        container = self._running.enter_context(RedisContainer(REDIS_IMAGE))
+        return f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}/0"

@@ -33,6 +33,7 @@ class DecodeProblem(StrEnum):
     TRAILING_BYTES = "trailing_bytes"
     INVALID_BODY = "invalid_body"
     UNEXPECTED_TYPE = "unexpected_type"
+    INTAKE_FAILED = "intake_failed"
 
 
 class DecodeError(ValueError):
@@ -164,7 +165,7 @@ def _to_plain(annotation: Any) -> _Convert | None:
 
 
 def _record_to_plain(record_type: type) -> _Convert:
-    # One generated expression per type: this is the hottest code of the dispatcher, and a loop over fields costs double.
+    # One generated expression per type: the dispatcher's hottest code, and a loop over fields costs double.
     hints = get_type_hints(record_type)
     scope: dict[str, Any] = {}
     parts = []

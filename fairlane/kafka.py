@@ -47,7 +47,7 @@ def idempotent_producer(settings: KafkaSettings) -> ClientConfig:
 def transactional_producer(settings: KafkaSettings, transactional_id: str, timeout_ms: int) -> ClientConfig:
     """A producer for the two exactly-once hops.
 
-    librdkafka waits ``retry.backoff.ms`` on CONCURRENT_TRANSACTIONS: at its default of 100 ms every commit takes that long.
+    librdkafka waits ``retry.backoff.ms`` on CONCURRENT_TRANSACTIONS: with its default every commit takes 100 ms.
     """
     return idempotent_producer(settings) | {
         "transactional.id": transactional_id,

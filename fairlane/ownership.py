@@ -48,6 +48,7 @@ class Claim(NamedTuple):
 class _Owned:
     epoch: int
     tracker: OffsetTracker
+    committed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,9 @@ class Ownership:
             self._membership = membership
             for partition, point in committed.items():
                 if partition not in self._owned:
-                    self._owned[partition] = _Owned(self._epoch, OffsetTracker(point, self._max_span))
+                    self._owned[partition] = _Owned(
+                        self._epoch, OffsetTracker(point, self._max_span), None if point is None else point.offset
+                    )
 
     def revoke(self, partitions: Iterable[PartitionId]) -> None:
         """These are no longer ours; whatever is claimed of them is void from now on."""
@@ -191,9 +194,30 @@ class Ownership:
                 taken.extend(reachable)
             return CommitPlan(membership, tuple(taken), points) if points else None
 
+    def position_plan(self) -> CommitPlan | None:
+        """The positions of partitions in which everything is done, where they are ahead of what was committed.
+
+        Markers and aborted records move a position without any work; committing it keeps the group's lag honest.
+        """
+        with self._lock:
+            membership = self._membership
+            if membership is None or not membership.may_commit:
+                return None
+            points = {
+                partition: point
+                for partition, owned in self._owned.items()
+                if owned.tracker.oldest_undone is None
+                and (point := owned.tracker.commit_point()) is not None
+                and (owned.committed is None or point.offset > owned.committed)
+            }
+            return CommitPlan(membership, (), points) if points else None
+
     def settle(self, plan: CommitPlan) -> None:
         """The plan was committed."""
         with self._lock:
+            for partition, point in plan.points.items():
+                if partition in self._owned:
+                    self._owned[partition].committed = point.offset
             by_partition: dict[PartitionId, list[int]] = {}
             for claim in plan.claims:
                 if self._is_current(claim):

@@ -20,6 +20,7 @@ class SchemaFiles:
         ids: dict[str, list[int]] = yaml.safe_load((folder / "ids.yaml").read_text())
         self._writers: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._readers: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        self._versions = {name: tuple(versions) for name, versions in ids.items()}
         for name, versions in ids.items():
             for schema_id in versions:
                 current = schema_id == versions[-1]
@@ -36,6 +37,10 @@ class SchemaFiles:
     @property
     def record_names(self) -> tuple[str, ...]:
         return tuple(self._writers)
+
+    def versions(self, record_name: str) -> tuple[Mapping[str, Any], ...]:
+        """Every schema a record was ever written with, oldest first. Raises KeyError for an unknown name."""
+        return tuple(self._readers[schema_id][1] for schema_id in self._versions[record_name])
 
     def writer(self, record_name: str) -> tuple[int, Mapping[str, Any]]:
         return self._writers[record_name]

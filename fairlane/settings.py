@@ -80,8 +80,12 @@ class Settings(KafkaSettings):
     )
 
     max_input_bytes: int = Field(1_048_576, ge=1, description="Largest input of one request")
+    max_input_items: int = Field(512, ge=1, description="Most texts, documents or messages in one request")
     max_timeout_ms: int = Field(86_400_000, ge=1, description="Longest timeout a request may name")
     max_output_tokens: int = Field(4_096, ge=1, description="Largest max_tokens a request may name")
+    max_queue_size: int = Field(
+        10_000, ge=1, description="Most requests a dispatcher holds in memory before it reads no more"
+    )
     dedupe_ttl_s: int = Field(86_400, ge=1, description="How long a request id is remembered to drop its duplicates")
 
     max_batch_size: int = Field(32, ge=1, le=1_024, description="Most items in one micro-batch")

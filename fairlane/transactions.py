@@ -93,6 +93,7 @@ class TransactionLoop:
     _stopping: bool = False
     _failed: bool = False
     _in_transaction: bool = False
+    _positions_wanted: bool = False
     _size_limit: int = 0
     _delivery_error: tuple[KafkaError, str] | None = None
 
@@ -117,6 +118,13 @@ class TransactionLoop:
         with self._wake:
             self._pending.extend(settlements)
             self._wake.notify()
+
+    def commit_positions(self) -> None:
+        """Commit the positions of idle partitions, if they moved. Call it now and then; mostly it costs nothing."""
+        if self.ownership.position_plan() is not None:
+            with self._wake:
+                self._positions_wanted = True
+                self._wake.notify()
 
     @property
     def pending_count(self) -> int:
@@ -198,12 +206,13 @@ class TransactionLoop:
 
     def _next_batch(self) -> list[Settlement] | None:
         with self._wake:
-            while not self._pending:
+            while not self._pending and not self._positions_wanted:
                 if self._stopping:
                     return None
                 self._wake.wait()
             if self._stopping:
                 return None
+            self._positions_wanted = False
             count = min(len(self._pending), self._size_limit)
             self._in_transaction = True
             return [self._pending.popleft() for _ in range(count)]
@@ -230,13 +239,16 @@ class TransactionLoop:
     def _commit(self, batch: list[Settlement]) -> Sequence[Settlement]:
         """One transaction. Returns what it committed. Raises _RefusedCommitError or FatalTransactionError."""
         with self._transaction:
-            plan = self.ownership.plan((settlement.claim for settlement in batch), MAX_TRANSACTION_METADATA_BYTES)
+            claims = (settlement.claim for settlement in batch)
+            plan = (
+                self.ownership.plan(claims, MAX_TRANSACTION_METADATA_BYTES) if batch else self.ownership.position_plan()
+            )
             if plan is None:
                 if any(self.ownership.is_current(settlement.claim) for settlement in batch):
                     raise _RefusedCommitError("not_committable_yet")
                 return ()
-            claims = set(plan.claims)
-            settlements = [settlement for settlement in batch if settlement.claim in claims]
+            planned = set(plan.claims)
+            settlements = [settlement for settlement in batch if settlement.claim in planned]
             started = monotonic()
             try:
                 self._send(plan, settlements)

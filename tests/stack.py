@@ -1,9 +1,11 @@
 """The Kafka, Postgres and Redis of a test run: FAIRLANE_TEST_STACK is embedded (default), containers or external."""
 
+import gc
 import os
 import secrets
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -142,18 +144,11 @@ class ContainerStack:
     """
 
     def __init__(self) -> None:
-        import docker  # type: ignore[import-untyped]  # ships no types
-        from docker.errors import DockerException  # type: ignore[import-untyped]  # ships no types
-
-        try:
-            client = docker.from_env(timeout=5)
-            client.ping()
-            client.close()
-        except DockerException as error:
+        if problem := docker_problem():
             raise StackChoiceError(
-                f"{CHOICE_VARIABLE}=containers needs a Docker daemon, and none answers ({error}); "
+                f"{CHOICE_VARIABLE}=containers needs a Docker daemon, and none answers ({problem}); "
                 f"start one, or use {CHOICE_VARIABLE}=embedded"
-            ) from None
+            )
         self._running = ExitStack()
         self._kafka: str | None = None
         self._postgres: PostgresServer | None = None
@@ -217,3 +212,22 @@ class ContainerStack:
 
         container = self._running.enter_context(RedisContainer(REDIS_IMAGE))
         return f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}/0"
+
+
+def docker_problem() -> str | None:
+    """Why no container can be started here, or None."""
+    import docker  # type: ignore[import-untyped]  # ships no types
+    from docker.errors import DockerException  # type: ignore[import-untyped]  # ships no types
+
+    with warnings.catch_warnings():
+        # The client forgets a socket when nobody answers; it is collected here, where its warning disturbs no test.
+        warnings.simplefilter("ignore", ResourceWarning)
+        problem: str | None = None
+        try:
+            client = docker.from_env(timeout=5)
+            client.ping()
+            client.close()
+        except DockerException as error:
+            problem = str(error)
+        gc.collect()
+    return problem

@@ -38,7 +38,7 @@ def up(
     data_dir: DataDirOption = DEFAULT_DATA_DIR,
     dispatchers: Annotated[int, typer.Option(min=1, help="Number of dispatchers.")] = 1,
     consumers: Annotated[int, typer.Option(min=1, help="Number of inference consumers of each pool.")] = 1,
-    engine: Annotated[str | None, typer.Option(help=f"Override every model's engine: {', '.join(ENGINES)}.")] = None,
+    engine: Annotated[str | None, typer.Option(help=f"Which engines run: {', '.join(ENGINES)}.")] = None,
     bare: Annotated[bool, typer.Option("--bare", help="Only Kafka, Postgres and Redis, no services.")] = False,
     tail_logs: Annotated[bool, typer.Option("--tail/--no-tail", help="Show the logs as they are written.")] = True,
     as_json: JsonOption = False,

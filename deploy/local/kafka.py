@@ -51,6 +51,9 @@ BROKER_SETTINGS: Mapping[str, str] = {
     "group.consumer.min.heartbeat.interval.ms": "500",
     # The open transaction of a killed producer blocks every read_committed reader until it is aborted.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    # After a kill the node waits until its former self counts as dead (the default is 9 s).
+    "broker.session.timeout.ms": "4000",
+    "broker.heartbeat.interval.ms": "500",
     # Small machine: the cleaner's buffer alone would be 128 MiB of the heap.
     "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
     "num.network.threads": "2",

@@ -18,7 +18,7 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 180.0
 """Loading a language model on a small machine takes its time."""
 STOP_TIMEOUT_S = 30.0
-ENGINES = ("simulated",)
+ENGINES = ("real", "simulated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def default_services(
     Args:
         dispatchers: number of dispatchers.
         consumers: number of inference consumers of each pool.
-        engine: overrides the engine of every model, or None.
+        engine: one of ENGINES, for every service, or None to leave it to their settings.
         models_file: says which pools there are.
     """
     override = {"ENGINE": engine} if engine else {}

@@ -68,7 +68,7 @@ class LocalStack:
         policy: RestartPolicy | None = None,
         kafka_libs: Path = KAFKA_LIBS_DIR,
     ) -> None:
-        self._data_dir = DataDir(data_dir.resolve())
+        self.data_dir = DataDir(data_dir.resolve())
         self._parts = tuple(parts)
         self._setup = tuple(setup)
         self._services = tuple(services)
@@ -105,21 +105,21 @@ class LocalStack:
         """
         if sys.platform != "linux":
             raise StackError("the embedded stack runs on Linux only: use `docker compose up --build` elsewhere")
-        self._data_dir.create()
-        lock = RunLock(self._data_dir)
+        self.data_dir.create()
+        lock = RunLock(self.data_dir)
         lock.acquire()
         self._lock = lock
         try:
-            for pid in end_leftovers(self._data_dir, (self._data_dir.postgres / "data",)):
+            for pid in end_leftovers(self.data_dir, (self.data_dir.postgres / "data",)):
                 self._report("stack", f"ended process {pid}, left over from a run that crashed")
-            self._ports = PortClaims(self._data_dir.ports_file)
+            self._ports = PortClaims(self.data_dir.ports_file)
             part_specs, self._endpoints = self._compose_parts(self._ports)
             specs = self._compose_services(part_specs, self._endpoints, self._ports)
-            self._endpoints.save(self._data_dir.endpoints_file)
+            self._endpoints.save(self.data_dir.endpoints_file)
             self._supervisor = Supervisor(
                 specs,
-                log_dir=self._data_dir.logs,
-                processes_file=self._data_dir.processes_file,
+                log_dir=self.data_dir.logs,
+                processes_file=self.data_dir.processes_file,
                 policy=self._policy,
                 report=self._report,
                 sink=self._sink,
@@ -161,7 +161,7 @@ class LocalStack:
 
     def _release(self) -> None:
         if self._lock is not None:
-            self._data_dir.endpoints_file.unlink(missing_ok=True)
+            self.data_dir.endpoints_file.unlink(missing_ok=True)
             self._lock.release()
             self._lock = None
         if self._ports is not None:
@@ -171,18 +171,18 @@ class LocalStack:
         specs: list[ProcessSpec] = []
         kafka_servers = postgres_dsn = postgres_owner_dsn = redis_url = ""
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
-            node = Kafka(self._data_dir.kafka, ports.take("kafka"), ports.take("kafka-controller"), self._kafka_libs)
+            node = Kafka(self.data_dir.kafka, ports.take("kafka"), ports.take("kafka-controller"), self._kafka_libs)
             specs += node.specs()
             kafka_servers = node.bootstrap_servers
         if postgres.NAME in self._parts:
             postgres_dsn = self._external(postgres.NAME)
             postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
             if not postgres_dsn:
-                server = Postgres(self._data_dir.postgres, ports.take("postgres"))
+                server = Postgres(self.data_dir.postgres, ports.take("postgres"))
                 specs += server.specs()
                 postgres_dsn, postgres_owner_dsn = server.dsn(SERVICE_ROLE), server.dsn(OWNER_ROLE)
         if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
-            cache = Redis(self._data_dir.redis, ports.take("redis"))
+            cache = Redis(self.data_dir.redis, ports.take("redis"))
             specs += cache.specs()
             redis_url = cache.url
         return tuple(specs), Endpoints(kafka_servers, postgres_dsn, postgres_owner_dsn, redis_url)

@@ -49,14 +49,10 @@ class _Row:
     token_ids: list[int] = field(default_factory=list)
     outcome: ItemOutcome | None = None
 
-    def accept(
-        self, token_id: int | None, end_ids: frozenset[int], decode: Callable[[list[int]], str]
-    ) -> None:
+    def accept(self, token_id: int | None, end_ids: frozenset[int], decode: Callable[[list[int]], str]) -> None:
         """Take the next token; sets ``outcome`` if it was the last. None: no usable number was computed."""
         if token_id is None:
-            self.outcome = Failure(
-                Code.ENGINE_ERROR, "the model computed a value that is not a finite number"
-            )
+            self.outcome = Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
             return
         self.token_ids.append(token_id)
         if token_id in end_ids:
@@ -161,11 +157,7 @@ class CausalLmEngine:
         cache = DynamicCache(config=loaded.network.config)
 
         def decode(token_ids: list[int]) -> str:
-            return str(
-                loaded.tokenizer.decode(
-                    token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-                )
-            )
+            return str(loaded.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
         active = rows
         with torch.inference_mode():
@@ -214,8 +206,6 @@ def _end_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fr
 
 def _warm_up_item(tokenizer: PreTrainedTokenizerBase) -> EngineItem:
     given = (
-        RequestInput(messages=(Message("user", "Hello"),))
-        if tokenizer.chat_template
-        else RequestInput(prompt="Hello")
+        RequestInput(messages=(Message("user", "Hello"),)) if tokenizer.chat_template else RequestInput(prompt="Hello")
     )
     return EngineItem("warm-up", Task.GENERATE, given, Parameters(max_tokens=1))

@@ -77,10 +77,7 @@ class ClassifierEngine:
         checked = [_pixels(item, loaded) for item in batch]
         images = [pixels for pixels in checked if isinstance(pixels, bytes)]
         logits = iter(self._logits(images, loaded) if images else ())
-        return [
-            _outcome(next(logits), loaded.labels) if isinstance(pixels, bytes) else pixels
-            for pixels in checked
-        ]
+        return [_outcome(next(logits), loaded.labels) if isinstance(pixels, bytes) else pixels for pixels in checked]
 
     def close(self) -> None:
         """Let go of the program."""

@@ -56,9 +56,7 @@ class EmbeddingEngine:
                 f"the weights hold {network.config.max_position_embeddings}"
             )
         self._loaded = network, tokenizer
-        [outcome] = self.run(
-            [EngineItem("warm-up", Task.EMBED, RequestInput(texts=("hello",)), Parameters())]
-        )
+        [outcome] = self.run([EngineItem("warm-up", Task.EMBED, RequestInput(texts=("hello",)), Parameters())])
         if isinstance(outcome, Failure):
             raise EngineLoadError(f"{self._model}: {self._path}: the first vector failed: {outcome.message}")
 

@@ -15,9 +15,7 @@ def load_pretrained(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model in evaluation mode and its tokenizer. Raises EngineLoadError, whatever the reason."""
     if not (path / "config.json").is_file():
-        raise EngineLoadError(
-            f"{model}: {path} holds no model (config.json is missing); prepare the models first"
-        )
+        raise EngineLoadError(f"{model}: {path} holds no model (config.json is missing); prepare the models first")
     # Read by huggingface_hub when it is imported; local_files_only covers the case that it already was.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers_logging.set_verbosity_error()

@@ -29,14 +29,10 @@ class PromptEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._control_ids: dict[str, int] = {
-            token.content: token_id
-            for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special
+            token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         }
         longest_first = sorted(self._control_ids, key=len, reverse=True)
-        self._control = (
-            re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
-        )
+        self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
     def encode(self, item: EngineItem) -> list[int]:
         """Prompt token ids, at least one. Raises PromptError."""
@@ -86,9 +82,7 @@ class PromptEncoder:
         """Tokens of text in which the names of control tokens are ordinary characters."""
         if not text:
             return []
-        encoded = self._tokenizer(
-            text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False
-        )
+        encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False)
         return list(encoded["input_ids"])
 
 

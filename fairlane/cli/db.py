@@ -1,0 +1,5 @@
+"""``fairlane db``: placeholder."""
+
+import typer
+
+app = typer.Typer(help="The database.")

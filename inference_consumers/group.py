@@ -1,0 +1,153 @@
+"""The pool's consumer group: polling, ownership and flow control of one member over its three priority topics."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane.committed import resume_points
+from fairlane.kafka import ClientConfig, read_committed_consumer
+from fairlane.logs import get_logger
+from fairlane.names import priority_topic
+from fairlane.outcomes import Priority
+from fairlane.ownership import Claim, Membership, Ownership, PartitionId
+from fairlane.settings import Settings
+
+log = get_logger(__name__)
+
+_ASSIGN_TIMEOUT_S = 20.0
+_MAX_POLL_RECORDS = 256
+
+
+class PoolMember:
+    """One member of a pool's group. All methods are called from the polling thread, and so are the callbacks."""
+
+    def __init__(self, settings: Settings, pool: str, ownership: Ownership, on_revoked: Callable[[], None]) -> None:
+        self._ownership = ownership
+        self._on_revoked = on_revoked
+        self._topics = {priority_topic(pool, priority): str(priority) for priority in Priority}
+        self._incremental = settings.consumer_group_protocol == "consumer"
+        self._consumer = Consumer(_config(settings, f"{settings.group_prefix}.pool.{pool}"))
+        self._paused_priorities: set[str] = set()
+        self._paused: set[PartitionId] = set()
+
+    def join(self) -> None:
+        """Subscribe; partitions arrive during ``poll``."""
+        self._consumer.subscribe(
+            list(self._topics),
+            on_assign=self._assigned,
+            on_revoke=partial(self._revoked, lost=False),
+            on_lost=partial(self._revoked, lost=True),
+        )
+
+    def poll(self, timeout_s: float) -> list[tuple[Claim, Message]]:
+        """Records to work on, at once when there are any. Serves rebalances. Raises KafkaException when fatal.
+
+        Records and ends of partitions are taken in order: an end that overtook a record would let its offset be
+        committed as done.
+        """
+        first = self._consumer.poll(timeout_s)
+        messages = [] if first is None else [first, *self._consumer.consume(_MAX_POLL_RECORDS, 0)]
+        self._refresh_membership()
+        return [(claim, message) for message in messages if (claim := self._claim(message)) is not None]
+
+    def pause_priorities(self, full: Iterable[str]) -> None:
+        """Fetch nothing of these priorities, nor of partitions that hold too much undone work; fetch all others."""
+        self._paused_priorities = set(full)
+        self._apply_pauses()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    def _claim(self, message: Message) -> Claim | None:
+        error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
+        if topic is None or partition is None or offset is None:
+            if error is not None and error.fatal():
+                raise KafkaException(error)
+            log.warning("consumer_error", error=None if error is None else error.name())
+            return None
+        if error is None:
+            return self._ownership.deliver(PartitionId(topic, partition), offset)
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._ownership.advance(PartitionId(topic, partition), offset)
+        elif error.fatal():
+            raise KafkaException(error)
+        else:
+            log.warning("consumer_error", error=error.name(), topic=topic)
+        return None
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        wanted = [PartitionId(partition.topic, partition.partition) for partition in partitions]
+        found = resume_points(consumer, wanted, _ASSIGN_TIMEOUT_S)
+        self._ownership.assign(
+            {partition: resume.committed for partition, resume in found.items()}, self._membership(consumer)
+        )
+        start = [TopicPartition(*partition, found[partition].position) for partition in wanted]
+        if self._incremental:
+            consumer.incremental_assign(start)
+        else:
+            consumer.assign(start)
+        self._paused.clear()
+        self._apply_pauses()
+        log.info("assigned", partitions=[f"{partition.topic}-{partition.partition}" for partition in wanted])
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
+        gone = [PartitionId(partition.topic, partition.partition) for partition in partitions]
+        self._ownership.revoke(gone)
+        self._paused.difference_update(gone)
+        self._on_revoked()
+        if self._incremental:
+            consumer.incremental_unassign(partitions)
+        else:
+            consumer.unassign()
+        log.info("revoked", partitions=len(gone), lost=lost)
+
+    def _refresh_membership(self) -> None:
+        """The epoch may rise while partitions stay. This runs after ``poll`` has served every revocation."""
+        if self._ownership.membership is not None:
+            self._ownership.refresh(self._membership(self._consumer))
+
+    @staticmethod
+    def _membership(consumer: Consumer) -> Membership:
+        metadata = consumer.consumer_group_metadata()
+        generation, member_id = parse_group_metadata(bytes(metadata))
+        return Membership(generation, member_id, metadata)
+
+    def _apply_pauses(self) -> None:
+        owned = set(self._ownership.partitions())
+        self._ownership.flow()
+        wanted = {partition for partition in owned if self._topics[partition.topic] in self._paused_priorities}
+        wanted.update(self._ownership.paused())
+        if wanted - self._paused:
+            self._consumer.pause([TopicPartition(*partition) for partition in wanted - self._paused])
+        resumed = (self._paused - wanted) & owned
+        if resumed:
+            self._consumer.resume([TopicPartition(*partition) for partition in resumed])
+        self._paused = wanted
+
+
+def parse_group_metadata(metadata: bytes) -> tuple[int, str]:
+    """Generation and member id from librdkafka's serialised group metadata. Raises ValueError for another format."""
+    prefix = b"CGMDv2:"
+    if not metadata.startswith(prefix):
+        raise ValueError("unknown group metadata format; confluent-kafka was upgraded past what is tested")
+    generation = int.from_bytes(metadata[len(prefix) : len(prefix) + 4], "little", signed=True)
+    _group, member_id, _rest = metadata[len(prefix) + 4 :].split(b"\0", 2)
+    return generation, member_id.decode()
+
+
+def _config(settings: Settings, group: str) -> ClientConfig:
+    config = read_committed_consumer(settings, group) | {
+        "client.id": settings.instance_id,
+        "enable.partition.eof": True,
+        "max.poll.interval.ms": 300_000,
+    }
+    if settings.consumer_group_protocol == "consumer":
+        # Range: every member gets partitions of all three priorities.
+        return config | {"group.protocol": "consumer", "group.remote.assignor": "range"}
+    return config | {
+        "partition.assignment.strategy": "range",
+        "session.timeout.ms": 6_000,
+        "heartbeat.interval.ms": 1_000,
+    }

@@ -1,0 +1,249 @@
+"""Composition root of the dispatcher: reads the settings, wires the parts, runs until it is told to stop."""
+
+import asyncio
+import signal
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from fairlane import logs, names
+from fairlane.clock import now_ms
+from fairlane.feeds import Feed
+from fairlane.kafka import connection, transactional_producer
+from fairlane.ownership import Ownership
+from fairlane.records import ModelVersion, TenantSpec
+from fairlane.registry import codec_for
+from fairlane.service import HealthServer, Readiness
+from fairlane.settings import Settings
+from fairlane.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.archive import NoArchive
+from stream_processors.dispatcher.decisions import DecisionWriter
+from stream_processors.dispatcher.dispatcher import Dispatcher
+from stream_processors.dispatcher.duplicates import DuplicateIndex, NoDuplicateIndex, RedisDuplicateIndex
+from stream_processors.dispatcher.stream import RequestStream
+from stream_processors.dispatcher.validation import Limits
+from stream_processors.dispatcher.work_queue import ArrivalOrder
+
+log = logs.get_logger(__name__)
+
+_UPKEEP_S = 0.2
+_METADATA_TIMEOUT_S = 5.0
+_REVOKE_TIMEOUT_S = 3.0
+_REDIS_TIMEOUT_S = 0.25
+
+
+class DispatcherApp:
+    """One dispatcher process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._readiness = Readiness("feeds", "producer", "assignment")
+        self._health = HealthServer(self._readiness, settings.metrics_host, settings.metrics_port)
+        self._codec = codec_for(settings)
+        self._tenants = Feed(settings, self._codec, names.CONTROL_TENANTS, TenantSpec)
+        self._models = Feed(settings, self._codec, names.CONTROL_MODELS, ModelVersion)
+        self._admin = AdminClient(connection(settings))
+        self._ownership = Ownership(settings.max_undone_span)
+        self._stopping = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    async def run(self) -> int:
+        """Run until SIGTERM or a fatal error. Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        self._health.start()
+        for feed in (self._tenants, self._models):
+            await loop.run_in_executor(None, feed.start)
+        self._readiness.set("feeds")
+        redis = self._redis()
+        transactions = self._transactions(loop)
+        dispatcher = self._dispatcher(transactions, redis)
+
+        def committed(_settled: Sequence[Settlement]) -> None:
+            loop.call_soon_threadsafe(dispatcher.on_committed)
+
+        transactions.on_committed = committed
+        await loop.run_in_executor(None, transactions.start)
+        self._readiness.set("producer")
+        stream = RequestStream(
+            self._settings,
+            self._ownership,
+            on_record=dispatcher.on_record,
+            on_revoked=partial(self._revoked, dispatcher, transactions),
+        )
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            if await self._start(stream):
+                tasks = [
+                    asyncio.create_task(dispatcher.run(), name="intake"),
+                    asyncio.create_task(self._upkeep(stream, dispatcher, transactions), name="upkeep"),
+                ]
+                for task in tasks:
+                    task.add_done_callback(self._task_ended)
+                await self._stopping.wait()
+        finally:
+            await self._stop(stream, transactions, tasks, redis)
+        if self._failure is not None:
+            log.error("dispatcher_failed", error=str(self._failure), kind=type(self._failure).__name__)
+            return 1
+        return 0
+
+    def _transactions(self, loop: asyncio.AbstractEventLoop) -> TransactionLoop:
+        settings = self._settings
+        transactional_id = f"{settings.group_prefix}.dispatcher.{settings.instance_id}"
+        producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
+
+        def fatal(error: Exception) -> None:
+            loop.call_soon_threadsafe(self._fail, error)
+
+        return TransactionLoop(
+            producer,
+            self._ownership,
+            on_fatal=fatal,
+            max_records=settings.max_transaction_records,
+        )
+
+    def _dispatcher(self, transactions: TransactionLoop, redis: "Redis | None") -> Dispatcher:
+        settings = self._settings
+        duplicates: DuplicateIndex = (
+            NoDuplicateIndex() if redis is None else RedisDuplicateIndex(redis, settings.dedupe_ttl_s)
+        )
+        return Dispatcher(
+            codec=self._codec,
+            ownership=self._ownership,
+            transactions=transactions,
+            writer=DecisionWriter(self._codec, settings.instance_id),
+            queue=ArrivalOrder(),
+            duplicates=duplicates,
+            archive=NoArchive(),
+            limits=Limits(
+                settings.max_input_bytes, settings.max_input_items, settings.max_timeout_ms, settings.max_output_tokens
+            ),
+            max_held=settings.max_queue_size,
+            clock=now_ms,
+            tenants=self._tenants.snapshot,
+            models=self._models.snapshot,
+        )
+
+    def _redis(self) -> "Redis | None":
+        url = self._settings.redis_url
+        if url is None:
+            return None
+        return Redis.from_url(
+            url.get_secret_value(),
+            socket_timeout=_REDIS_TIMEOUT_S,
+            socket_connect_timeout=_REDIS_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    async def _start(self, stream: RequestStream) -> bool:
+        """Join the group as soon as there is a tenant; False when told to stop before."""
+        while not self._stopping.is_set():
+            topics = await self._existing_topics()
+            if topics:
+                await stream.start(topics)
+                return True
+            self._readiness.set("assignment", "no tenant has a request topic yet")
+            await self._pause()
+        return False
+
+    async def _upkeep(self, stream: RequestStream, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
+        """What has to be looked at again and again: new tenants, paused partitions, the membership."""
+        while True:
+            dispatcher.tenants, dispatcher.models = self._tenants.snapshot, self._models.snapshot
+            if stream.crashed is not None:
+                raise RuntimeError("Faust stopped") from stream.crashed
+            if not stream.rebalancing:
+                wanted = self._wanted_topics()
+                if wanted - stream.subscribed:
+                    topics = await self._existing_topics()
+                    if topics - stream.subscribed and not stream.rebalancing:
+                        log.info("subscribing", topics=sorted(topics - stream.subscribed))
+                        await stream.subscribe(topics | stream.subscribed)
+                stream.refresh_membership()
+                self._ownership.flow()
+                stream.apply_pauses(self._ownership.paused())
+                dispatcher.dispatch()
+                transactions.commit_positions()
+                owned = self._ownership.membership
+                self._readiness.set("assignment", None if owned is not None else "waiting for the group")
+            await self._pause()
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), _UPKEEP_S)
+        except TimeoutError:
+            return
+
+    def _wanted_topics(self) -> frozenset[str]:
+        tenants: Mapping[str, TenantSpec] = self._tenants.snapshot
+        return frozenset(
+            topic for tenant in tenants for topic in (names.requests_topic(tenant), names.backfill_topic(tenant))
+        )
+
+    async def _existing_topics(self) -> frozenset[str]:
+        """The wanted topics that the cluster already shows with a leader."""
+        loop = asyncio.get_running_loop()
+        metadata = await loop.run_in_executor(None, lambda: self._admin.list_topics(timeout=_METADATA_TIMEOUT_S))
+        return frozenset(
+            topic
+            for topic in self._wanted_topics()
+            if (found := metadata.topics.get(topic)) is not None
+            and found.error is None
+            and found.partitions
+            and all(partition.leader >= 0 for partition in found.partitions.values())
+        )
+
+    async def _revoked(self, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
+        """The open transaction ends before the group moves on."""
+        dispatcher.on_revoked()
+
+        def wait() -> bool:
+            with transactions.between_transactions(_REVOKE_TIMEOUT_S) as ended:
+                return ended
+
+        if not await asyncio.get_running_loop().run_in_executor(None, wait):
+            log.warning("transaction_outlived_revocation")
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._stopping.set()
+
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(task.exception() or RuntimeError("unreachable"))
+
+    async def _stop(
+        self,
+        stream: RequestStream,
+        transactions: TransactionLoop,
+        tasks: list[asyncio.Task[None]],
+        redis: "Redis | None",
+    ) -> None:
+        self._readiness.set("assignment", "stopping")
+        loop = asyncio.get_running_loop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failure is None:
+            await loop.run_in_executor(None, transactions.drain, self._settings.drain_timeout_s)
+        await stream.stop()
+        await loop.run_in_executor(None, transactions.stop)
+        for feed in (self._tenants, self._models):
+            await loop.run_in_executor(None, feed.stop)
+        if redis is not None:
+            await redis.aclose()
+        self._health.stop()
+
+
+def main() -> int:
+    """Run a dispatcher in this process."""
+    settings = Settings()
+    logs.configure(settings, "dispatcher")
+    return asyncio.run(DispatcherApp(settings).run())

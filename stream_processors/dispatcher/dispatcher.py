@@ -1,0 +1,192 @@
+"""The dispatcher's loop: records in from Faust, pure decisions, settlements out to the transaction loop."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from fairlane import headers, metrics
+from fairlane.clock import ClockMs
+from fairlane.codec import Codec, DecodeError, DecodeProblem
+from fairlane.logs import get_logger
+from fairlane.names import DEAD_LETTER_REQUESTS, is_backfill, tenant_of_source
+from fairlane.outcomes import Code, Decision
+from fairlane.ownership import Claim, Ownership, PartitionId
+from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, SourceCoordinate, TenantSpec
+from fairlane.transactions import OutRecord, Settlement, TransactionLoop
+from stream_processors.dispatcher.decisions import Arrival, DecisionWriter
+from stream_processors.dispatcher.duplicates import DuplicateIndex
+from stream_processors.dispatcher.validation import Limits, Refusal, validate
+from stream_processors.dispatcher.work_queue import QueuedRequest, WorkQueue, estimate_cost_tokens
+
+log = get_logger(__name__)
+
+_MAX_INTAKE_BATCH = 512
+
+
+class ReplyArchive(Protocol):
+    """Where settled replies can be looked up."""
+
+    async def find(self, tenant: str, request_id: str) -> InferenceReply | None:
+        """The committed reply, if there is one already and the archive can be reached."""
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """Everything here runs on the event loop. Nothing here raises because of a record."""
+
+    codec: Codec
+    ownership: Ownership
+    transactions: TransactionLoop
+    writer: DecisionWriter
+    queue: WorkQueue
+    duplicates: DuplicateIndex
+    archive: ReplyArchive
+    limits: Limits
+    max_held: int
+    clock: ClockMs
+    tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
+    models: Mapping[str, ModelVersion] = field(default_factory=dict)
+    _arrived: list[tuple[Claim, Arrival]] = field(default_factory=list)
+    _something_arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def on_record(self, message: Any) -> None:
+        """Take one record from Faust. Waits while too much is held in memory, which stops the fetching."""
+        partition = PartitionId(message.topic, message.partition)
+        claim = self.ownership.deliver(partition, message.offset)
+        if claim is None:
+            return
+        arrival = Arrival(
+            partition,
+            message.offset,
+            round(message.timestamp * 1000),
+            message.key,
+            message.value,
+            tuple(message.headers),
+        )
+        self._arrived.append((claim, arrival))
+        self._something_arrived.set()
+        while self._held >= self.max_held:
+            self._room.clear()
+            await self._room.wait()
+
+    def on_committed(self) -> None:
+        """A transaction ended: there may be room again."""
+        if self._held < self.max_held:
+            self._room.set()
+
+    def on_revoked(self) -> None:
+        """Forget what waits of partitions that moved on; their new owner reads it again."""
+        self._arrived = [(claim, arrival) for claim, arrival in self._arrived if self.ownership.is_current(claim)]
+        self.queue.discard(claim for claim in self.queue.claims() if not self.ownership.is_current(claim))
+        self._room.set()
+
+    async def run(self) -> None:
+        """Decide whatever arrived, batch after batch; a batch is what came while the last one was decided."""
+        while True:
+            await self._something_arrived.wait()
+            self._something_arrived.clear()
+            while self._arrived:
+                batch, self._arrived = self._arrived[:_MAX_INTAKE_BATCH], self._arrived[_MAX_INTAKE_BATCH:]
+                await self._intake(batch)
+                self.dispatch()
+
+    def dispatch(self) -> None:
+        """Send on what may go: first the oldest of partitions that would block, then in the queue's order."""
+        now_ms = self.clock()
+        settlements = []
+        for claim in self.ownership.escalated():
+            queued = self.queue.take(claim)
+            if queued is not None:
+                settlements.append(self._dispatch_one(queued, now_ms))
+        while (queued := self.queue.pop(now_ms)) is not None:
+            settlements.append(self._dispatch_one(queued, now_ms))
+        if settlements:
+            self.transactions.submit_many(settlements)
+
+    @property
+    def _held(self) -> int:
+        return len(self._arrived) + len(self.queue) + self.transactions.pending_count
+
+    async def _intake(self, batch: Sequence[tuple[Claim, Arrival]]) -> None:
+        admitted = []
+        for claim, arrival in batch:
+            tenant = tenant_of_source(arrival.partition.topic)
+            metrics.REQUESTS_READ.labels(tenant=tenant).inc()
+            try:
+                verdict = self._decide(claim, arrival, tenant)
+            except Exception as error:
+                log.error("intake_failed", topic=arrival.partition.topic, offset=arrival.offset, exc_info=error)
+                verdict = self._broken(arrival, tenant, error)
+            if isinstance(verdict, QueuedRequest):
+                admitted.append(verdict)
+            else:
+                self.transactions.submit(Settlement(claim, verdict))
+        if admitted:
+            await self._admit(admitted)
+
+    def _decide(self, claim: Claim, arrival: Arrival, tenant: str) -> QueuedRequest | tuple[OutRecord, ...]:
+        now_ms = self.clock()
+        try:
+            request = self.codec.decode_as(InferenceRequest, arrival.value)
+        except DecodeError as error:
+            self._count(tenant, Decision.DEAD_LETTERED, error.problem)
+            metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem=error.problem).inc()
+            return self.writer.dead_letter(arrival, tenant, error, now_ms)
+        spec = self.tenants.get(tenant)
+        backfill = is_backfill(arrival.partition.topic)
+        verdict = validate(request, tenant, spec, self.models, self.limits, backfill=backfill)
+        if isinstance(verdict, Refusal):
+            self._count(tenant, Decision.REFUSED, verdict.code)
+            return self.writer.refused(request, arrival, tenant, spec, verdict, now_ms)
+        return QueuedRequest(
+            claim=claim,
+            tenant=tenant,
+            request=request,
+            model=verdict.model,
+            reply_topic=verdict.reply_topic,
+            cost_tokens=estimate_cost_tokens(request, verdict.model, verdict.input_bytes),
+            size_bytes=len(arrival.value or b""),
+            submitted_at_ms=arrival.timestamp_ms,
+            admitted_at_ms=now_ms,
+            deadline_at_ms=arrival.timestamp_ms + verdict.timeout_ms,
+            trace_headers=tuple(header for header in arrival.headers if header[0] == headers.TRACE_PARENT),
+        )
+
+    def _broken(self, arrival: Arrival, tenant: str, error: Exception) -> tuple[OutRecord, ...]:
+        """A record that our own code failed on: keep its bytes where an operator sees them."""
+        metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
+        # The type alone: the text of an unforeseen exception may quote the record.
+        problem = DecodeError(DecodeProblem.INTAKE_FAILED, type(error).__name__)
+        return self.writer.dead_letter(arrival, tenant, problem, self.clock())
+
+    async def _admit(self, admitted: Sequence[QueuedRequest]) -> None:
+        entries = [
+            (queued.tenant, queued.request.request_id, SourceCoordinate(*queued.claim.partition, queued.claim.offset))
+            for queued in admitted
+        ]
+        firsts = await self.duplicates.first_seen(entries)
+        for queued, first in zip(admitted, firsts, strict=True):
+            if first is not None:
+                await self._settle_duplicate(queued, first)
+            elif self.ownership.is_current(queued.claim):
+                self.queue.push(queued)
+
+    async def _settle_duplicate(self, queued: QueuedRequest, first: SourceCoordinate) -> None:
+        self._count(queued.tenant, Decision.DUPLICATE, "")
+        reply = await self.archive.find(queued.tenant, queued.request.request_id)
+        replayed = None if reply is None else (queued.reply_topic, replace(reply, replayed=True))
+        outputs = self.writer.duplicate(queued, first, replayed, self.clock())
+        self.transactions.submit(Settlement(queued.claim, outputs))
+
+    def _dispatch_one(self, queued: QueuedRequest, now_ms: int) -> Settlement:
+        if now_ms > queued.deadline_at_ms:
+            self._count(queued.tenant, Decision.EXPIRED, "")
+            return Settlement(queued.claim, self.writer.expired(queued, now_ms))
+        self._count(queued.tenant, Decision.DISPATCHED, "")
+        return Settlement(queued.claim, self.writer.dispatched(queued, now_ms))
+
+    @staticmethod
+    def _count(tenant: str, decision: Decision, code: Code | str) -> None:
+        metrics.DECISIONS.labels(tenant=tenant, decision=decision, code=code).inc()

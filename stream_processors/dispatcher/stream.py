@@ -1,0 +1,235 @@
+"""Faust as a consumer that can be fenced: it reads and rebalances, and never commits.
+
+What is changed, each held by a test on the real broker: ``read_committed`` fetching; positions and done sets come
+from a confluent consumer of the same group, because aiokafka cannot wait for offsets of a transaction that is still
+being committed; generation and member id are handed on with the assignment they belong to.
+"""
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import faust
+from aiokafka.helpers import create_ssl_context
+from confluent_kafka import Consumer as ConfluentConsumer
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+from faust.types import TP
+from yarl import URL
+
+from fairlane.committed import resume_points
+from fairlane.kafka import read_committed_consumer
+from fairlane.logs import get_logger
+from fairlane.ownership import Membership, Ownership, PartitionId
+from fairlane.settings import Settings
+
+log = get_logger(__name__)
+
+_FETCH_MAX_WAIT_MS = 200
+_RESUBSCRIBE_S = 0.1
+_SEEK_TIMEOUT_S = 30.0
+_NO_STATIC_INSTANCE = b"\x01"
+
+Handler = Callable[[Any], Awaitable[None]]
+
+
+def group_metadata(group: str, generation: int, member_id: str) -> bytes:
+    """What librdkafka's ``consumer_group_metadata()`` would be for this member of a classic group (its format v2)."""
+    return (
+        b"CGMDv2:"
+        + struct.pack("<i", generation)
+        + group.encode()
+        + b"\0"
+        + member_id.encode()
+        + b"\0"
+        + _NO_STATIC_INSTANCE
+    )
+
+
+class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has no types
+    """The consumer thread: fetches committed data only and starts every assignment where the group really left off."""
+
+    ownership: Ownership
+    offsets: ConfluentConsumer
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        # Faust sets these only in its own exactly-once mode, or not at all.
+        consumer._isolation_level = "read_committed"
+        consumer._fetch_max_wait_ms = _FETCH_MAX_WAIT_MS
+        return consumer
+
+    async def seek_to_committed(self) -> Mapping[Any, int]:
+        return dict(await self.call_thread(self._seek_to_committed))
+
+    async def _seek_to_committed(self) -> Mapping[Any, int]:
+        consumer = self._ensure_consumer()
+        membership = self.membership()
+        assigned = {PartitionId(tp.topic, tp.partition): tp for tp in consumer.assignment()}
+        missing = [partition for partition in assigned if partition not in set(self.ownership.partitions())]
+        ask = partial(resume_points, self.offsets, missing, _SEEK_TIMEOUT_S)
+        found = await asyncio.get_running_loop().run_in_executor(None, ask)
+        if self.membership().generation != membership.generation:
+            return {}  # another rebalance began meanwhile; its own seek follows
+        positions = {partition: resume.position for partition, resume in found.items()}
+        self.ownership.assign({partition: resume.committed for partition, resume in found.items()}, membership)
+        positions = self.ownership.resume_points() | positions
+        for partition, tp in assigned.items():
+            if partition in positions:
+                consumer._subscription.seek(tp, positions[partition])
+        log.info("assigned", partitions=len(assigned), generation=membership.generation)
+        return {tp: positions[partition] for partition, tp in assigned.items() if partition in positions}
+
+    def membership(self) -> Membership:
+        """Who the coordinator says this consumer is now; a generation of -1 is nobody."""
+        coordinator = self._ensure_consumer()._coordinator
+        generation, member_id = int(coordinator.generation), str(coordinator.member_id)
+        return Membership(generation, member_id, group_metadata(self.app.conf.id, generation, member_id))
+
+
+class RequestStream:
+    """The Faust application over the tenants' topics.
+
+    ``on_record`` is awaited for every record; ``on_revoked`` before the group hands partitions to somebody else.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ownership: Ownership,
+        *,
+        on_record: Handler,
+        on_revoked: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.group = f"{settings.group_prefix}.dispatcher"
+        self._ownership = ownership
+        self._on_revoked = on_revoked
+        self._offsets = ConfluentConsumer(read_committed_consumer(settings, self.group))
+        self._app = self._build_app(settings)
+        self._topic = self._app.topic("placeholder", key_serializer="raw", value_serializer="raw")
+        self._topic.topics = []
+        self._paused: set[PartitionId] = set()
+
+        async def read(stream: Any) -> None:
+            async for event in stream.noack().events():
+                await on_record(event.message)
+
+        self._app.agent(self._topic, name="requests")(read)
+
+    def _build_app(self, settings: Settings) -> Any:
+        session_s = settings.dispatcher_session_timeout_ms / 1000
+        brokers = [URL(f"kafka://{server}") for server in settings.kafka_bootstrap_servers.split(",")]
+        app = faust.App(
+            self.group,
+            broker=brokers,
+            broker_credentials=_credentials(settings),
+            broker_client_id=settings.instance_id,
+            broker_session_timeout=session_s,
+            broker_heartbeat_interval=session_s / 4,
+            broker_request_timeout=max(40.0, session_s * 2),
+            broker_max_poll_records=2_000,
+            consumer_metadata_max_age_ms=2_000,
+            consumer_auto_offset_reset="none",
+            store="memory://",
+            topic_disable_leader=True,
+            topic_allow_declare=False,
+            web_enabled=False,
+            stream_buffer_maxsize=16_384,
+            # The default waits for unacknowledged messages for ever: the member then never rejoins.
+            stream_wait_empty=False,
+            # aiokafka's round robin: Faust's own assignor gives partition 0 of every topic to one member.
+            table_standby_replicas=0,
+        )
+        ownership, offsets = self._ownership, self._offsets
+
+        class FencedConsumer(Consumer):  # type: ignore[misc]  # Faust has no types
+            def _new_consumer_thread(self) -> FencedThread:
+                thread = FencedThread(self, loop=self.loop, beacon=self.beacon)
+                thread.ownership, thread.offsets = ownership, offsets
+                return thread
+
+        transport = Transport(brokers, app)
+        transport.Consumer = FencedConsumer
+        app.transport = transport
+        app.on_partitions_revoked.connect(self._revoked, weak=False)
+        return app
+
+    async def start(self, topics: Iterable[str]) -> None:
+        """Join the group. ``topics`` must exist and must not be empty: Faust never reads a topic that it subscribed to
+        before its metadata was visible."""
+        self._topic.topics = sorted(topics)
+        self._app.topics._resubscribe_sleep_lock_seconds = _RESUBSCRIBE_S
+        await self._app.start()
+
+    async def stop(self) -> None:
+        """Leave the group."""
+        await self._app.stop()
+        self._offsets.close()
+
+    @property
+    def subscribed(self) -> frozenset[str]:
+        return frozenset(self._topic.topics)
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        """Read these topics from now on, without a restart. They must exist."""
+        self._topic.topics = sorted(topics)
+        conductor = self._app.topics
+        names = await conductor._update_indices()
+        await self._app.consumer.subscribe(names)
+
+    @property
+    def rebalancing(self) -> bool:
+        return bool(self._app.rebalancing)
+
+    @property
+    def crashed(self) -> BaseException | None:
+        """Why Faust stopped by itself, if it did."""
+        reason: BaseException | None = self._app.crash_reason
+        return reason
+
+    def refresh_membership(self) -> None:
+        """A rebalance that left this member its partitions may have raised the generation without a callback.
+
+        Every join revokes first, so a valid generation here belongs to whatever is still owned.
+        """
+        thread = getattr(self._app.consumer, "_thread", None)
+        if thread is not None and thread._consumer is not None and not self._app.rebalancing:
+            membership = thread.membership()
+            if membership.may_commit and not self._app.rebalancing:
+                self._ownership.refresh(membership)
+
+    def apply_pauses(self, paused: Iterable[PartitionId]) -> None:
+        """Pause exactly these partitions. Faust resumes everything after a rebalance, so it is told again each time."""
+        wanted = set(paused)
+        consumer = self._app.consumer
+        if wanted:
+            consumer.pause_partitions({TP(*partition) for partition in wanted})
+        resumed = self._paused - wanted
+        if resumed:
+            consumer.resume_partitions({TP(*partition) for partition in resumed} & consumer.assignment())
+        self._paused = wanted
+
+    async def _revoked(self, _app: Any, revoked: Iterable[Any], **_kwargs: object) -> None:
+        log.info("revoked", partitions=len(list(revoked)))
+        self._paused.clear()
+        self._ownership.revoke_all()
+        await self._on_revoked()
+
+
+def _credentials(settings: Settings) -> Any:
+    if settings.kafka_security_protocol == "PLAINTEXT":
+        return None
+    context = None
+    if settings.kafka_security_protocol.endswith("SSL"):
+        ca_file = settings.kafka_ssl_ca_file
+        context = create_ssl_context(cafile=None if ca_file is None else str(ca_file))
+    if settings.kafka_security_protocol == "SSL":
+        return faust.SSLCredentials(context)
+    password = settings.kafka_sasl_password
+    return faust.SASLCredentials(
+        mechanism=settings.kafka_sasl_mechanism,
+        username=settings.kafka_sasl_username,
+        password=None if password is None else password.get_secret_value(),
+        ssl_context=context,
+    )

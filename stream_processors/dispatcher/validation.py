@@ -1,0 +1,212 @@
+"""Whether a decoded request may be run, and as what. Pure: the request, its tenant and the limits in, a verdict out."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fairlane.names import is_replies_of, replies_topic
+from fairlane.outcomes import Code, Priority, Task
+from fairlane.records import InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
+
+DEFAULT_TIMEOUT_MS: Mapping[str, int] = {Priority.HIGH: 30_000, Priority.NORMAL: 60_000, Priority.LOW: 120_000}
+DEFAULT_BACKFILL_TIMEOUT_MS = 86_400_000
+
+MAX_ID_CHARS = 128
+_ROLES = frozenset({"system", "user", "assistant"})
+_REQUEST_ID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+_MAX_STOPS = 8
+_MAX_STOP_CHARS = 256
+_MAX_TEMPERATURE = 2.0
+_MAX_TOP_K = 64
+_MAX_METADATA_BYTES = 8_192
+_MAX_SEED = 2**63 - 1
+
+_FIELDS_OF_TASK: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    Task.GENERATE: (("messages",), ("prompt",)),
+    Task.EMBED: (("texts",),),
+    Task.RANK: (("query", "documents"),),
+    Task.CLASSIFY: (("image",),),
+}
+_TASKS = frozenset(Task)
+_PRIORITIES = frozenset(Priority)
+_INPUT_FIELDS = ("messages", "prompt", "texts", "query", "documents", "image")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on every request, from the settings."""
+
+    max_input_bytes: int
+    max_input_items: int
+    max_timeout_ms: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not run: the code, the field at fault and the reason, for the tenant to read."""
+
+    code: Code
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """The model that will run the request, where its reply goes, and its size."""
+
+    model: ModelVersion
+    reply_topic: str
+    timeout_ms: int
+    input_bytes: int
+
+
+def validate(
+    request: InferenceRequest,
+    tenant: str,
+    spec: TenantSpec | None,
+    models: Mapping[str, ModelVersion],
+    limits: Limits,
+    *,
+    backfill: bool,
+) -> Valid | Refusal:
+    """Check one request of ``tenant``, which is the tenant of the topic it stood on."""
+    refusal = _identity(request, tenant, spec)
+    if refusal is not None:
+        return refusal
+    if spec is None:
+        return Refusal(Code.FORBIDDEN, "tenant", f"{tenant} is not registered")
+    model = models.get(request.model)
+    if model is None:
+        return Refusal(Code.UNKNOWN_MODEL, "model", f"no model is named {_shown(request.model)}")
+    if spec.models and request.model not in spec.models:
+        return Refusal(Code.FORBIDDEN, "model", f"{tenant} may not use {request.model}")
+    refusal = _routing(request, spec, model, limits)
+    if refusal is not None:
+        return refusal
+    input_bytes = size_of_input(request.input)
+    refusal = next(_input(request, limits, input_bytes), None) or next(
+        _parameters(request.parameters, model, limits), None
+    )
+    if refusal is not None:
+        return refusal
+    timeout_ms = request.timeout_ms
+    if timeout_ms is None:
+        timeout_ms = DEFAULT_BACKFILL_TIMEOUT_MS if backfill else DEFAULT_TIMEOUT_MS[request.priority]
+    return Valid(model, request.reply_to or replies_topic(tenant), timeout_ms, input_bytes)
+
+
+def reply_topic_for_refusal(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -> str:
+    """Where a refusal goes: the topic asked for if the tenant may use it, its own otherwise."""
+    if request.reply_to is not None and spec is not None and _may_reply_to(request.reply_to, spec):
+        return request.reply_to
+    return replies_topic(tenant)
+
+
+def size_of_input(content: RequestInput) -> int:
+    """Bytes of text and image in the input."""
+    size = 0
+    for message in content.messages or ():
+        size += len(message.role) + _utf8_bytes(message.content)
+    for text in (content.prompt, content.query, *(content.texts or ()), *(content.documents or ())):
+        if text is not None:
+            size += _utf8_bytes(text)
+    return size + len(content.image or b"")
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 64 else value[:64] + "…")
+
+
+def _invalid(field: str, message: str) -> Refusal:
+    return Refusal(Code.INVALID, field, message)
+
+
+def _identity(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -> Refusal | None:
+    if _REQUEST_ID.fullmatch(request.request_id) is None:
+        return _invalid("request_id", "must be a UUID")
+    if request.tenant is not None and request.tenant != tenant:
+        return Refusal(Code.FORBIDDEN, "tenant", f"this topic belongs to {tenant}, the record names another tenant")
+    if request.reply_to is not None and spec is not None and not _may_reply_to(request.reply_to, spec):
+        return Refusal(Code.FORBIDDEN, "reply_to", f"{_shown(request.reply_to)} is no reply topic of {tenant}")
+    return None
+
+
+def _may_reply_to(topic: str, spec: TenantSpec) -> bool:
+    own = replies_topic(spec.tenant)
+    return topic == own or (is_replies_of(topic, spec.tenant) and topic[len(own) + 1 :] in spec.services)
+
+
+def _routing(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, limits: Limits) -> Refusal | None:
+    if request.task not in _TASKS:
+        return _invalid("task", f"{_shown(request.task)} is none of {', '.join(Task)}")
+    if request.task not in model.tasks:
+        return _invalid("task", f"{model.model} does not {request.task}, only {', '.join(model.tasks)}")
+    if request.priority not in _PRIORITIES:
+        return _invalid("priority", f"{_shown(request.priority)} is none of {', '.join(Priority)}")
+    if request.priority not in spec.classes:
+        return Refusal(Code.FORBIDDEN, "priority", f"{spec.tenant} may not use the class {request.priority}")
+    if request.timeout_ms is not None and not 1 <= request.timeout_ms <= limits.max_timeout_ms:
+        return _invalid("timeout_ms", f"must be from 1 to {limits.max_timeout_ms}, not {request.timeout_ms}")
+    if request.conversation_id is not None and not 1 <= len(request.conversation_id) <= MAX_ID_CHARS:
+        return _invalid("conversation_id", f"must have from 1 to {MAX_ID_CHARS} characters")
+    metadata_bytes = sum(_utf8_bytes(key) + _utf8_bytes(value) for key, value in request.metadata.items())
+    if metadata_bytes > _MAX_METADATA_BYTES:
+        return _invalid("metadata", f"{metadata_bytes} bytes are more than {_MAX_METADATA_BYTES}")
+    if request.retrieval is not None:
+        if not 1 <= len(request.retrieval.collection) <= MAX_ID_CHARS:
+            return _invalid("retrieval.collection", f"must have from 1 to {MAX_ID_CHARS} characters")
+        if not 1 <= request.retrieval.top_k <= _MAX_TOP_K:
+            return _invalid("retrieval.top_k", f"must be from 1 to {_MAX_TOP_K}, not {request.retrieval.top_k}")
+    return None
+
+
+def _input(request: InferenceRequest, limits: Limits, input_bytes: int) -> Iterator[Refusal]:
+    content = request.input
+    if input_bytes > limits.max_input_bytes:
+        yield _invalid("input", f"{input_bytes} bytes are more than {limits.max_input_bytes}")
+    given = tuple(name for name in _INPUT_FIELDS if getattr(content, name) is not None)
+    choices = _FIELDS_OF_TASK[request.task]
+    if given not in choices:
+        wanted = " or ".join(" and ".join(choice) for choice in choices)
+        yield _invalid("input", f"{request.task} takes {wanted}, not {' and '.join(given) or 'an empty input'}")
+    for name in given:
+        value = getattr(content, name)
+        if not value:
+            yield _invalid(f"input.{name}", "must not be empty")
+        if isinstance(value, tuple):
+            if len(value) > limits.max_input_items:
+                yield _invalid(f"input.{name}", f"{len(value)} items are more than {limits.max_input_items}")
+            for index, item in enumerate(value):
+                if isinstance(item, str) and not item:
+                    yield _invalid(f"input.{name}[{index}]", "must not be empty")
+    for index, message in enumerate(content.messages or ()):
+        if message.role not in _ROLES:
+            yield _invalid(
+                f"input.messages[{index}].role", f"{_shown(message.role)} is none of system, user, assistant"
+            )
+    if content.messages and not any(message.content for message in content.messages):
+        yield _invalid("input.messages", "all messages are empty")
+
+
+def _parameters(parameters: Parameters, model: ModelVersion, limits: Limits) -> Iterator[Refusal]:
+    most = min(limits.max_output_tokens, model.max_output_tokens) or limits.max_output_tokens
+    if parameters.max_tokens is not None and not 1 <= parameters.max_tokens <= most:
+        yield _invalid("parameters.max_tokens", f"must be from 1 to {most}, not {parameters.max_tokens}")
+    temperature = parameters.temperature
+    if not (math.isfinite(temperature) and 0 <= temperature <= _MAX_TEMPERATURE):
+        yield _invalid("parameters.temperature", f"must be from 0 to {_MAX_TEMPERATURE:g}, not {temperature}")
+    if not (math.isfinite(parameters.top_p) and 0 < parameters.top_p <= 1):
+        yield _invalid("parameters.top_p", f"must be above 0 and at most 1, not {parameters.top_p}")
+    if len(parameters.stop) > _MAX_STOPS:
+        yield _invalid("parameters.stop", f"{len(parameters.stop)} strings are more than {_MAX_STOPS}")
+    for index, stop in enumerate(parameters.stop):
+        if not 1 <= len(stop) <= _MAX_STOP_CHARS:
+            yield _invalid(f"parameters.stop[{index}]", f"must have from 1 to {_MAX_STOP_CHARS} characters")
+    if parameters.seed is not None and not 0 <= parameters.seed <= _MAX_SEED:
+        yield _invalid("parameters.seed", "must not be negative")

@@ -1,0 +1,83 @@
+"""What the stack runs of ours, in which order and with which environment."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.local.endpoints import Endpoints
+from deploy.local.errors import StackError
+from deploy.local.services import default_services, default_setup, read_pools
+
+ENDPOINTS = Endpoints("k:1", "postgresql://s:p@h/d", "postgresql://o:p@h/d", "redis://h:1/0")
+
+
+def models(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "models.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_one_group_of_consumers_for_each_pool(tmp_path: Path) -> None:
+    file = models(tmp_path, "models: [{pool: generate}, {pool: encode}, {pool: encode}]")
+    assert read_pools(file) == ("generate", "encode")
+    services = default_services(dispatchers=2, consumers=2, engine="simulated", models_file=file)
+    assert [service.name for service in services] == [
+        *("dispatcher-1", "dispatcher-2", "recorder-1"),
+        *("consumer-generate-1", "consumer-generate-2", "consumer-encode-1", "consumer-encode-2"),
+    ]
+    consumer = services[-1].spec(ENDPOINTS, 20_001, ("kafka",))
+    assert consumer.argv[1:] == ("-m", "inference_consumers", "--pool", "encode")
+    assert consumer.env["INSTANCE_ID"] == "consumer-encode-2"
+    assert consumer.env["METRICS_PORT"] == "20001"
+    assert consumer.env["ENGINE"] == "simulated"
+    assert consumer.env["KAFKA_BOOTSTRAP_SERVERS"] == "k:1"
+    assert consumer.depends_on == ("kafka",)
+    assert consumer.health_url == "http://127.0.0.1:20001/health/ready"
+
+
+def test_the_engine_is_not_overridden_unless_asked(tmp_path: Path) -> None:
+    file = models(tmp_path, "models: [{pool: generate}]")
+    for service in default_services(models_file=file):
+        assert "ENGINE" not in service.spec(ENDPOINTS, 20_001, ()).env
+
+
+def test_the_pools_of_the_project_can_be_read() -> None:
+    assert read_pools()
+
+
+@pytest.mark.parametrize("text", ["", "models: 1", "models: [{model: x}]", "{", "[]"])
+def test_a_models_file_without_pools_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(StackError, match=r"models\.yaml: expected a list"):
+        read_pools(models(tmp_path, text))
+
+
+def test_a_missing_models_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"none\.yaml: No such file"):
+        read_pools(tmp_path / "none.yaml")
+
+
+def test_only_the_step_that_makes_tables_gets_their_owner() -> None:
+    known = ["kafka", "postgres", "redis"]
+    specs = []
+    for step in default_setup():
+        specs.append(step.spec(ENDPOINTS, known))
+        known.append(step.name)
+    assert [spec.argv[3:] for spec in specs] == [
+        ("topics", "apply"),
+        ("models", "apply"),
+        ("tenants", "apply"),
+        ("db", "upgrade"),
+    ]
+    assert [spec.depends_on for spec in specs] == [
+        ("kafka",),
+        ("kafka", "setup-topics"),
+        ("kafka", "setup-models"),
+        ("postgres",),
+    ]
+    assert ["POSTGRES_OWNER_DSN" in spec.env for spec in specs] == [False, False, False, True]
+    assert ["POSTGRES_OWNER_DSN" in spec.without_env for spec in specs] == [True, True, True, False]
+
+
+def test_a_step_does_not_wait_for_a_part_that_is_external() -> None:
+    tables = default_setup()[-1]
+    assert tables.spec(ENDPOINTS, ["kafka"]).depends_on == ()

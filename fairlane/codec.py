@@ -5,6 +5,7 @@ to the newest.
 """
 
 import io
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -18,6 +19,7 @@ from fairlane.records import type_by_name
 
 MAGIC_BYTE = 0
 _FRAME = struct.Struct(">bI")
+_FIELD_IN_MESSAGE = re.compile(r"on field (\w+)$")
 
 RecordT = TypeVar("RecordT")
 _Convert = Callable[[Any], Any]
@@ -70,7 +72,13 @@ class Codec:
         header, schema, to_plain = prepared
         body = io.BytesIO()
         body.write(header)
-        schemaless_writer(body, schema, to_plain(record))
+        try:
+            schemaless_writer(body, schema, to_plain(record))
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            # fastavro's message quotes the value, which may be a prompt: only the name of the field is taken from it.
+            named = _FIELD_IN_MESSAGE.findall(str(error))
+            where = f"{type(record).__name__}.{named[-1]}" if named else type(record).__name__
+            raise ValueError(f"{where}: a value that its schema does not allow ({type(error).__name__})") from None
         return body.getvalue()
 
     def decode(self, data: bytes | None) -> object:

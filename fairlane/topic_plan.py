@@ -176,7 +176,7 @@ def plan(
         if allowed.delete:
             changes.append(DeleteTopic(name, family))
         else:
-            message = f"of family {family}, but of no tenant or pool that is named; --delete removes it"
+            message = f"of family {family}, but of no tenant or pool that is named; `topics apply --delete` removes it"
             findings.append(_warning(Problem.EXTRA_TOPIC, name, message))
     findings.extend(_check_offsets_retention(wanted, broker_config))
     return Plan(tuple(changes), tuple(findings))
@@ -219,7 +219,7 @@ def _config(topic: TopicSpec, found: ExistingTopic, allowed: Permissions) -> tup
     kept = tuple(item for item in settings if item not in losing)
     finding = None
     if losing:
-        message = f"{ChangeConfig(topic.name, losing).detail} would delete records; --shrink does it"
+        message = f"{ChangeConfig(topic.name, losing).detail} would delete records; `topics apply --shrink` does it"
         finding = _warning(Problem.SHORTER_RETENTION, topic.name, message)
     return ChangeConfig(topic.name, kept) if kept else None, finding
 

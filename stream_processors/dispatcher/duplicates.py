@@ -30,7 +30,7 @@ class NoDuplicateIndex:
 
 
 class RedisDuplicateIndex:
-    """One ``SET NX GET`` per request, in one round trip per call. A Redis that fails lets duplicates pass."""
+    """``SET NX`` and ``GET`` per request, in one round trip per call. A Redis that fails lets duplicates pass."""
 
     def __init__(self, redis: "Redis", ttl_s: int) -> None:
         self._redis = redis
@@ -41,8 +41,11 @@ class RedisDuplicateIndex:
         try:
             pipeline = self._redis.pipeline(transaction=False)
             for tenant, request_id, coordinate in entries:
-                pipeline.set(f"seen:{tenant}:{request_id}", _packed(coordinate), nx=True, get=True, ex=self._ttl_s)
-            answers = await pipeline.execute()
+                key = f"seen:{tenant}:{request_id}"
+                # Whoever sets first stays; reading it back afterwards needs no newer Redis than 2.6.
+                pipeline.set(key, _packed(coordinate), nx=True, ex=self._ttl_s)
+                pipeline.get(key)
+            answers = (await pipeline.execute())[1::2]
         except (RedisError, OSError, TimeoutError) as error:
             if self._available:
                 log.warning("duplicate_index_unavailable", error=type(error).__name__)

@@ -130,7 +130,8 @@ class RequestStream:
             broker_request_timeout=max(40.0, session_s * 2),
             broker_max_poll_records=2_000,
             consumer_metadata_max_age_ms=2_000,
-            consumer_auto_offset_reset="none",
+            # Where aiokafka would start by itself never counts: every assignment begins with our own seek.
+            consumer_auto_offset_reset="earliest",
             store="memory://",
             topic_disable_leader=True,
             topic_allow_declare=False,

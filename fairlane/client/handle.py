@@ -1,0 +1,123 @@
+"""What ``submit`` returns: the way to the reply of one request."""
+
+import threading
+
+from fairlane.client.promise import Promise
+from fairlane.errors import FairlaneError, Timeout, error_of
+from fairlane.records import InferenceReply, SourceCoordinate
+
+
+class Handle:
+    """One submitted request. Safe to use from any thread, and after the client was closed.
+
+    >>> handle = client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
+    >>> handle.result(timeout=30).output.text
+    ' Paris.'
+
+    Attributes:
+        request_id: of the request.
+        topic: the topic it was published to.
+        reply_to: the topic its reply goes to.
+        submitted_at_ms: when it was handed to the producer, by this machine's clock, milliseconds since the epoch.
+        published_at_ms: when the broker's acknowledgement came; None until then.
+        received_at_ms: when the reply was read from its topic; None until then.
+    """
+
+    __slots__ = (
+        "_published",
+        "_replied",
+        "published_at_ms",
+        "received_at_ms",
+        "reply_to",
+        "request_id",
+        "submitted_at_ms",
+        "topic",
+    )
+
+    def __init__(self, request_id: str, topic: str, reply_to: str, submitted_at_ms: int, lock: threading.Lock) -> None:
+        self.request_id = request_id
+        self.topic = topic
+        self.reply_to = reply_to
+        self.submitted_at_ms = submitted_at_ms
+        self.published_at_ms: int | None = None
+        self.received_at_ms: int | None = None
+        self._published: Promise[SourceCoordinate | None] = Promise(lock)
+        self._replied: Promise[InferenceReply] = Promise(lock)
+
+    def done(self) -> bool:
+        """Whether ``reply`` would return or raise at once."""
+        return self._replied.done
+
+    def result(self, timeout: float | None = None) -> InferenceReply:
+        """The reply, if its outcome is ``ok``; waits up to ``timeout`` seconds, None for as long as it takes.
+
+        Raises:
+            Rejected, Expired, Cancelled, Failed: the final reply says so.
+            Timeout: no reply yet.
+            PublishFailed, AnsweredElsewhere, Unavailable, ClientClosed: none will come to this handle.
+        """
+        return successful(self.reply(timeout))
+
+    def reply(self, timeout: float | None = None) -> InferenceReply:
+        """The final reply whatever its outcome; waits up to ``timeout`` seconds, None for as long as it takes.
+
+        Raises:
+            Timeout: no reply yet.
+            PublishFailed, AnsweredElsewhere, Unavailable, ClientClosed: none will come to this handle.
+        """
+        if not self._replied.wait(timeout):
+            raise no_reply_yet(self, timeout)
+        return self._replied.get()
+
+    def published(self, timeout: float | None = None) -> SourceCoordinate | None:
+        """Wait until the request is in the log: from then on it gets exactly one final reply.
+
+        Returns where it stands there; None when the acknowledgement was lost and only the reply proves it.
+
+        Raises:
+            Timeout: not acknowledged within ``timeout`` seconds.
+            PublishFailed, Unavailable, ClientClosed: it never will be.
+        """
+        if not self._published.wait(timeout):
+            raise not_published_yet(self, timeout)
+        return self._published.get()
+
+    def keep_published(self, where: SourceCoordinate | None, now_ms: int | None) -> None:
+        """For the client alone: the request is in the log."""
+        self.published_at_ms = now_ms
+        self._published.keep(where)
+
+    def keep_reply(self, reply: InferenceReply, received_at_ms: int) -> None:
+        """For the client alone: the final reply is here."""
+        self.received_at_ms = received_at_ms
+        self._replied.keep(reply)
+
+    def break_reply(self, error: FairlaneError) -> None:
+        """For the client alone: no reply will come to this handle."""
+        self._replied.break_with(error)
+
+    def fail(self, error: FairlaneError) -> None:
+        """For the client alone: neither acknowledgement nor reply will come, where they have not yet."""
+        self._published.break_with(error)
+        self._replied.break_with(error)
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "published" if self._published.done else "submitted"
+        return f"<Handle {self.request_id} {state}>"
+
+
+def successful(reply: InferenceReply) -> InferenceReply:
+    """The reply, or the error it stands for."""
+    if (error := error_of(reply)) is not None:
+        raise error
+    return reply
+
+
+def no_reply_yet(handle: Handle, timeout_s: float | None) -> Timeout:
+    """The error for a wait for the reply that was too short."""
+    return Timeout(f"request {handle.request_id}: no reply within {timeout_s:g} s")
+
+
+def not_published_yet(handle: Handle, timeout_s: float | None) -> Timeout:
+    """The error for a wait for the acknowledgement that was too short."""
+    return Timeout(f"request {handle.request_id}: not acknowledged by {handle.topic} within {timeout_s:g} s")

@@ -1,0 +1,191 @@
+"""Reads a reply topic from where it ended before the first submit, on one thread, for all handles of a client."""
+
+import threading
+import time
+from collections.abc import Callable
+from time import monotonic
+from typing import TypeVar
+
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane.client.seams import ReaderSeam, log
+from fairlane.clock import ClockMs
+from fairlane.codec import Codec, DecodeError
+from fairlane.errors import Unavailable
+from fairlane.records import InferenceReply
+
+AnswerT = TypeVar("AnswerT")
+
+_POLL_S = 0.1
+_BATCH_RECORDS = 500
+_CALL_TIMEOUT_S = 2.0
+_TOPIC_GRACE_S = 2.0
+_RETRY_S = 0.1
+_REFRESH_S = 2.0
+_GONE_AFTER_S = 15.0
+_PERMANENT = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION})
+
+
+class ReplyReader:
+    """Hands every committed reply of a topic to ``settle``.
+
+    Args:
+        consumer: with nothing assigned; the reader owns it from now on.
+        topic: the reply topic.
+        codec: decodes the replies.
+        is_wanted: whether somebody waits for this request id; others are not even decoded.
+        settle: takes a decoded reply and when it was read, milliseconds since the epoch.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        consumer: ReaderSeam,
+        topic: str,
+        codec: Codec,
+        is_wanted: Callable[[str], bool],
+        settle: Callable[[InferenceReply, int], None],
+        clock: ClockMs,
+    ) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._codec = codec
+        self._is_wanted = is_wanted
+        self._settle = settle
+        self._clock = clock
+        self._assigned: set[int] = set()
+        self._next_refresh = 0.0
+        self._gone_since: float | None = None
+        self.undecodable = 0
+        self.ignored = 0
+
+    def seek_to_end(self, timeout_s: float) -> None:
+        """Take up the topic where it ends now. Whatever is published after this returns is seen.
+
+        Raises:
+            Unavailable: the topic does not exist or may not be read.
+            KafkaException: no broker answers within ``timeout_s``.
+        """
+        deadline = monotonic() + timeout_s
+        starts = [
+            TopicPartition(self._topic, partition, self._end_of(partition, deadline))
+            for partition in self._existing_partitions(deadline)
+        ]
+        self._consumer.incremental_assign(starts)
+        self._assigned = {start.partition for start in starts}
+        self._next_refresh = monotonic() + _REFRESH_S
+
+    def run(self, stopping: threading.Event) -> None:
+        """Read until told to stop. Raises whatever makes going on pointless; the caller owns the thread."""
+        while not stopping.is_set():
+            self.step(_POLL_S)
+
+    def step(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for replies and hand over all that are there.
+
+        Raises:
+            Unavailable: the topic is gone or may not be read.
+            KafkaException: the consumer is beyond repair.
+        """
+        # poll returns with the first record; consume alone would wait for a full batch.
+        first = self._consumer.poll(timeout_s)
+        if first is not None:
+            received_at_ms = self._clock()
+            self._take(first, received_at_ms)
+            for message in self._consumer.consume(_BATCH_RECORDS, 0):
+                self._take(message, received_at_ms)
+        if monotonic() >= self._next_refresh:
+            self._refresh()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _take(self, message: Message, received_at_ms: int) -> None:
+        error = message.error()
+        if error is not None:
+            self._on_error(error, message)
+            return
+        key = message.key()
+        if key is not None and not self._is_wanted(key.decode("utf-8", "replace")):
+            self.ignored += 1
+            return
+        try:
+            reply = self._codec.decode_as(InferenceReply, message.value())
+        except DecodeError as problem:
+            self.undecodable += 1
+            log.error(
+                "reply_undecodable topic=%s partition=%s offset=%s problem=%s",
+                message.topic(),
+                message.partition(),
+                message.offset(),
+                problem.problem,
+            )
+            return
+        self._settle(reply, received_at_ms)
+
+    def _on_error(self, error: KafkaError, message: Message) -> None:
+        if error.fatal():
+            raise KafkaException(error)
+        if error.code() in _PERMANENT:
+            raise Unavailable(f"{self._topic}: {error.str()}")
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            # Retention ran past us while we could not read. What was lost cannot be had back; what is left can.
+            log.error("replies_lost topic=%s partition=%s reason=%s", self._topic, message.partition(), error.str())
+            self._consumer.seek(TopicPartition(self._topic, message.partition() or 0, OFFSET_BEGINNING))
+            return
+        log.debug("reply_reader_error topic=%s name=%s", self._topic, error.name())
+
+    def _refresh(self) -> None:
+        """Notice partitions that were added since, and a topic that is gone."""
+        self._next_refresh = monotonic() + _REFRESH_S
+        try:
+            present = self._partitions(_CALL_TIMEOUT_S)
+        except KafkaException:
+            return  # no broker answers: the consumer goes on trying by itself
+        if present:
+            self._gone_since = None
+            # Born after the start, so all that is in them is newer than every request of ours.
+            added = [
+                TopicPartition(self._topic, partition, OFFSET_BEGINNING) for partition in present - self._assigned
+            ]
+            if added:
+                self._consumer.incremental_assign(added)
+                self._assigned |= present
+            return
+        self._gone_since = self._gone_since or monotonic()
+        if monotonic() - self._gone_since > _GONE_AFTER_S:
+            raise Unavailable(f"{self._topic} does not exist any more")
+
+    def _existing_partitions(self, deadline: float) -> list[int]:
+        # Metadata of a topic that was made a moment ago may still be on its way.
+        missing_until = min(deadline, monotonic() + _TOPIC_GRACE_S)
+        while not (partitions := _ask(self._partitions, deadline)):
+            if monotonic() >= missing_until:
+                raise Unavailable(f"{self._topic} does not exist; `fairlane tenants apply` makes a tenant's topics")
+            time.sleep(_RETRY_S)
+        return sorted(partitions)
+
+    def _partitions(self, timeout_s: float) -> set[int]:
+        """The topic's partitions; none when it does not exist. Raises KafkaException without an answer."""
+        metadata = self._consumer.list_topics(self._topic, timeout=timeout_s).topics.get(self._topic)
+        if metadata is None:
+            return set()
+        if metadata.error is not None and metadata.error.code() in _PERMANENT:
+            raise Unavailable(f"{self._topic}: {metadata.error.str()}")
+        return set(metadata.partitions)
+
+    def _end_of(self, partition: int, deadline: float) -> int:
+        wanted = TopicPartition(self._topic, partition)
+        _low, end = _ask(lambda timeout_s: self._consumer.get_watermark_offsets(wanted, timeout=timeout_s), deadline)
+        return end
+
+
+def _ask(call: Callable[[float], AnswerT], deadline: float) -> AnswerT:
+    """Call with a timeout, again until it answers. Raises the last KafkaException when the deadline has passed."""
+    while True:
+        try:
+            return call(max(0.1, min(_CALL_TIMEOUT_S, deadline - monotonic())))
+        except KafkaException:
+            if monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_S)

@@ -1,0 +1,221 @@
+"""Building a request and finding its obvious mistakes, before anything is sent. The dispatcher stays the authority."""
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Required, TypedDict
+from uuid import UUID
+
+from fairlane.clock import now_ms
+from fairlane.names import is_replies_of
+from fairlane.outcomes import Priority, Task
+from fairlane.records import InferenceRequest, Message, Parameters, RequestInput, Retrieval
+
+_TASKS: Final = frozenset(task.value for task in Task)
+_PRIORITIES: Final = frozenset(priority.value for priority in Priority)
+_ROLES: Final = frozenset({"system", "user", "assistant"})
+_INPUTS_OF_TASK: Final[Mapping[str, tuple[str, ...]]] = {
+    Task.GENERATE: ("messages", "prompt"),
+    Task.EMBED: ("texts",),
+    Task.RANK: ("query", "documents"),
+    Task.CLASSIFY: ("image",),
+}
+_INPUTS: Final = ("messages", "prompt", "texts", "query", "documents", "image")
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+_LARGEST_INT: Final = 2**63 - 1
+
+ChatTurn = Message | Mapping[str, str]
+"""A message, or a mapping with ``role`` and ``content``."""
+
+
+class RequestFields(TypedDict, total=False):
+    """What ``submit`` takes, by keyword. Only ``model`` and the input of the task are needed.
+
+    Fields:
+        model: the name of the model, as in models.yaml.
+        task: generate (default), embed, rank or classify.
+        messages: generate: the chat, as :class:`Message` or ``{"role": ..., "content": ...}``.
+        prompt: generate, instead of ``messages``: plain text to go on with.
+        texts: embed: the texts, one vector each.
+        query: rank: what the documents are ranked against.
+        documents: rank: the documents, one score each, in this order.
+        image: classify: raw 8-bit grey pixels, row by row, or a PNG.
+        max_tokens: generate: most tokens of the answer.
+        temperature: generate: 0 (default) is greedy.
+        top_p: generate: nucleus sampling, above 0 and at most 1.
+        stop: generate: text, or several, at which the answer ends.
+        seed: generate: makes sampling repeatable.
+        stream: generate: send the text as it comes to the tenant's chunk topic too.
+        priority: high, normal (default) or low.
+        timeout_ms: the deadline, in milliseconds from the broker's receipt; none: the service's own.
+        reply_to: another of the tenant's reply topics; then the handle tells of the publishing alone.
+        retrieval: where to look for context first.
+        conversation_id: names the conversation this belongs to.
+        metadata: strings that come back nowhere but in the records.
+        request_id: a UUID; the same id runs once, however often it is published. Default: a new one.
+    """
+
+    model: Required[str]
+    task: str
+    messages: Iterable[ChatTurn] | None
+    prompt: str | None
+    texts: Sequence[str] | None
+    query: str | None
+    documents: Sequence[str] | None
+    image: bytes | None
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    stop: str | Sequence[str]
+    seed: int | None
+    stream: bool
+    priority: str
+    timeout_ms: int | None
+    reply_to: str | None
+    retrieval: Retrieval | None
+    conversation_id: str | None
+    metadata: Mapping[str, str] | None
+    request_id: str | None
+
+
+def new_request_id() -> str:
+    """A UUID that sorts by time (RFC 9562, version 7)."""
+    random = int.from_bytes(os.urandom(10), "big")
+    value = (now_ms() & (1 << 48) - 1) << 80 | 7 << 76 | (random >> 62 & 0xFFF) << 64 | 2 << 62 | random & (1 << 62) - 1
+    return str(UUID(int=value))
+
+
+def build_request(
+    *,
+    model: str,
+    task: str = Task.GENERATE.value,
+    messages: Iterable[ChatTurn] | None = None,
+    prompt: str | None = None,
+    texts: Sequence[str] | None = None,
+    query: str | None = None,
+    documents: Sequence[str] | None = None,
+    image: bytes | None = None,
+    max_tokens: int | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    stop: str | Sequence[str] = (),
+    seed: int | None = None,
+    stream: bool = False,
+    priority: str = Priority.NORMAL.value,
+    timeout_ms: int | None = None,
+    reply_to: str | None = None,
+    retrieval: Retrieval | None = None,
+    conversation_id: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    request_id: str | None = None,
+) -> InferenceRequest:
+    """The request these fields make; see :class:`RequestFields`. Not checked yet.
+
+    Raises:
+        ValueError: a field has a form no record can hold; the message begins with its name.
+    """
+    return InferenceRequest(
+        request_id=new_request_id() if request_id is None else request_id,
+        model=model,
+        task=task,
+        input=RequestInput(
+            messages=None if messages is None else tuple([_message(turn) for turn in messages]),
+            prompt=prompt,
+            texts=_strings("texts", texts),
+            query=query,
+            documents=_strings("documents", documents),
+            image=image,
+        ),
+        parameters=Parameters(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            seed=seed,
+            stream=stream,
+        ),
+        priority=priority,
+        timeout_ms=timeout_ms,
+        reply_to=reply_to,
+        retrieval=retrieval,
+        conversation_id=conversation_id,
+        metadata={} if metadata is None else dict(metadata),
+    )
+
+
+def check_request(request: InferenceRequest, tenant: str) -> None:
+    """Find the obvious mistakes of a request that this tenant is about to publish.
+
+    Raises:
+        ValueError: the message begins with the field that is wrong. It shows no text of the input.
+    """
+    _require(_UUID.fullmatch(request.request_id) is not None, "request_id", "not a UUID")
+    _require(bool(request.model), "model", "empty")
+    _require(request.task in _TASKS, "task", f"{request.task!r} is none of {_listed(_TASKS)}")
+    _require(request.priority in _PRIORITIES, "priority", f"{request.priority!r} is none of {_listed(_PRIORITIES)}")
+    _check_input(request.task, request.input)
+    _check_parameters(request.parameters)
+    _check_whole("timeout_ms", request.timeout_ms, least=1)
+    if request.tenant is not None and request.tenant != tenant:
+        raise ValueError(f"tenant: {request.tenant!r}, but this client publishes as {tenant!r}")
+    if request.reply_to is not None and not is_replies_of(request.reply_to, tenant):
+        raise ValueError(f"reply_to: {request.reply_to!r} is no reply topic of {tenant!r}")
+    for key, value in request.metadata.items():
+        _require(isinstance(key, str) and isinstance(value, str), "metadata", "keys and values must be strings")
+
+
+def _check_input(task: str, given: RequestInput) -> None:
+    expected = _INPUTS_OF_TASK[task]
+    for name in _INPUTS:
+        if getattr(given, name) is not None and name not in expected:
+            raise ValueError(f"{name}: no input of task {task}, which takes {' or '.join(expected)}")
+    if task == Task.GENERATE:
+        if (given.messages is None) == (given.prompt is None):
+            raise ValueError("messages: give either messages or prompt")
+        expected = ("prompt",) if given.messages is None else ("messages",)
+    for name in expected:
+        _require(bool(getattr(given, name)), name, f"missing or empty, and task {task} needs it")
+    for turn in given.messages or ():
+        _require(turn.role in _ROLES, "messages", f"role {turn.role!r} is none of {_listed(_ROLES)}")
+
+
+def _check_parameters(parameters: Parameters) -> None:
+    _check_whole("max_tokens", parameters.max_tokens, least=1)
+    _check_whole("seed", parameters.seed, least=-_LARGEST_INT - 1)
+    temperature, top_p = parameters.temperature, parameters.top_p
+    _require(math.isfinite(temperature) and temperature >= 0, "temperature", f"{temperature} is not 0 or more")
+    _require(0 < top_p <= 1, "top_p", f"{top_p} is not above 0 and at most 1")
+    _require(all(parameters.stop), "stop", "holds an empty text")
+
+
+def _check_whole(name: str, value: int | None, least: int) -> None:
+    if value is None:
+        return
+    _require(isinstance(value, int) and not isinstance(value, bool), name, "not a whole number")
+    _require(least <= value <= _LARGEST_INT, name, f"{value} is not between {least} and {_LARGEST_INT}")
+
+
+def _message(turn: ChatTurn) -> Message:
+    if isinstance(turn, Message):
+        return turn
+    if set(turn) != {"role", "content"}:
+        raise ValueError(f"messages: a message has role and content, not {_listed(turn)}")
+    return Message(role=turn["role"], content=turn["content"])
+
+
+def _strings(name: str, values: Sequence[str] | None) -> tuple[str, ...] | None:
+    if values is None:
+        return None
+    if isinstance(values, str):
+        raise ValueError(f"{name}: a single text; give a list of texts")
+    return tuple(values)
+
+
+def _require(condition: bool, name: str, problem: str) -> None:
+    if not condition:
+        raise ValueError(f"{name}: {problem}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

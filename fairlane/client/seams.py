@@ -1,0 +1,111 @@
+"""The parts of confluent-kafka the client uses, as protocols, and the real ones; unit tests put their own behind them."""
+
+import logging
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Protocol
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+from fairlane.cluster import LastError, quiet
+from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.settings import KafkaSettings
+
+# A library says what it has to say through the application's logging; nothing of it goes to stdout or stderr by itself.
+log = logging.getLogger("fairlane.client")
+
+DeliveryReport = Callable[[KafkaError | None, Message], None]
+
+# A topic that does not exist is reported after this long instead of librdkafka's 30 s.
+_TOPIC_PROPAGATION_MS = 2_000
+_SAME_ERROR_AGAIN_S = 30.0
+
+
+class ProducerSeam(Protocol):
+    """An idempotent producer."""
+
+    def produce(self, topic: str, value: bytes, key: bytes, *, on_delivery: DeliveryReport) -> None: ...
+
+    def poll(self, timeout: float) -> int: ...
+
+    def flush(self, timeout: float) -> int: ...
+
+    def purge(self) -> None: ...
+
+
+class ReaderSeam(Protocol):
+    """A ``read_committed`` consumer with partitions assigned by hand."""
+
+    def list_topics(self, topic: str, timeout: float) -> Any: ...
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]: ...
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None: ...
+
+    def seek(self, partition: TopicPartition) -> None: ...
+
+    def poll(self, timeout: float) -> Message | None: ...
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]: ...
+
+    def close(self) -> None: ...
+
+
+class Connector(Protocol):
+    """Makes the clients of one connection."""
+
+    def producer(self, max_messages: int, max_bytes: int) -> ProducerSeam: ...
+
+    def reader(self, group_id: str) -> ReaderSeam: ...
+
+    def last_error(self) -> str | None: ...
+
+
+class KafkaConnector:
+    """Real clients. Each gets its errors logged, once in a while rather than with every attempt to connect."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._errors = _LoggedErrors()
+
+    def producer(self, max_messages: int, max_bytes: int) -> ProducerSeam:
+        """A producer whose own queue holds at least this much. Raises KafkaException for settings it refuses."""
+        config = quiet(idempotent_producer(self._settings), self._errors) | {
+            "queue.buffering.max.messages": max_messages,
+            "queue.buffering.max.kbytes": -(-max_bytes // 1024),
+            "topic.metadata.propagation.max.ms": _TOPIC_PROPAGATION_MS,
+        }
+        producer: ProducerSeam = Producer(config)
+        return producer
+
+    def reader(self, group_id: str) -> ReaderSeam:
+        """A consumer. Raises KafkaException for settings it refuses."""
+        return self.consumer(group_id)
+
+    def consumer(self, group_id: str, max_poll_interval_ms: int | None = None) -> Consumer:
+        """A consumer that can also join its group."""
+        config = quiet(read_committed_consumer(self._settings, group_id), self._errors)
+        if max_poll_interval_ms is not None:
+            config["max.poll.interval.ms"] = max_poll_interval_ms
+        return Consumer(config)
+
+    def last_error(self) -> str | None:
+        """Why it last could not connect, if it could not."""
+        return self._errors.text
+
+
+class _LoggedErrors(LastError):
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._logged: dict[int, float] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        super().__call__(error)
+        now = monotonic()
+        with self._lock:
+            if now - self._logged.get(error.code(), -_SAME_ERROR_AGAIN_S) < _SAME_ERROR_AGAIN_S:
+                return
+            self._logged[error.code()] = now
+        log.warning("kafka_error name=%s reason=%s", error.name(), error.str())

@@ -1,0 +1,142 @@
+"""How much may be under way at a time: the client's bound on unanswered requests and on bytes not yet in the log."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+class Ticket:
+    """A place in the line of :class:`Window`. ``granted`` or ``error`` is set before its callback is called."""
+
+    __slots__ = ("error", "granted", "size_bytes", "wake")
+
+    def __init__(self, size_bytes: int, wake: Callable[[], None]) -> None:
+        self.size_bytes = size_bytes
+        self.wake = wake
+        self.granted = False
+        self.error: Exception | None = None
+
+
+class Window:
+    """Admits requests while fewer than ``max_in_flight`` are unanswered and ``max_buffered_bytes`` unpublished.
+
+    First come, first served: what is released goes to the head of the line at once, so nobody is overtaken. A
+    request larger than the byte bound is admitted when nothing else is buffered. Thread-safe; no callback is called
+    with the lock held.
+    """
+
+    def __init__(self, max_in_flight: int, max_buffered_bytes: int) -> None:
+        self._max_in_flight = max_in_flight
+        self._max_buffered_bytes = max_buffered_bytes
+        self._lock = threading.Lock()
+        self._line: deque[Ticket] = deque()
+        self._in_flight = 0
+        self._buffered_bytes = 0
+        self._error: Exception | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests admitted and not released."""
+        return self._in_flight
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes admitted and not released."""
+        return self._buffered_bytes
+
+    def try_acquire(self, size_bytes: int) -> bool:
+        """Admit a request of this size if there is room and nobody waits. Raises the error the window closed with."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._line or not self._has_room(size_bytes):
+                return False
+            self._take(size_bytes)
+            return True
+
+    def enter_line(self, size_bytes: int, wake: Callable[[], None]) -> Ticket:
+        """Wait in line: ``wake`` is called once, from any thread, when the ticket is granted or the window closes."""
+        ticket = Ticket(size_bytes, wake)
+        with self._lock:
+            self._line.append(ticket)
+            woken = self._serve_line()
+        _wake(woken)
+        return ticket
+
+    def leave_line(self, ticket: Ticket) -> None:
+        """Give up waiting; what was granted meanwhile goes to the next in line."""
+        with self._lock:
+            if ticket.granted:
+                self._in_flight -= 1
+                self._buffered_bytes -= ticket.size_bytes
+            elif ticket in self._line:
+                self._line.remove(ticket)
+            woken = self._serve_line()
+        _wake(woken)
+
+    def acquire(self, size_bytes: int, timeout_s: float) -> bool:
+        """Like ``try_acquire``, waiting for room; False when there was none within ``timeout_s``."""
+        if self.try_acquire(size_bytes):
+            return True
+        event = threading.Event()
+        ticket = self.enter_line(size_bytes, event.set)
+        try:
+            event.wait(timeout_s)
+        except BaseException:  # KeyboardInterrupt: the place in the line must not be lost with the caller
+            self.leave_line(ticket)
+            raise
+        return self.claim(ticket)
+
+    def claim(self, ticket: Ticket) -> bool:
+        """End the wait: whether the ticket was granted; if not, it leaves the line. Raises the closing error."""
+        with self._lock:
+            if ticket.error is not None:
+                raise ticket.error
+            if ticket.granted:
+                return True
+        self.leave_line(ticket)
+        return False
+
+    def release(self, requests: int = 0, buffered_bytes: int = 0) -> None:
+        """Give back what was acquired."""
+        with self._lock:
+            self._in_flight -= requests
+            self._buffered_bytes -= buffered_bytes
+            woken = self._serve_line() if self._line else ()
+        _wake(woken)
+
+    def close(self, error: Exception) -> None:
+        """Admit nothing more; everybody who waits or comes gets this error."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            woken = self._serve_line()
+        _wake(woken)
+
+    def _serve_line(self) -> list[Ticket]:
+        woken = []
+        while self._line:
+            head = self._line[0]
+            if self._error is not None:
+                head.error = self._error
+            elif self._has_room(head.size_bytes):
+                self._take(head.size_bytes)
+                head.granted = True
+            else:
+                break
+            woken.append(self._line.popleft())
+        return woken
+
+    def _has_room(self, size_bytes: int) -> bool:
+        if self._in_flight >= self._max_in_flight:
+            return False
+        return self._buffered_bytes == 0 or self._buffered_bytes + size_bytes <= self._max_buffered_bytes
+
+    def _take(self, size_bytes: int) -> None:
+        self._in_flight += 1
+        self._buffered_bytes += size_bytes
+
+
+def _wake(tickets: "list[Ticket] | tuple[()]") -> None:
+    for ticket in tickets:
+        ticket.wake()

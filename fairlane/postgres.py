@@ -1,0 +1,95 @@
+"""Connecting to Postgres: connection strings, the tenant a transaction acts for, and a bound on every call.
+
+TLS is part of the connection string (``sslmode``, ``sslrootcert``). psycopg is imported where it is used: the client
+SDK does not need it.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psycopg
+
+ALL_TENANTS = "*"
+"""What a trusted service acts for. No tenant can have this name."""
+
+CONNECT_TIMEOUT_S = 3
+
+
+def connect(dsn: str, application_name: str, **options: Any) -> "psycopg.Connection":
+    """A connection that gives up after ``connect_timeout`` (3 s unless the string says otherwise).
+
+    Raises psycopg.Error: it cannot be had.
+    """
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    given = conninfo_to_dict(dsn)
+    defaults = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application_name}
+    return psycopg.connect(dsn, **{**{name: value for name, value in defaults.items() if name not in given}, **options})
+
+
+def act_for(connection: "psycopg.Connection", tenant: str) -> None:
+    """Let the current transaction see and write the rows of this tenant only; ``ALL_TENANTS`` is for trusted services.
+
+    Row-level security shows nothing at all to a transaction that did not call this.
+    """
+    connection.execute("SELECT set_config('fairlane.tenant', %s, true)", (tenant,))
+
+
+@contextmanager
+def deadline(connection: "psycopg.Connection", timeout_s: float) -> Iterator[None]:
+    """Cut the connection when the block takes longer: the call in progress raises psycopg.OperationalError.
+
+    A server that hangs would not obey ``statement_timeout``, and one that is stopped still acknowledges TCP.
+    """
+    # A descriptor of our own: libpq may close its own, and the number may then mean another file.
+    line = socket.socket(fileno=os.dup(connection.fileno()))
+
+    def cut() -> None:
+        with suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(timeout_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        line.close()
+
+
+def role_of(dsn: str) -> str | None:
+    """The role that a connection string names. Raises ValueError when it is no connection string."""
+    user = _parsed(dsn).get("user")
+    return None if user is None else str(user)
+
+
+def describe(dsn: str) -> str:
+    """The connection as it may be printed: ``role@host:port/database``. Raises ValueError as ``role_of``."""
+    given = _parsed(dsn)
+    host, port = given.get("host", "localhost"), given.get("port", "5432")
+    return f"{given.get('user', '')}@{host}:{port}/{given.get('dbname', '')}"
+
+
+def explain(error: "psycopg.Error") -> str:
+    """Why Postgres refused, in one line and without the values of any row."""
+    text = error.diag.message_primary or str(error)
+    return f"{type(error).__name__}: {' '.join(text.split())}"
+
+
+def _parsed(dsn: str) -> dict[str, Any]:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return dict(conninfo_to_dict(dsn))
+    except psycopg.ProgrammingError:
+        # libpq's own message would quote the string, password included.
+        raise ValueError("not a Postgres connection string (postgresql://role@host:port/database)") from None

@@ -230,13 +230,14 @@ class ClientCore:
                 on_delivery=partial(self._on_delivery, handle, size),
             )
         except (BufferError, KafkaException) as error:
-            self._leave(handle)
-            self.window.release(requests=1, buffered_bytes=size)
+            self.window.release(requests=int(self._leave(handle)), buffered_bytes=size)
             if isinstance(error, BufferError):
                 raise Backpressure("the producer's queue is full") from None
-            self._publish_failed += 1
+            with self._lock:
+                self._publish_failed += 1
             raise PublishFailed(handle.request_id, self._topic, reason_of(error)) from error
-        self._submitted += 1
+        with self._lock:
+            self._submitted += 1
         return handle
 
     def flush(self, timeout_s: float) -> int:
@@ -267,13 +268,13 @@ class ClientCore:
     def _enter(self, handle: Handle) -> None:
         with self._lock:
             self._raise_if_ended()
-            if handle.reply_to == self.reply_topic:
-                self._open.setdefault(handle.request_id, []).append(handle)
-                return
-        handle.break_reply(AnsweredElsewhere(handle.request_id, handle.reply_to))
+            self._open.setdefault(handle.request_id, []).append(handle)
+        if handle.reply_to != self.reply_topic:
+            # It stays in the table until it is published, so that it fails with the client if the client fails.
+            handle.break_reply(AnsweredElsewhere(handle.request_id, handle.reply_to))
 
     def _leave(self, handle: Handle) -> bool:
-        """Take a handle out of the table; False when somebody else did."""
+        """Take a handle out of the table; False when somebody else did. Who takes it out releases its room."""
         with self._lock:
             same_id = self._open.get(handle.request_id, [])
             if handle not in same_id:
@@ -286,27 +287,27 @@ class ClientCore:
     def _on_delivery(self, handle: Handle, size: int, error: KafkaError | None, message: Message) -> None:
         # Runs inside the producer's poll or flush: an exception here would end the thread.
         if error is None:
-            self._published += 1
+            with self._lock:
+                self._published += 1
             where = SourceCoordinate(self._topic, message.partition() or 0, message.offset() or 0)
             handle.keep_published(where, self._clock())
-            elsewhere = handle.reply_to != self.reply_topic
-            self.window.release(requests=1 if elsewhere else 0, buffered_bytes=size)
+            over = handle.reply_to != self.reply_topic and self._leave(handle)
+            self.window.release(requests=int(over), buffered_bytes=size)
             return
-        waiting = self._leave(handle) or handle.reply_to != self.reply_topic
-        self.window.release(requests=1 if waiting else 0, buffered_bytes=size)
-        if not waiting:
+        if not self._leave(handle):
+            self.window.release(buffered_bytes=size)
             handle.keep_published(None, None)  # the reply was there first: it is in the log
             return
-        self._publish_failed += 1
+        with self._lock:
+            self._publish_failed += 1
         uncertain = error.code() in _MAY_BE_PUBLISHED
         handle.fail(PublishFailed(handle.request_id, self._topic, error.str(), uncertain=uncertain))
+        self.window.release(requests=1, buffered_bytes=size)
 
     def _settle(self, reply: InferenceReply, received_at_ms: int) -> None:
         with self._lock:
-            handles = self._open.pop(reply.request_id, None)
-        if handles is None:
-            return
-        self._answered += len(handles)
+            handles = self._open.pop(reply.request_id, ())
+            self._answered += len(handles)
         for handle in handles:
             handle.keep_reply(reply, received_at_ms)
         self.window.release(requests=len(handles))

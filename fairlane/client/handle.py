@@ -76,7 +76,8 @@ class Handle:
 
         Raises:
             Timeout: not acknowledged within ``timeout`` seconds.
-            PublishFailed, Unavailable, ClientClosed: it never will be.
+            PublishFailed: it was refused, or no answer came.
+            Unavailable, ClientClosed: the client ended first; it may be in the log all the same.
         """
         if not self._published.wait(timeout):
             raise not_published_yet(self, timeout)

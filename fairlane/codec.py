@@ -73,7 +73,8 @@ class Codec:
         body = io.BytesIO()
         body.write(header)
         try:
-            schemaless_writer(body, schema, to_plain(record))
+            # Without the flag a pair inside an optional field is taken for fastavro's (branch, value).
+            schemaless_writer(body, schema, to_plain(record), disable_tuple_notation=True)
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
             # fastavro's message quotes the value, which may be a prompt: only the name of the field is taken from it.
             named = _FIELD_IN_MESSAGE.findall(str(error))

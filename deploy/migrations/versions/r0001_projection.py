@@ -161,20 +161,18 @@ RIGHTS = {
 def upgrade(service_role: str | None) -> None:
     """Create everything; the services' role owns nothing and gets what it needs."""
     execute(TABLES)
+    role = None if service_role is None else op.get_bind().dialect.identifier_preparer.quote(service_role)
+    trusted = "CURRENT_USER" if role is None else f"CURRENT_USER, {role}"
     for table in TENANT_TABLES:
         # FORCE: not even the owner reads past the policy by accident. A transaction that names no tenant sees nothing.
         execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
+        execute(f"CREATE POLICY own_rows ON {table} USING (tenant = current_setting('fairlane.tenant', true))")
         execute(
-            f"CREATE POLICY own_rows ON {table} USING (tenant = current_setting('fairlane.tenant', true))"
+            f"CREATE POLICY trusted_service ON {table} TO {trusted} "
+            "USING (current_setting('fairlane.tenant', true) = '*')"
         )
-        execute(
-            f"CREATE POLICY trusted_service ON {table} USING (current_setting('fairlane.tenant', true) = '*')"
-        )
-    if service_role is None:
-        return
-    role = op.get_bind().dialect.identifier_preparer.quote(service_role)
-    for table, rights in RIGHTS.items():
+    for table, rights in RIGHTS.items() if role is not None else ():
         execute(f"GRANT {rights} ON {table} TO {role}")
 
 

@@ -1,0 +1,1 @@
+"""The main job on one machine: three tenants, real models, every answer checked."""

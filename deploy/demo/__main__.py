@@ -1,0 +1,101 @@
+"""``python -m deploy.demo``: start the stack, ask, show, check, stop."""
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from deploy.demo import report
+from deploy.demo.checks import check
+from deploy.demo.report import Answered
+from deploy.demo.workload import TENANTS, Ask, build_workload
+from deploy.local.errors import StackError
+from deploy.local.layout import DEFAULT_DATA_DIR
+from deploy.local.services import default_services, default_setup
+from deploy.local.stack import LocalStack
+from fairlane import Client, Handle
+from fairlane.errors import FairlaneError
+from fairlane.settings import KafkaSettings
+
+QUESTIONS = Path(__file__).with_name("questions.yaml")
+_ANSWER_TIMEOUT_S = 120.0
+_CHECK_TIMEOUT_S = 30.0
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    data_dir: Annotated[Path, typer.Option(help="Everything the stack writes is below it.")] = DEFAULT_DATA_DIR
+    / "demo",
+) -> None:
+    """Send about sixty real requests of three tenants through the whole pipeline, and check every answer."""
+    console = Console(stderr=as_json)
+    try:
+        ok = _run(console, data_dir, as_json=as_json)
+    except (StackError, FairlaneError, TimeoutError) as error:
+        console.print(f"[red]demo: {error}[/red]")
+        ok = False
+    sys.exit(0 if ok else 1)
+
+
+def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
+    console.print("Starting Kafka, Postgres, Redis, the dispatcher, the recorder and two pools of real models …")
+    started = monotonic()
+    stack = LocalStack(data_dir=data_dir, setup=default_setup(), services=default_services(), report=_Report(console))
+    with stack:
+        console.print(f"Everything is ready after {monotonic() - started:.0f} s.")
+        settings = KafkaSettings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
+        asks = build_workload(QUESTIONS)
+        asked_at = monotonic()
+        answered = _ask_all(console, settings, asks)
+        seconds = monotonic() - asked_at
+        request_ids = [one.reply.request_id for one in answered]
+        findings = check(settings, stack.endpoints.postgres_dsn, TENANTS, request_ids, _CHECK_TIMEOUT_S)
+        table = report.rows(answered)
+        if as_json:
+            print(json.dumps(report.as_json(table, findings, seconds), indent=2))
+        else:
+            report.show(console, table, findings, seconds)
+        return findings.ok and all(one.reply.outcome == "ok" for one in answered)
+
+
+class _Report:
+    """Tells what the stack does, a line each, without the noise of its steps."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, name: str, message: str) -> None:
+        self._console.print(f"  {name:<22} {message}", style="dim", highlight=False, markup=False)
+
+
+def _ask_all(console: Console, settings: KafkaSettings, asks: list[Ask]) -> list[Answered]:
+    """Publish everything, then wait for every reply while the bars move."""
+    with ExitStack() as clients, _progress(console) as progress:
+        by_tenant = {tenant: clients.enter_context(Client(tenant, settings=settings)) for tenant in TENANTS}
+        bars = {
+            tenant: progress.add_task(tenant, total=sum(ask.tenant == tenant for ask in asks)) for tenant in TENANTS
+        }
+        handles: list[tuple[Ask, Handle]] = [(ask, by_tenant[ask.tenant].submit(**ask.fields)) for ask in asks]
+        deadline = monotonic() + _ANSWER_TIMEOUT_S
+        answered = []
+        for ask, handle in handles:
+            reply = handle.reply(max(0.1, deadline - monotonic()))
+            answered.append(Answered(ask, reply, handle.received_at_ms or 0))
+            progress.advance(bars[ask.tenant])
+        return answered
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,96 @@
+"""The promise, checked from outside: exactly one committed reply per request, and one row in Postgres that agrees."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any
+
+import psycopg
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from fairlane.kafka import read_committed_consumer
+from fairlane.names import replies_topic
+from fairlane.records import InferenceReply
+from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings
+
+_POLL_S = 1.0
+_LOOK_AGAIN_S = 0.2
+_ROWS = "SELECT request_id, outcome, replies_seen FROM results WHERE request_id = ANY(%s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is wrong; empty lists when nothing is."""
+
+    requests: int
+    unanswered: list[str] = field(default_factory=list)
+    answered_twice: list[str] = field(default_factory=list)
+    without_row: list[str] = field(default_factory=list)
+    rows_that_differ: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not (self.unanswered or self.answered_twice or self.without_row or self.rows_that_differ)
+
+
+def check(
+    settings: KafkaSettings, postgres_dsn: str, tenants: Iterable[str], request_ids: Collection[str], timeout_s: float
+) -> Findings:
+    """Read the reply topics from their beginning, then wait for the recorder to have projected as much.
+
+    Raises KafkaException when the broker does not answer, TimeoutError when a topic could not be read to its end.
+    """
+    replies = committed_replies(settings, [replies_topic(tenant) for tenant in tenants], timeout_s)
+    wanted = set(request_ids)
+    counts = Counter(reply.request_id for reply in replies if reply.request_id in wanted and not reply.replayed)
+    outcomes = {reply.request_id: reply.outcome for reply in replies if reply.request_id in wanted}
+    rows = _rows(postgres_dsn, list(wanted), timeout_s)
+    return Findings(
+        requests=len(wanted),
+        unanswered=sorted(one for one in wanted if counts[one] == 0),
+        answered_twice=sorted(one for one in wanted if counts[one] > 1),
+        without_row=sorted(one for one in wanted if one not in rows),
+        rows_that_differ=sorted(one for one, row in rows.items() if row != (outcomes.get(one), 1)),
+    )
+
+
+def committed_replies(settings: KafkaSettings, topics: Iterable[str], timeout_s: float) -> list[InferenceReply]:
+    """Every committed reply of these topics, up to their present ends."""
+    deadline = monotonic() + timeout_s
+    consumer = Consumer(read_committed_consumer(settings, "fairlane-check") | {"enable.partition.eof": True})
+    try:
+        behind = set()
+        for topic in topics:
+            for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
+                behind.add((topic, partition))
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for topic, partition in behind])
+        replies = []
+        while behind:
+            if monotonic() > deadline:
+                raise TimeoutError(f"not read to the end within {timeout_s:g} s: {sorted(behind)}")
+            message = consumer.poll(_POLL_S)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                replies.append(default_codec().decode_as(InferenceReply, message.value()))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                behind.discard((str(message.topic()), message.partition() or 0))
+            else:
+                raise KafkaException(error)
+        return replies
+    finally:
+        consumer.close()
+
+
+def _rows(dsn: str, request_ids: list[str], timeout_s: float) -> dict[str, tuple[Any, ...]]:
+    deadline = monotonic() + timeout_s
+    while True:
+        with psycopg.connect(dsn, connect_timeout=5) as connection:
+            connection.execute("SELECT set_config('fairlane.tenant', '*', true)")
+            rows = {row[0]: row[1:] for row in connection.execute(_ROWS, (request_ids,)).fetchall()}
+        if len(rows) == len(request_ids) or monotonic() > deadline:
+            return rows
+        sleep(_LOOK_AGAIN_S)

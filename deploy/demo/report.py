@@ -1,0 +1,131 @@
+"""What the demo shows at the end: a table per tenant and task, or one JSON object."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import quantiles
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.demo.checks import Findings
+from deploy.demo.workload import Ask
+from fairlane.outcomes import Outcome
+from fairlane.records import InferenceReply
+
+STAGES = ("queue", "batch_wait", "engine", "commit")
+_SAMPLE_CHARS = 44
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request, its reply, and when the client had it, milliseconds since the epoch."""
+
+    ask: Ask
+    reply: InferenceReply
+    received_at_ms: int
+
+    @property
+    def right(self) -> bool:
+        return self.reply.outcome == Outcome.OK and self.ask.is_right(self.reply)
+
+    def stages_ms(self) -> dict[str, int]:
+        """Where the time went. queue: from the broker's receipt to a consumer; commit: until the client had it."""
+        timings = self.reply.timings
+        marks = (
+            timings.submitted_at_ms,
+            timings.received_at_ms,
+            timings.engine_started_at_ms,
+            timings.engine_finished_at_ms,
+            self.received_at_ms,
+        )
+        return {
+            stage: max(0, end - start)
+            for stage, start, end in zip(STAGES, marks, marks[1:], strict=False)
+            if start is not None and end is not None
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tenant and task; stages as (p50, p95) in milliseconds."""
+
+    tenant: str
+    task: str
+    requests: int
+    right: int
+    sample: str
+    prompt_tokens: int
+    completion_tokens: int
+    largest_batch: int
+    stages_ms: dict[str, tuple[float, float]]
+
+
+def rows(answered: Sequence[Answered]) -> list[Row]:
+    """The table's rows, by tenant and task."""
+    groups: dict[tuple[str, str], list[Answered]] = {}
+    for one in answered:
+        groups.setdefault((one.ask.tenant, one.ask.task), []).append(one)
+    return [
+        Row(
+            tenant=tenant,
+            task=task,
+            requests=len(group),
+            right=sum(one.right for one in group),
+            sample=group[0].ask.show(group[0].reply)[:_SAMPLE_CHARS],
+            prompt_tokens=sum(one.reply.usage.prompt_tokens for one in group),
+            completion_tokens=sum(one.reply.usage.completion_tokens for one in group),
+            largest_batch=max(one.reply.batch_size for one in group),
+            stages_ms={stage: _p50_p95([one.stages_ms()[stage] for one in group]) for stage in STAGES},
+        )
+        for (tenant, task), group in sorted(groups.items())
+    ]
+
+
+def _p50_p95(values: Sequence[int]) -> tuple[float, float]:
+    if len(values) == 1:
+        return float(values[0]), float(values[0])
+    cuts = quantiles(values, n=100, method="inclusive")
+    return round(cuts[49], 1), round(cuts[94], 1)
+
+
+def as_json(table: Sequence[Row], findings: Findings, seconds: float) -> dict[str, Any]:
+    """The whole result as plain values."""
+    return {
+        "ok": findings.ok,
+        "seconds": round(seconds, 1),
+        "requests": findings.requests,
+        "right": sum(row.right for row in table),
+        "rows": [asdict(row) for row in table],
+        "findings": asdict(findings),
+    }
+
+
+def show(console: Console, table: Sequence[Row], findings: Findings, seconds: float) -> None:
+    """The same for a person."""
+    shown = Table(title="p50 / p95 per stage in ms", title_justify="left")
+    for name in ("tenant", "task", "n", "right", "an answer", "tokens in/out", "batch"):
+        shown.add_column(name)
+    for stage in STAGES:
+        shown.add_column(stage.replace("_", " "), justify="right")
+    for row in table:
+        shown.add_row(
+            row.tenant,
+            row.task,
+            str(row.requests),
+            str(row.right),
+            row.sample,
+            f"{row.prompt_tokens}/{row.completion_tokens}",
+            f"≤{row.largest_batch}",
+            *(f"{row.stages_ms[stage][0]:.0f} / {row.stages_ms[stage][1]:.0f}" for stage in STAGES),
+        )
+    console.print(shown)
+    right = sum(row.right for row in table)
+    console.print(f"{findings.requests} requests in {seconds:.1f} s, {right} answered as expected.")
+    if findings.ok:
+        console.print("[green]Every request has exactly one committed reply and one row in Postgres.[/green]")
+        return
+    for name in ("unanswered", "answered_twice", "without_row", "rows_that_differ"):
+        ids = getattr(findings, name)
+        if ids:
+            console.print(f"[red]{name.replace('_', ' ')}: {len(ids)}[/red], for instance {ids[0]}")

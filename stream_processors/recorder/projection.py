@@ -1,0 +1,237 @@
+"""Records of the log to rows of the tables. Pure: no Kafka client, no database, no clock."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from fairlane.codec import Codec, DecodeError, DecodeProblem
+from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, replies_topic
+from fairlane.records import AuditEvent, InferenceReply, ModelVersion, Output, SourceCoordinate, TenantSpec, UsageEvent
+from stream_processors.recorder.tables import AUDIT_LOGS, MODELS, RESULTS, TENANTS, USAGE, Table
+from stream_processors.recorder.values import json_text, storable
+
+Row = tuple[Any, ...]
+
+_REPLIES = replies_topic("")
+_UNKNOWN_SOURCE = SourceCoordinate("", -1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One record as it stands in the log; ``timestamp_ms`` is the record's own, since the epoch."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A record that says nothing that could be stored, and why."""
+
+    topic: str
+    partition: int
+    offset: int
+    problem: str
+
+
+@dataclass(slots=True)
+class Projection:
+    """What a batch of records comes to.
+
+    Attributes:
+        layers: statements' worth of rows per table: no two rows of one layer have the same key, and the layers are
+            written in order.
+        withdrawn: keys to delete per table, written after the layers.
+        skipped: records that hold nothing to store.
+    """
+
+    layers: dict[str, list[list[Row]]] = field(default_factory=dict)
+    withdrawn: dict[str, list[str]] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def count(self, table: Table) -> int:
+        """How many rows of a table are written."""
+        return sum(map(len, self.layers.get(table.name, ())))
+
+
+def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
+    """The rows of these records, in the order given per topic. Bytes that do not decode are skipped, never raised."""
+    projection = Projection()
+    events: dict[str, list[Row]] = {}
+    latest: dict[str, dict[str, Row | None]] = {}
+    for record in records:
+        try:
+            if record.topic in _LATEST:
+                mirror = _LATEST[record.topic]
+                key, row = _mirrored(record, mirror, codec)
+                latest.setdefault(mirror.table.name, {})[key] = row
+            else:
+                table, row = _event(record, codec)
+                events.setdefault(table.name, []).append(row)
+        except DecodeError as error:
+            projection.skipped.append(Skipped(record.topic, record.partition, record.offset, error.problem))
+    for table in (RESULTS, USAGE, AUDIT_LOGS):
+        if rows := events.get(table.name):
+            projection.layers[table.name] = _layers(table, rows)
+    for name, rows_by_key in latest.items():
+        if rows := [row for row in rows_by_key.values() if row is not None]:
+            projection.layers[name] = [rows]
+        if gone := [key for key, row in rows_by_key.items() if row is None]:
+            projection.withdrawn[name] = gone
+    return projection
+
+
+def _layers(table: Table, rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows in as few layers as their keys allow: one, unless a key comes twice."""
+    layers: list[list[Row]] = []
+    times: dict[object, int] = {}
+    key_of = table.key_of
+    for row in rows:
+        key = key_of(row)
+        depth = times.get(key, 0)
+        times[key] = depth + 1
+        if depth == len(layers):
+            layers.append([])
+        layers[depth].append(row)
+    return layers
+
+
+def _event(record: LogRecord, codec: Codec) -> tuple[Table, Row]:
+    if record.topic.startswith(_REPLIES):
+        return RESULTS, _result(codec.decode_as(InferenceReply, record.value), record)
+    if record.topic == LEDGER_USAGE:
+        return USAGE, _usage(codec.decode_as(UsageEvent, record.value), record)
+    if record.topic == LEDGER_AUDIT:
+        return AUDIT_LOGS, _audit(codec.decode_as(AuditEvent, record.value), record)
+    raise ValueError(f"{record.topic} is not projected")
+
+
+def _result(reply: InferenceReply, record: LogRecord) -> Row:
+    source = reply.source or _UNKNOWN_SOURCE
+    usage, timings = reply.usage, reply.timings
+    return _row(
+        reply.request_id,
+        reply.tenant,
+        source.topic,
+        source.partition,
+        source.offset,
+        record.topic,
+        record.partition,
+        record.offset,
+        record.timestamp_ms,
+        reply.outcome,
+        reply.code,
+        reply.field,
+        reply.message,
+        reply.retry_after_ms,
+        reply.model,
+        reply.model_version,
+        reply.task,
+        reply.engine,
+        None if reply.output is None else json_text(_output(reply.output)),
+        reply.finish_reason,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        timings.submitted_at_ms,
+        timings.admitted_at_ms,
+        timings.dispatched_at_ms,
+        timings.received_at_ms,
+        timings.engine_started_at_ms,
+        timings.engine_finished_at_ms,
+        reply.batch_size,
+        json_text(reply.degradations),
+        json_text([asdict(passage) for passage in reply.passages]),
+        0 if reply.replayed else 1,
+        1 if reply.replayed else 0,
+    )
+
+
+def _output(output: Output) -> dict[str, Any]:
+    """The parts of an output that are there; of the labels, a list of {label, score}."""
+    plain: dict[str, Any] = {"text": output.text, "embeddings": output.embeddings, "scores": output.scores}
+    if output.labels is not None:
+        plain["labels"] = [asdict(label) for label in output.labels]
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _usage(event: UsageEvent, record: LogRecord) -> Row:
+    return _row(
+        event.work.topic,
+        event.work.partition,
+        event.work.offset,
+        record.topic,
+        record.partition,
+        record.offset,
+        event.request_id,
+        event.tenant,
+        event.pool,
+        event.model,
+        event.model_version,
+        event.priority_class,
+        event.outcome,
+        event.code,
+        event.prompt_tokens,
+        event.completion_tokens,
+        event.cached_tokens,
+        event.cost_tokens,
+        event.engine_ms,
+        event.occurred_at_ms,
+        1,
+    )
+
+
+def _audit(event: AuditEvent, record: LogRecord) -> Row:
+    return _row(
+        record.topic,
+        record.partition,
+        record.offset,
+        event.request_id,
+        event.tenant,
+        event.decision,
+        event.actor,
+        event.occurred_at_ms,
+        event.source.topic,
+        event.source.partition,
+        event.source.offset,
+        event.code,
+        event.message,
+        json_text(event.inputs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mirror:
+    """A compacted topic and the table that holds its newest record per key."""
+
+    table: Table
+    record_type: type
+    key_of: Callable[[Any], str]
+
+
+_LATEST: Mapping[str, _Mirror] = {
+    CONTROL_TENANTS: _Mirror(TENANTS, TenantSpec, lambda record: str(record.tenant)),
+    CONTROL_MODELS: _Mirror(MODELS, ModelVersion, lambda record: str(record.model)),
+}
+
+
+def _mirrored(record: LogRecord, mirror: _Mirror, codec: Codec) -> tuple[str, Row | None]:
+    """Key and row; no row for a tombstone."""
+    if record.value is None:
+        try:
+            key = (record.key or b"").decode()
+        except UnicodeDecodeError:
+            raise DecodeError(DecodeProblem.INVALID_BODY, "the key of a tombstone is no text") from None
+        return storable(key), None
+    value = codec.decode_as(mirror.record_type, record.value)
+    # The columns of these tables are the fields of the record, in their order.
+    values = (getattr(value, entry.name) for entry in fields(mirror.record_type))
+    return storable(mirror.key_of(value)), _row(*(json_text(v) if isinstance(v, tuple) else v for v in values))
+
+
+def _row(*values: Any) -> Row:
+    return tuple([storable(value) for value in values])

@@ -1,0 +1,139 @@
+"""The projection in Postgres: rows and stored offsets in one transaction. The only module that talks to it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from fairlane.postgres import ALL_TENANTS, act_for, connect, deadline, explain
+from stream_processors.recorder.positions import Move, Partition
+from stream_processors.recorder.projection import Projection
+from stream_processors.recorder.tables import ALL_TABLES, Table
+
+APPLICATION_NAME = "fairlane-recorder"
+CALL_TIMEOUT_S = 15.0
+
+_LOAD = """
+SELECT topic, partition, next_offset FROM source_offsets
+WHERE (topic, partition) IN (SELECT * FROM unnest(%s::text[], %s::bigint[]))
+"""
+_START = """
+INSERT INTO source_offsets (topic, partition, next_offset)
+SELECT * FROM unnest(%s::text[], %s::bigint[], %s::bigint[])
+ON CONFLICT (topic, partition) DO NOTHING
+"""
+# Locked in one order, so that two recorders wait for one another instead of deadlocking.
+_MOVE = """
+WITH move AS (
+    SELECT * FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::bigint[])
+        AS move (topic, partition, expected, next_offset)
+), locked AS (
+    SELECT stored.topic, stored.partition, move.expected, move.next_offset
+    FROM source_offsets AS stored JOIN move USING (topic, partition)
+    WHERE stored.next_offset = move.expected
+    ORDER BY stored.topic, stored.partition FOR UPDATE OF stored
+)
+UPDATE source_offsets AS stored SET next_offset = locked.next_offset, updated_at = now()
+FROM locked WHERE stored.topic = locked.topic AND stored.partition = locked.partition
+AND stored.next_offset = locked.expected
+"""
+
+
+class StoreUnavailableError(Exception):
+    """Postgres cannot be used now: try again later. The message is one line, without any row's values."""
+
+
+class SupersededError(Exception):
+    """Another recorder moved on from an expected offset: nothing was written."""
+
+
+class RowsRefusedError(Exception):
+    """Postgres will never take these rows: nothing was written. The message says why without their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """An outcome that was committed more than once, which must not happen."""
+
+    record: str
+    key: tuple[Any, ...]
+    seen: int
+
+
+class Store:
+    """One connection, opened when it is first needed and again after every failure. Every call is bounded in time."""
+
+    def __init__(self, dsn: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._dsn = dsn
+        self._call_timeout_s = call_timeout_s
+        self._connection: psycopg.Connection | None = None
+
+    def close(self) -> None:
+        """Give the connection back; the next call opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Where each of these goes on, as far as it is known. Raises StoreUnavailableError."""
+        topics, numbers = _columns(partitions, 2)
+        with _Transaction(self) as connection:
+            rows = connection.execute(_LOAD, (topics, numbers)).fetchall()
+        return {Partition(topic, number): offset for topic, number, offset in rows}
+
+    def start_at(self, offsets: Mapping[Partition, int]) -> None:
+        """Store where partitions begin that have no stored offset yet. Raises StoreUnavailableError."""
+        with _Transaction(self) as connection:
+            connection.execute(_START, _columns(((*partition, offset) for partition, offset in offsets.items()), 3))
+
+    def move(self, moves: Mapping[Partition, Move]) -> None:
+        """Store positions that no rows come with. Raises StoreUnavailableError, SupersededError."""
+        self.write(Projection(), moves)
+
+    def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]:
+        """The rows and the steps of the stored offsets, or neither. Returns what was committed more than once.
+
+        Raises:
+            SupersededError: an offset was not the expected one: another recorder wrote these records.
+            RowsRefusedError: a row cannot be stored, however often it is tried.
+            StoreUnavailableError: anything else. Whether it was written is then unknown; the stored offsets tell.
+        """
+        steps = ((*partition, move.expected, move.next_offset) for partition, move in moves.items())
+        repetitions: list[Repetition] = []
+        with _Transaction(self) as connection:
+            # The fence comes first: who lost its partitions writes nothing and waits for nobody.
+            if connection.execute(_MOVE, _columns(steps, 4)).rowcount != len(moves):
+                raise SupersededError
+            if projection.layers or projection.withdrawn:
+                act_for(connection, ALL_TENANTS)
+            for table in ALL_TABLES:
+                for rows in projection.layers.get(table.name, ()):
+                    repetitions += _insert(connection, table, rows)
+                if keys := projection.withdrawn.get(table.name):
+                    connection.execute(table.delete.encode(), (keys,))
+        return repetitions
+
+    def _connected(self) -> psycopg.Connection:
+        if self._connection is None:
+            self._connection = connect(self._dsn, APPLICATION_NAME)
+        return self._connection
+
+
+class _Transaction:
+    """A bounded transaction whose failures are told apart; a failed connection is closed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+
+def _insert(connection: psycopg.Connection, table: Table, rows: list[tuple[Any, ...]]) -> list[Repetition]:
+    cursor = connection.execute(table.insert.encode(), _columns(rows, len(table.columns)))
+    if table.seen is None:
+        return []
+    return [Repetition(table.record, tuple(key), seen) for *key, seen in cursor.fetchall()]
+
+
+def _columns(rows: Iterable[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    """Rows turned into columns, also when there are none."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]

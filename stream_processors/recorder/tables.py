@@ -1,0 +1,217 @@
+"""The tables as the recorder writes them: columns in order, keys, and what a second row for the same key means.
+
+The tables themselves are made by ``deploy/migrations``; a test holds the two together.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table.
+
+    Attributes:
+        name: in the database.
+        record: what one row is, in metrics and logs.
+        columns: name to type, in the order of a row.
+        key: the columns of the primary key.
+        on_conflict: what happens to a row whose key is there; the stored one is ``stored``, the new one ``excluded``.
+        seen: the column that counts outcomes of the same key; more than 1 is an alarm. None: nothing is counted.
+    """
+
+    name: str
+    record: str
+    columns: Mapping[str, str]
+    key: tuple[str, ...]
+    on_conflict: str
+    seen: str | None = None
+
+    @property
+    def insert(self) -> str:
+        """One statement for any number of rows; its parameters are one array per column.
+
+        No two rows of one statement may have the same key. With ``seen`` it returns key and count of what was seen
+        more than once.
+        """
+        names = ", ".join(self.columns)
+        arrays = ", ".join(f"%b::{kind}[]" for kind in self.columns.values())
+        statement = (
+            f"INSERT INTO {self.name} AS stored ({names}) SELECT * FROM unnest({arrays}) "  # noqa: S608 - our own names
+            f"ON CONFLICT ({', '.join(self.key)}) DO {self.on_conflict}"
+        )
+        if self.seen is None:
+            return statement
+        returned = f"{', '.join(self.key)}, {self.seen}"
+        return (
+            f"WITH written AS ({statement} RETURNING {returned}) "  # noqa: S608 - our own names
+            f"SELECT {returned} FROM written WHERE {self.seen} > 1"
+        )
+
+    @property
+    def delete(self) -> str:
+        """Removes rows by the first column of the key; its parameter is an array."""
+        return f"DELETE FROM {self.name} WHERE {self.key[0]} = ANY(%s)"  # noqa: S608 - our own names
+
+    @property
+    def key_of(self) -> Callable[[tuple[object, ...]], object]:
+        """A function from a row to its key."""
+        names = list(self.columns)
+        return itemgetter(*map(names.index, self.key))
+
+
+_LOG = {"log_topic": "text", "log_partition": "bigint", "log_offset": "bigint"}
+_SOURCE = {"source_topic": "text", "source_partition": "bigint", "source_offset": "bigint"}
+_TOKENS = {"prompt_tokens": "bigint", "completion_tokens": "bigint", "cached_tokens": "bigint"}
+
+_RESULT_KEY = ("request_id", "tenant", *_SOURCE)
+_RESULT_COLUMNS = {
+    "request_id": "text",
+    "tenant": "text",
+    **_SOURCE,
+    "reply_topic": "text",
+    "reply_partition": "bigint",
+    "reply_offset": "bigint",
+    "replied_at_ms": "bigint",
+    "outcome": "text",
+    "code": "text",
+    "field": "text",
+    "message": "text",
+    "retry_after_ms": "bigint",
+    "model": "text",
+    "model_version": "text",
+    "task": "text",
+    "engine": "text",
+    "output": "jsonb",
+    "finish_reason": "text",
+    **_TOKENS,
+    "submitted_at_ms": "bigint",
+    "admitted_at_ms": "bigint",
+    "dispatched_at_ms": "bigint",
+    "received_at_ms": "bigint",
+    "engine_started_at_ms": "bigint",
+    "engine_finished_at_ms": "bigint",
+    "batch_size": "bigint",
+    "degradations": "jsonb",
+    "passages": "jsonb",
+    "replies_seen": "integer",
+    "replays_seen": "integer",
+}
+
+
+def _result_conflict() -> str:
+    """The first final reply stays; others are counted, so that a broken promise can be seen.
+
+    A record that is read again (same place in the log) does not count. A copy that was read before its original, from
+    another topic, gives way to it.
+    """
+    same = (
+        "(stored.reply_topic, stored.reply_partition, stored.reply_offset) = "
+        "(excluded.reply_topic, excluded.reply_partition, excluded.reply_offset)"
+    )
+    counters = ("replies_seen", "replays_seen")
+    content = (name for name in _RESULT_COLUMNS if name not in (*_RESULT_KEY, *counters))
+    assignments = [
+        *(f"{name} = CASE WHEN {same} THEN stored.{name} ELSE stored.{name} + excluded.{name} END" for name in counters),
+        *(f"{name} = CASE WHEN stored.replies_seen = 0 THEN excluded.{name} ELSE stored.{name} END" for name in content),
+    ]
+    return f"UPDATE SET {', '.join(assignments)}"
+
+
+RESULTS = Table("results", "reply", _RESULT_COLUMNS, _RESULT_KEY, _result_conflict(), seen="replies_seen")
+
+USAGE = Table(
+    "usage",
+    "usage",
+    {
+        "work_topic": "text",
+        "work_partition": "bigint",
+        "work_offset": "bigint",
+        **_LOG,
+        "request_id": "text",
+        "tenant": "text",
+        "pool": "text",
+        "model": "text",
+        "model_version": "text",
+        "priority_class": "text",
+        "outcome": "text",
+        "code": "text",
+        **_TOKENS,
+        "cost_tokens": "bigint",
+        "engine_ms": "bigint",
+        "occurred_at_ms": "bigint",
+        "events_seen": "integer",
+    },
+    key=("work_topic", "work_partition", "work_offset"),
+    on_conflict=(
+        "UPDATE SET events_seen = stored.events_seen + 1 WHERE (stored.log_topic, stored.log_partition, stored.log_offset)"
+        " <> (excluded.log_topic, excluded.log_partition, excluded.log_offset)"
+    ),
+    seen="events_seen",
+)
+
+AUDIT_LOGS = Table(
+    "audit_logs",
+    "audit",
+    {
+        **_LOG,
+        "request_id": "text",
+        "tenant": "text",
+        "decision": "text",
+        "actor": "text",
+        "occurred_at_ms": "bigint",
+        **_SOURCE,
+        "code": "text",
+        "message": "text",
+        "inputs": "jsonb",
+    },
+    key=tuple(_LOG),
+    on_conflict="NOTHING",
+)
+
+
+def _latest(name: str, record: str, columns: Mapping[str, str]) -> Table:
+    """A table that mirrors a compacted topic: the newest record of a key replaces the one before."""
+    key, *rest = columns
+    assignments = (*(f"{column} = excluded.{column}" for column in rest), "recorded_at = now()")
+    return Table(name, record, columns, (key,), f"UPDATE SET {', '.join(assignments)}")
+
+
+TENANTS = _latest(
+    "tenants",
+    "tenant",
+    {
+        "tenant": "text",
+        "weight": "double precision",
+        "classes": "jsonb",
+        "models": "jsonb",
+        "services": "jsonb",
+        "pool": "text",
+        "max_queue_requests": "bigint",
+        "max_queue_bytes": "bigint",
+        "requests_per_s": "double precision",
+        "burst_requests": "bigint",
+        "tokens_per_minute": "bigint",
+        "tokens_per_day": "bigint",
+    },
+)
+
+MODELS = _latest(
+    "models",
+    "model",
+    {
+        "model": "text",
+        "version": "text",
+        "pool": "text",
+        "engine": "text",
+        "tasks": "jsonb",
+        "path": "text",
+        "max_context_tokens": "bigint",
+        "max_output_tokens": "bigint",
+        "max_batch_size": "bigint",
+        "max_batch_tokens": "bigint",
+    },
+)
+
+ALL_TABLES = (RESULTS, USAGE, AUDIT_LOGS, TENANTS, MODELS)

@@ -1,0 +1,123 @@
+"""Fairlane: multi-tenant inference on Kafka. What an upstream service needs is importable from here.
+
+>>> from fairlane import Client
+>>> with Client(tenant="acme") as client:
+...     print(client.submit(model="smollm2-135m-instruct", prompt="The capital of France is").result(30).output.text)
+
+The names are loaded when they are first used, so that ``import fairlane`` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairlane.client import AsyncClient, AsyncHandle, Client, Handle
+    from fairlane.errors import (
+        AnsweredElsewhere,
+        Backpressure,
+        Cancelled,
+        ClientClosed,
+        Expired,
+        Failed,
+        FairlaneError,
+        PublishFailed,
+        Rejected,
+        Timeout,
+        Unavailable,
+        Unsuccessful,
+    )
+    from fairlane.outcomes import Code, FinishReason, Outcome, Priority, Task
+    from fairlane.records import (
+        InferenceReply,
+        InferenceRequest,
+        LabelScore,
+        Message,
+        Output,
+        Parameters,
+        RequestInput,
+        Retrieval,
+        Timings,
+        TokenUsage,
+    )
+    from fairlane.settings import KafkaSettings
+
+__all__ = [
+    "AnsweredElsewhere",
+    "AsyncClient",
+    "AsyncHandle",
+    "Backpressure",
+    "Cancelled",
+    "Client",
+    "ClientClosed",
+    "Code",
+    "Expired",
+    "Failed",
+    "FairlaneError",
+    "FinishReason",
+    "Handle",
+    "InferenceReply",
+    "InferenceRequest",
+    "KafkaSettings",
+    "LabelScore",
+    "Message",
+    "Outcome",
+    "Output",
+    "Parameters",
+    "Priority",
+    "PublishFailed",
+    "Rejected",
+    "RequestInput",
+    "Retrieval",
+    "Task",
+    "Timeout",
+    "Timings",
+    "TokenUsage",
+    "Unavailable",
+    "Unsuccessful",
+]
+
+_NAMES_BY_MODULE = {
+    "fairlane.client": ("AsyncClient", "AsyncHandle", "Client", "Handle"),
+    "fairlane.errors": (
+        "AnsweredElsewhere",
+        "Backpressure",
+        "Cancelled",
+        "ClientClosed",
+        "Expired",
+        "Failed",
+        "FairlaneError",
+        "PublishFailed",
+        "Rejected",
+        "Timeout",
+        "Unavailable",
+        "Unsuccessful",
+    ),
+    "fairlane.outcomes": ("Code", "FinishReason", "Outcome", "Priority", "Task"),
+    "fairlane.records": (
+        "InferenceReply",
+        "InferenceRequest",
+        "LabelScore",
+        "Message",
+        "Output",
+        "Parameters",
+        "RequestInput",
+        "Retrieval",
+        "Timings",
+        "TokenUsage",
+    ),
+    "fairlane.settings": ("KafkaSettings",),
+}
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_BY_NAME.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -53,11 +53,13 @@ def one_line(text: str) -> str:
 class Cluster:
     """The admin side of one cluster."""
 
-    def __init__(self, settings: KafkaSettings, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(self, settings: KafkaSettings, connect_timeout_s: float | None = None) -> None:
         """Build the client; nothing is contacted yet. Raises ClusterError for settings the client refuses."""
         self._settings = settings
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s
         self._errors = LastError()
+        if settings.kafka_ssl_ca_file is not None and not settings.kafka_ssl_ca_file.is_file():
+            raise ClusterError(f"KAFKA_SSL_CA_FILE={settings.kafka_ssl_ca_file}: no such file")
         try:
             self.admin = AdminClient(quiet(connection(settings), self._errors))
         except (KafkaException, ValueError) as error:

@@ -99,9 +99,11 @@ class Codec:
         body.seek(_FRAME.size)
         try:
             plain = schemaless_reader(body, writer_schema, reader_schema)
-        except EOFError:
-            raise DecodeError(DecodeProblem.TRUNCATED_BODY, f"{record_type.__name__} ends early") from None
         except Exception as error:  # noqa: BLE001 - fastavro raises many types on hostile bytes; all mean the same here
+            # fastavro says IndexError when the bytes end inside a number, whose last byte there asks for another.
+            ends_in_number = isinstance(error, IndexError) and body.tell() == len(data) and data[-1] >= 0x80
+            if isinstance(error, EOFError) or ends_in_number:
+                raise DecodeError(DecodeProblem.TRUNCATED_BODY, f"{record_type.__name__} ends early") from None
             name = type(error).__name__
             raise DecodeError(DecodeProblem.INVALID_BODY, f"{record_type.__name__}: {name}") from None
         if body.tell() != len(data):

@@ -93,7 +93,9 @@ def _alembic(settings: Settings) -> Iterator[tuple[Any, Any, str]]:
         from alembic.config import Config
         from alembic.util.exc import CommandError
     except ImportError as error:
-        raise DatabaseError(f"this needs the extra `db`: pip install 'fairlane[db]' ({error.name} is missing)") from None
+        raise DatabaseError(
+            f"this needs the extra `db`: pip install 'fairlane[db]' ({error.name} is missing)"
+        ) from None
     dsn = (settings.postgres_owner_dsn or settings.postgres_dsn).get_secret_value()
     try:
         scripts = data_path("deploy/migrations")

@@ -61,7 +61,7 @@ class Unsuccessful(FairlaneError):  # noqa: N818 - named like the outcomes it st
             parts.append(reply.message)
         if reply.retry_after_ms is not None:
             parts.append(f"retry after {reply.retry_after_ms} ms")
-        return f"request {reply.request_id}: {': '.join(parts)}"
+        return f"request {reply.request_id}: {', '.join(parts)}"
 
     def __repr__(self) -> str:
         # The default shows the arguments, and with them whatever text the reply holds.

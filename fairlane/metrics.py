@@ -41,5 +41,15 @@ LOG_TRUNCATED = Counter(
 STALE_SETTLEMENTS = Counter("fairlane_stale_settlements_total", "Finished work dropped because its partition moved on")
 
 RECORDED = Counter("fairlane_recorded_total", "Records projected into Postgres", ["record"])
+RECORDER_SKIPPED = Counter(
+    "fairlane_recorder_skipped_total",
+    "Records that could not be projected; the log of the recorder names their place",
+    ["topic", "problem"],
+)
+COMMITTED_TWICE = Counter(
+    "fairlane_committed_twice_total",
+    "ALARM: outcomes beyond the first that were committed for one request or one piece of work",
+    ["record"],
+)
 RECORDER_LAG = Gauge("fairlane_recorder_lag_records", "Records not yet projected", ["topic"])
 READY = Gauge("fairlane_ready", "1 when the process is ready")

@@ -6,6 +6,7 @@ Subjects follow the record-name strategy: ``fairlane.<Record>``, whatever topic 
 
 import json
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -145,6 +146,8 @@ class Registry:
             )
         except ValueError:
             raise RegistryError(f"SCHEMA_REGISTRY_URL={self.url}: must be an http or https URL") from None
+        # A codec lives as long as its process and nobody closes it; its connection goes with it.
+        weakref.finalize(self, self._client.close)
 
     def versions(self, subject: str) -> dict[int, Mapping[str, Any]]:
         """Every schema of a subject by its id, oldest first; none for an unknown subject."""

@@ -58,6 +58,7 @@ class InferenceConsumer:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
     _last_run_at_ms: int = 0
+    _last_run_items: int = 0
     _full: set[str] = field(default_factory=set)
 
     def poll_once(self, member: Member) -> None:
@@ -128,13 +129,18 @@ class InferenceConsumer:
             while not self._stopping:
                 now_ms = self.clock()
                 self._expire(now_ms)
-                idle = now_ms - self._last_run_at_ms > self.batcher.limits.timeout_ms
+                idle = self._is_idle(now_ms)
                 batch = self._batch_if_room(now_ms, idle=idle)
                 if batch is not None:
                     return batch
                 due_at_ms = self.batcher.due_at_ms(idle=idle)
                 self._changed.wait(None if due_at_ms is None else max(0.001, (due_at_ms - now_ms) / 1000))
             return None
+
+    def _is_idle(self, now_ms: int) -> bool:
+        """Whether waiting for company would be in vain: the engine rested, or its last run was a lone item."""
+        rested = now_ms - self._last_run_at_ms > self.batcher.limits.timeout_ms
+        return rested or (self._last_run_items <= 1 and len(self.batcher) <= 1)
 
     def _batch_if_room(self, now_ms: int, *, idle: bool) -> MicroBatch | None:
         """Commits overlap the next batch, but only so many may be outstanding."""
@@ -153,7 +159,7 @@ class InferenceConsumer:
         started_at_ms = self.clock()
         outcomes = run_batch(engine, engine_items(batch.work))
         finished_at_ms = self.clock()
-        self._last_run_at_ms = finished_at_ms
+        self._last_run_at_ms, self._last_run_items = finished_at_ms, len(batch.work)
         run = EngineRun(engine.name, len(batch.work), started_at_ms, finished_at_ms)
         self.transactions.submit_many(
             [self._settle(work, outcome, run) for work, outcome in zip(batch.work, outcomes, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from deploy.models.train_digits import load_split
+from deploy.models.digits_data import load_split
 from fairlane.records import InferenceReply
 
 TENANTS = ("acme", "globex", "initech")

@@ -205,6 +205,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["TQDM_DISABLE"] = "1"
+    # See inference_consumers.engines.registry: training should not fight other processes for the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     def report(line: str) -> None:
         print(line, file=sys.stderr if options.json else sys.stdout, flush=True)

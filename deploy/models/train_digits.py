@@ -10,7 +10,6 @@ was held out of training).
 import argparse
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-SIZE = 8
+from deploy.models.digits_data import SIZE, load_split
+
 MIN_ACCURACY = 0.95
 _SEED = 20
 _EPOCHS = 40
@@ -27,31 +27,6 @@ _BATCH = 64
 
 class AccuracyError(Exception):
     """The trained network is not good enough to be served."""
-
-
-@dataclass(frozen=True, slots=True)
-class DigitSplit:
-    """Images are uint8 (n, 8, 8), 0 for no ink and 255 for full ink; labels are int64 (n,)."""
-
-    train_images: npt.NDArray[np.uint8]
-    train_labels: npt.NDArray[np.int64]
-    test_images: npt.NDArray[np.uint8]
-    test_labels: npt.NDArray[np.int64]
-
-
-def load_split() -> DigitSplit:
-    """scikit-learn's 1,797 digits; every third part of each class is held out, the same every time."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    digits = load_digits()
-    # scikit-learn counts ink from 0 to 16.
-    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    labels = digits.target.astype(np.int64)
-    train_images, test_images, train_labels, test_labels = train_test_split(
-        images, labels, test_size=1 / 3, random_state=_SEED, stratify=labels
-    )
-    return DigitSplit(train_images, train_labels, test_images, test_labels)
 
 
 def train(folder: Path, *, min_accuracy: float = MIN_ACCURACY) -> float:

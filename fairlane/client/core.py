@@ -10,9 +10,11 @@ from uuid import uuid4
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane.client.handle import Handle
+from fairlane.client.limits import ClientLimits
 from fairlane.client.reader import ReplyReader
 from fairlane.client.requests import check_request
 from fairlane.client.seams import Connector, ProducerSeam, log
+from fairlane.client.stats import ClientStats
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
@@ -37,50 +39,6 @@ _MAY_BE_PUBLISHED = frozenset(
         KafkaError.NETWORK_EXCEPTION,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """The bounds of one client.
-
-    Attributes:
-        max_in_flight: most requests submitted and not answered.
-        max_buffered_bytes: most bytes handed to the producer and not acknowledged.
-        max_request_bytes: largest encoded request.
-        submit_timeout_ms: how long a submit waits for room.
-        start_timeout_ms: how long the first submit waits for a broker.
-        close_timeout_ms: how long closing waits for requests to be acknowledged.
-    """
-
-    max_in_flight: int
-    max_buffered_bytes: int
-    max_request_bytes: int
-    submit_timeout_ms: int
-    start_timeout_ms: int
-    close_timeout_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClientStats:
-    """Counts since the client was made.
-
-    Attributes:
-        submitted: requests handed to the producer.
-        published: requests the log acknowledged.
-        publish_failed: requests that did not get into the log.
-        answered: handles that got a reply.
-        in_flight: requests submitted and not answered at this moment.
-        ignored_replies: replies on the topic that nobody here waits for.
-        undecodable_replies: records on the topic that are no reply.
-    """
-
-    submitted: int
-    published: int
-    publish_failed: int
-    answered: int
-    in_flight: int
-    ignored_replies: int
-    undecodable_replies: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +103,11 @@ class ClientCore:
             undecodable_replies=0 if reader is None else reader.undecodable,
         )
 
+    def raise_if_ended(self) -> None:
+        """Raises ClientClosed or Unavailable when the client takes no more work."""
+        if self._ended is not None:
+            raise self._ended
+
     def start(self) -> None:
         """Find where the reply topic ends, then start reading and publishing. May be called again.
 
@@ -152,33 +115,11 @@ class ClientCore:
             Unavailable: no broker answers, or the reply topic is not there. Trying again is allowed.
             ClientClosed: the client was closed.
         """
-        if self._producer is not None:
-            return
-        with self._starting:
-            self._raise_if_ended()
-            if self._producer is not None:
-                return
-            codec = self._make_codec()
-            # The name begins with the tenant's and a dot, so that a grant on that prefix covers it.
-            consumer = self._connector.reader(f"{self.tenant}.client-{uuid4()}")
-            reader = ReplyReader(consumer, self.reply_topic, codec, self._open.__contains__, self._settle, self._clock)
-            try:
-                reader.seek_to_end(self.limits.start_timeout_ms / 1_000)
-                producer = self._connector.producer(
-                    self.limits.max_in_flight + _SPARE_MESSAGES, self.limits.max_buffered_bytes + _SPARE_BYTES
-                )
-            except KafkaException as error:
-                consumer.poll(0)  # serves the error callback
-                reader.close()
-                raise Unavailable(f"no broker answers: {self._connector.last_error() or reason_of(error)}") from error
-            except BaseException:
-                reader.close()
-                raise
-            self._codec, self._reader, self._producer = codec, reader, producer
-            self._threads = [
-                self._thread("replies", partial(self._read, reader)),
-                self._thread("publisher", partial(self._publish, producer)),
-            ]
+        if not self.started:
+            with self._starting:
+                self.raise_if_ended()
+                if self._producer is None:
+                    self._connect()
 
     def prepare(self, request: InferenceRequest) -> Prepared:
         """Check and encode a request; sends nothing. Only after ``start``.
@@ -188,15 +129,18 @@ class ClientCore:
         """
         assert self._codec is not None  # noqa: S101 - a mistake in this package, not of a caller
         check_request(request, self.tenant)
-        reply_to = request.reply_to or self._default_reply_to
+        if request.reply_to is None and self._default_reply_to is not None:
+            request = replace(request, reply_to=self._default_reply_to)
         try:
-            value = self._codec.encode(replace(request, tenant=self.tenant, reply_to=reply_to))
+            value = self._codec.encode(request)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             # The error's own text may quote the value.
             raise ValueError(f"request: a field has the wrong type ({type(error).__name__})") from None
         if len(value) > self.limits.max_request_bytes:
-            raise ValueError(f"input: the request takes {len(value)} bytes, the limit is {self.limits.max_request_bytes}")
-        return Prepared(request.request_id, reply_to or self.reply_topic, value)
+            raise ValueError(
+                f"input: the request takes {len(value)} bytes, the limit is {self.limits.max_request_bytes}"
+            )
+        return Prepared(request.request_id, request.reply_to or self.reply_topic, value)
 
     def no_room(self) -> Backpressure:
         """The error for a submit that found no room in time."""
@@ -265,9 +209,32 @@ class ClientCore:
                 reader.close()
         self._fail_open(ClientClosed("the client was closed before the reply came"))
 
+    def _connect(self) -> None:
+        codec = self._make_codec()
+        # The name begins with the tenant's and a dot, so that a grant on that prefix covers it.
+        consumer = self._connector.reader(f"{self.tenant}.client-{uuid4()}")
+        reader = ReplyReader(consumer, self.reply_topic, codec, self._open.__contains__, self._settle, self._clock)
+        try:
+            reader.seek_to_end(self.limits.start_timeout_ms / 1_000)
+            producer = self._connector.producer(
+                self.limits.max_in_flight + _SPARE_MESSAGES, self.limits.max_buffered_bytes + _SPARE_BYTES
+            )
+        except KafkaException as error:
+            consumer.poll(0)  # serves the error callback
+            reader.close()
+            raise Unavailable(f"no broker answers: {self._connector.last_error() or reason_of(error)}") from error
+        except BaseException:
+            reader.close()
+            raise
+        self._codec, self._reader, self._producer = codec, reader, producer
+        self._threads = [
+            self._thread("replies", partial(self._read, reader)),
+            self._thread("publisher", partial(self._publish, producer)),
+        ]
+
     def _enter(self, handle: Handle) -> None:
         with self._lock:
-            self._raise_if_ended()
+            self.raise_if_ended()
             self._open.setdefault(handle.request_id, []).append(handle)
         if handle.reply_to != self.reply_topic:
             # It stays in the table until it is published, so that it fails with the client if the client fails.
@@ -319,10 +286,6 @@ class ClientCore:
         for handle in handles:
             handle.fail(error)
         self.window.release(requests=len(handles))
-
-    def _raise_if_ended(self) -> None:
-        if self._ended is not None:
-            raise self._ended
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(name, work), name=f"fairlane-{name}", daemon=True)

@@ -24,10 +24,10 @@ class Handle:
     """
 
     __slots__ = (
-        "_published",
-        "_replied",
+        "acknowledged",
         "published_at_ms",
         "received_at_ms",
+        "replied",
         "reply_to",
         "request_id",
         "submitted_at_ms",
@@ -41,12 +41,12 @@ class Handle:
         self.submitted_at_ms = submitted_at_ms
         self.published_at_ms: int | None = None
         self.received_at_ms: int | None = None
-        self._published: Promise[SourceCoordinate | None] = Promise(lock)
-        self._replied: Promise[InferenceReply] = Promise(lock)
+        self.acknowledged: Promise[SourceCoordinate | None] = Promise(lock)
+        self.replied: Promise[InferenceReply] = Promise(lock)
 
     def done(self) -> bool:
         """Whether ``reply`` would return or raise at once."""
-        return self._replied.done
+        return self.replied.done
 
     def result(self, timeout: float | None = None) -> InferenceReply:
         """The reply, if its outcome is ``ok``; waits up to ``timeout`` seconds, None for as long as it takes.
@@ -65,9 +65,9 @@ class Handle:
             Timeout: no reply yet.
             PublishFailed, AnsweredElsewhere, Unavailable, ClientClosed: none will come to this handle.
         """
-        if not self._replied.wait(timeout):
+        if not self.replied.wait(timeout):
             raise no_reply_yet(self, timeout)
-        return self._replied.get()
+        return self.replied.get()
 
     def published(self, timeout: float | None = None) -> SourceCoordinate | None:
         """Wait until the request is in the log: from then on it gets exactly one final reply.
@@ -79,31 +79,31 @@ class Handle:
             PublishFailed: it was refused, or no answer came.
             Unavailable, ClientClosed: the client ended first; it may be in the log all the same.
         """
-        if not self._published.wait(timeout):
+        if not self.acknowledged.wait(timeout):
             raise not_published_yet(self, timeout)
-        return self._published.get()
+        return self.acknowledged.get()
 
     def keep_published(self, where: SourceCoordinate | None, now_ms: int | None) -> None:
         """For the client alone: the request is in the log."""
         self.published_at_ms = now_ms
-        self._published.keep(where)
+        self.acknowledged.keep(where)
 
     def keep_reply(self, reply: InferenceReply, received_at_ms: int) -> None:
         """For the client alone: the final reply is here."""
         self.received_at_ms = received_at_ms
-        self._replied.keep(reply)
+        self.replied.keep(reply)
 
     def break_reply(self, error: FairlaneError) -> None:
         """For the client alone: no reply will come to this handle."""
-        self._replied.break_with(error)
+        self.replied.break_with(error)
 
     def fail(self, error: FairlaneError) -> None:
         """For the client alone: neither acknowledgement nor reply will come, where they have not yet."""
-        self._published.break_with(error)
-        self._replied.break_with(error)
+        self.acknowledged.break_with(error)
+        self.replied.break_with(error)
 
     def __repr__(self) -> str:
-        state = "done" if self.done() else "published" if self._published.done else "submitted"
+        state = "done" if self.done() else "published" if self.acknowledged.done else "submitted"
         return f"<Handle {self.request_id} {state}>"
 
 

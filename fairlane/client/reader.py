@@ -1,29 +1,22 @@
 """Reads a reply topic from where it ended before the first submit, on one thread, for all handles of a client."""
 
 import threading
-import time
 from collections.abc import Callable
 from time import monotonic
-from typing import TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane.client.positions import CALL_TIMEOUT_S, PERMANENT_ERRORS, end_of, existing_partitions, partitions_of
 from fairlane.client.seams import ReaderSeam, log
 from fairlane.clock import ClockMs
 from fairlane.codec import Codec, DecodeError
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply
 
-AnswerT = TypeVar("AnswerT")
-
 _POLL_S = 0.1
 _BATCH_RECORDS = 500
-_CALL_TIMEOUT_S = 2.0
-_TOPIC_GRACE_S = 2.0
-_RETRY_S = 0.1
 _REFRESH_S = 2.0
 _GONE_AFTER_S = 15.0
-_PERMANENT = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION})
 
 
 class ReplyReader:
@@ -68,8 +61,8 @@ class ReplyReader:
         """
         deadline = monotonic() + timeout_s
         starts = [
-            TopicPartition(self._topic, partition, self._end_of(partition, deadline))
-            for partition in self._existing_partitions(deadline)
+            TopicPartition(self._topic, partition, end_of(self._consumer, self._topic, partition, deadline))
+            for partition in existing_partitions(self._consumer, self._topic, deadline)
         ]
         self._consumer.incremental_assign(starts)
         self._assigned = {start.partition for start in starts}
@@ -126,7 +119,7 @@ class ReplyReader:
     def _on_error(self, error: KafkaError, message: Message) -> None:
         if error.fatal():
             raise KafkaException(error)
-        if error.code() in _PERMANENT:
+        if error.code() in PERMANENT_ERRORS:
             raise Unavailable(f"{self._topic}: {error.str()}")
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             # Retention ran past us while we could not read. What was lost cannot be had back; what is left can.
@@ -139,15 +132,13 @@ class ReplyReader:
         """Notice partitions that were added since, and a topic that is gone."""
         self._next_refresh = monotonic() + _REFRESH_S
         try:
-            present = self._partitions(_CALL_TIMEOUT_S)
+            present = partitions_of(self._consumer, self._topic, CALL_TIMEOUT_S)
         except KafkaException:
             return  # no broker answers: the consumer goes on trying by itself
         if present:
             self._gone_since = None
             # Born after the start, so all that is in them is newer than every request of ours.
-            added = [
-                TopicPartition(self._topic, partition, OFFSET_BEGINNING) for partition in present - self._assigned
-            ]
+            added = [TopicPartition(self._topic, partition, OFFSET_BEGINNING) for partition in present - self._assigned]
             if added:
                 self._consumer.incremental_assign(added)
                 self._assigned |= present
@@ -155,37 +146,3 @@ class ReplyReader:
         self._gone_since = self._gone_since or monotonic()
         if monotonic() - self._gone_since > _GONE_AFTER_S:
             raise Unavailable(f"{self._topic} does not exist any more")
-
-    def _existing_partitions(self, deadline: float) -> list[int]:
-        # Metadata of a topic that was made a moment ago may still be on its way.
-        missing_until = min(deadline, monotonic() + _TOPIC_GRACE_S)
-        while not (partitions := _ask(self._partitions, deadline)):
-            if monotonic() >= missing_until:
-                raise Unavailable(f"{self._topic} does not exist; `fairlane tenants apply` makes a tenant's topics")
-            time.sleep(_RETRY_S)
-        return sorted(partitions)
-
-    def _partitions(self, timeout_s: float) -> set[int]:
-        """The topic's partitions; none when it does not exist. Raises KafkaException without an answer."""
-        metadata = self._consumer.list_topics(self._topic, timeout=timeout_s).topics.get(self._topic)
-        if metadata is None:
-            return set()
-        if metadata.error is not None and metadata.error.code() in _PERMANENT:
-            raise Unavailable(f"{self._topic}: {metadata.error.str()}")
-        return set(metadata.partitions)
-
-    def _end_of(self, partition: int, deadline: float) -> int:
-        wanted = TopicPartition(self._topic, partition)
-        _low, end = _ask(lambda timeout_s: self._consumer.get_watermark_offsets(wanted, timeout=timeout_s), deadline)
-        return end
-
-
-def _ask(call: Callable[[float], AnswerT], deadline: float) -> AnswerT:
-    """Call with a timeout, again until it answers. Raises the last KafkaException when the deadline has passed."""
-    while True:
-        try:
-            return call(max(0.1, min(_CALL_TIMEOUT_S, deadline - monotonic())))
-        except KafkaException:
-            if monotonic() >= deadline:
-                raise
-            time.sleep(_RETRY_S)

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Required, TypedDict
-from uuid import UUID
 
 from fairlane.clock import now_ms
 from fairlane.names import is_replies_of
@@ -83,7 +82,8 @@ def new_request_id() -> str:
     """A UUID that sorts by time (RFC 9562, version 7)."""
     random = int.from_bytes(os.urandom(10), "big")
     value = (now_ms() & (1 << 48) - 1) << 80 | 7 << 76 | (random >> 62 & 0xFFF) << 64 | 2 << 62 | random & (1 << 62) - 1
-    return str(UUID(int=value))
+    digits = f"{value:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def build_request(
@@ -150,10 +150,14 @@ def check_request(request: InferenceRequest, tenant: str) -> None:
     Raises:
         ValueError: the message begins with the field that is wrong. It shows no text of the input.
     """
-    _require(_UUID.fullmatch(request.request_id) is not None, "request_id", "not a UUID")
-    _require(bool(request.model), "model", "empty")
-    _require(request.task in _TASKS, "task", f"{request.task!r} is none of {_listed(_TASKS)}")
-    _require(request.priority in _PRIORITIES, "priority", f"{request.priority!r} is none of {_listed(_PRIORITIES)}")
+    if _UUID.fullmatch(request.request_id) is None:
+        raise ValueError("request_id: not a UUID")
+    if not request.model:
+        raise ValueError("model: empty")
+    if request.task not in _TASKS:
+        raise ValueError(f"task: {request.task!r} is none of {_listed(_TASKS)}")
+    if request.priority not in _PRIORITIES:
+        raise ValueError(f"priority: {request.priority!r} is none of {_listed(_PRIORITIES)}")
     _check_input(request.task, request.input)
     _check_parameters(request.parameters)
     _check_whole("timeout_ms", request.timeout_ms, least=1)
@@ -162,7 +166,8 @@ def check_request(request: InferenceRequest, tenant: str) -> None:
     if request.reply_to is not None and not is_replies_of(request.reply_to, tenant):
         raise ValueError(f"reply_to: {request.reply_to!r} is no reply topic of {tenant!r}")
     for key, value in request.metadata.items():
-        _require(isinstance(key, str) and isinstance(value, str), "metadata", "keys and values must be strings")
+        if not (_is_text(key) and _is_text(value)):
+            raise ValueError("metadata: keys and values must be strings")
 
 
 def _check_input(task: str, given: RequestInput) -> None:
@@ -175,25 +180,39 @@ def _check_input(task: str, given: RequestInput) -> None:
             raise ValueError("messages: give either messages or prompt")
         expected = ("prompt",) if given.messages is None else ("messages",)
     for name in expected:
-        _require(bool(getattr(given, name)), name, f"missing or empty, and task {task} needs it")
+        if not getattr(given, name):
+            raise ValueError(f"{name}: missing or empty, and task {task} needs it")
     for turn in given.messages or ():
-        _require(turn.role in _ROLES, "messages", f"role {turn.role!r} is none of {_listed(_ROLES)}")
+        if turn.role not in _ROLES:
+            raise ValueError(f"messages: role {turn.role!r} is none of {_listed(_ROLES)}")
 
 
 def _check_parameters(parameters: Parameters) -> None:
     _check_whole("max_tokens", parameters.max_tokens, least=1)
     _check_whole("seed", parameters.seed, least=-_LARGEST_INT - 1)
-    temperature, top_p = parameters.temperature, parameters.top_p
-    _require(math.isfinite(temperature) and temperature >= 0, "temperature", f"{temperature} is not 0 or more")
-    _require(0 < top_p <= 1, "top_p", f"{top_p} is not above 0 and at most 1")
-    _require(all(parameters.stop), "stop", "holds an empty text")
+    if not (math.isfinite(parameters.temperature) and parameters.temperature >= 0):
+        raise ValueError(f"temperature: {parameters.temperature} is not 0 or more")
+    if not 0 < parameters.top_p <= 1:
+        raise ValueError(f"top_p: {parameters.top_p} is not above 0 and at most 1")
+    if not all(parameters.stop):
+        raise ValueError("stop: holds an empty text")
 
 
 def _check_whole(name: str, value: int | None, least: int) -> None:
     if value is None:
         return
-    _require(isinstance(value, int) and not isinstance(value, bool), name, "not a whole number")
-    _require(least <= value <= _LARGEST_INT, name, f"{value} is not between {least} and {_LARGEST_INT}")
+    if not _is_whole(value):
+        raise ValueError(f"{name}: not a whole number")
+    if not least <= value <= _LARGEST_INT:
+        raise ValueError(f"{name}: {value} is not between {least} and {_LARGEST_INT}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _message(turn: ChatTurn) -> Message:
@@ -208,13 +227,8 @@ def _strings(name: str, values: Sequence[str] | None) -> tuple[str, ...] | None:
     if values is None:
         return None
     if isinstance(values, str):
-        raise ValueError(f"{name}: a single text; give a list of texts")
+        raise ValueError(f"{name}: a single text; give a list of texts")  # noqa: TRY004 - every mistake is a ValueError
     return tuple(values)
-
-
-def _require(condition: bool, name: str, problem: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}: {problem}")
 
 
 def _listed(names: Iterable[str]) -> str:

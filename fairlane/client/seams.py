@@ -1,4 +1,4 @@
-"""The parts of confluent-kafka the client uses, as protocols, and the real ones; unit tests put their own behind them."""
+"""The parts of confluent-kafka the client uses, as protocols that unit tests can fill, and the real ones."""
 
 import logging
 import threading
@@ -67,7 +67,7 @@ class KafkaConnector:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._errors = _LoggedErrors()
+        self._errors = _LoggedLastError()
 
     def producer(self, max_messages: int, max_bytes: int) -> ProducerSeam:
         """A producer whose own queue holds at least this much. Raises KafkaException for settings it refuses."""
@@ -80,22 +80,22 @@ class KafkaConnector:
         return producer
 
     def reader(self, group_id: str) -> ReaderSeam:
-        """A consumer. Raises KafkaException for settings it refuses."""
-        return self.consumer(group_id)
+        """A consumer that joins no group. Raises KafkaException for settings it refuses."""
+        return Consumer(quiet(read_committed_consumer(self._settings, group_id), self._errors))
 
-    def consumer(self, group_id: str, max_poll_interval_ms: int | None = None) -> Consumer:
-        """A consumer that can also join its group."""
+    def member(self, group_id: str, max_poll_interval_ms: int, session_timeout_ms: int) -> Consumer:
+        """A consumer to join its group with. Raises KafkaException for settings it refuses."""
         config = quiet(read_committed_consumer(self._settings, group_id), self._errors)
-        if max_poll_interval_ms is not None:
-            config["max.poll.interval.ms"] = max_poll_interval_ms
-        return Consumer(config)
+        return Consumer(
+            config | {"max.poll.interval.ms": max_poll_interval_ms, "session.timeout.ms": session_timeout_ms}
+        )
 
     def last_error(self) -> str | None:
         """Why it last could not connect, if it could not."""
         return self._errors.text
 
 
-class _LoggedErrors(LastError):
+class _LoggedLastError(LastError):
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()

@@ -1,110 +1,175 @@
 """The client for threads."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Self, Unpack
 
-from fairlane.client.core import ClientCore, ClientLimits, ClientStats
+from fairlane.client.base import BaseClient, ReplyOptions, SubmitItem
 from fairlane.client.handle import Handle
 from fairlane.client.requests import RequestFields, build_request
-from fairlane.client.seams import Connector, KafkaConnector
-from fairlane.clock import now_ms
-from fairlane.codec import Codec
-from fairlane.names import is_name, is_replies_of, replies_topic
-from fairlane.records import InferenceRequest
-from fairlane.settings import KafkaSettings
+from fairlane.records import InferenceReply, InferenceRequest
 
 if TYPE_CHECKING:
-    from fairlane.client.reply_stream import ReplyStream, UndecodableReply
-
-SubmitItem = InferenceRequest | RequestFields
-"""What ``submit_many`` takes: a request, or a mapping with the fields of ``submit``."""
+    from fairlane.client.group_member import GroupMember
 
 
-class BaseClient:
-    """What both clients are made from.
+class Client(BaseClient):
+    """Publishes a tenant's requests and waits for their replies. Thread-safe.
 
-    Args:
-        tenant: who publishes; requests go to ``requests.<tenant>``.
-        bootstrap_servers: brokers to start from; default: ``KAFKA_BOOTSTRAP_SERVERS``.
-        service: read ``replies.<tenant>.<service>`` instead of ``replies.<tenant>``, and have requests answered there.
-        settings: the connection, with its security; default: from the environment.
-        max_in_flight: most requests submitted and not answered; then submit waits.
-        max_buffered_bytes: most bytes published and not acknowledged; then submit waits.
-        max_request_bytes: largest encoded request. The default is the limit of a tenant's request topic.
-        submit_timeout_ms: how long submit waits for room before it raises Backpressure.
-        start_timeout_ms: how long the first submit waits for a broker before it raises Unavailable.
-        close_timeout_ms: how long ``close`` waits for requests to be acknowledged.
-        connector: makes the Kafka clients; for tests.
+    >>> with Client(tenant="acme") as client:
+    ...     handle = client.submit(model="smollm2-135m-instruct", messages=[{"role": "user", "content": "2 + 2 = ?"}])
+    ...     print(handle.result(timeout=30).output.text)
+    4
 
-    Raises:
-        ValueError: a name cannot be a tenant's or a service's, or a bound is below 1.
+    Nothing is contacted until the first submit. Arguments: see :class:`fairlane.client.base.BaseClient`.
     """
 
-    def __init__(
-        self,
-        tenant: str,
-        bootstrap_servers: str | None = None,
-        service: str | None = None,
-        settings: KafkaSettings | None = None,
-        *,
-        max_in_flight: int = 10_000,
-        max_buffered_bytes: int = 64 * 1024 * 1024,
-        max_request_bytes: int = 4 * 1024 * 1024,
-        submit_timeout_ms: int = 30_000,
-        start_timeout_ms: int = 10_000,
-        close_timeout_ms: int = 10_000,
-        connector: Connector | None = None,
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        limits = ClientLimits(
-            max_in_flight=max_in_flight,
-            max_buffered_bytes=max_buffered_bytes,
-            max_request_bytes=max_request_bytes,
-            submit_timeout_ms=submit_timeout_ms,
-            start_timeout_ms=start_timeout_ms,
-            close_timeout_ms=close_timeout_ms,
-        )
-        for name, value in (("tenant", tenant), ("service", service)):
-            if value is not None and not is_name(value):
-                raise ValueError(f"{name}: {value!r} is not lower-case letters, digits and hyphens")
-        for name in ("max_in_flight", "max_buffered_bytes", "max_request_bytes"):
-            if getattr(limits, name) < 1:
-                raise ValueError(f"{name}: {getattr(limits, name)} is below 1")
-        self._settings = settings or KafkaSettings()
-        if bootstrap_servers is not None:
-            self._settings = self._settings.model_copy(update={"kafka_bootstrap_servers": bootstrap_servers})
-        self._service = service
-        self._core = ClientCore(
-            tenant, service, connector or KafkaConnector(self._settings), self._make_codec, limits, now_ms
-        )
+        self.close()
+
+    def start(self) -> None:
+        """Connect now instead of at the first submit.
+
+        Raises:
+            Unavailable: no broker answers, or the reply topic is not there. It may be called again.
+            ClientClosed: after ``close``.
+        """
+        self._core.start()
+
+    def submit(self, **fields: Unpack[RequestFields]) -> Handle:
+        """Publish one request; returns before it is acknowledged. Fields: :class:`RequestFields`.
+
+        >>> handle = client.submit(model="all-minilm-l6-v2", task="embed", texts=["a cat", "a dog"], timeout_ms=5_000)
+        >>> len(handle.result(timeout=10).output.embeddings)
+        2
+
+        Raises:
+            ValueError: the request has an obvious mistake; the message begins with the field. Nothing was sent.
+            Backpressure: as much is under way as the client may hold, for all of its submit timeout.
+            PublishFailed: the producer refused the request at once.
+            Unavailable: no broker answers, the reply topic is not there, or a thread of the client died.
+            ClientClosed: after ``close``.
+        """
+        return self.submit_request(build_request(**fields))
+
+    def submit_request(self, request: InferenceRequest) -> Handle:
+        """Publish a request that was built elsewhere; otherwise like ``submit``.
+
+        >>> request = InferenceRequest(new_request_id(), "digits", "classify", RequestInput(image=png))
+        >>> handle = client.submit_request(request)
+        """
+        core = self._core
+        core.start()
+        prepared = core.prepare(request)
+        if not core.window.acquire(len(prepared.value), core.limits.submit_timeout_ms / 1_000):
+            raise core.no_room()
+        return core.publish(prepared)
+
+    def submit_many(self, items: Iterable[SubmitItem]) -> Iterator[Handle]:
+        """Publish requests, or mappings of the fields of ``submit``, as fast as the bounds allow.
+
+        Lazy: it takes the next item when its handle is asked for, and waits while ``max_in_flight`` are unanswered, so
+        an endless iterable takes bounded memory. The first error ends it; those submitted before stay submitted.
+
+        >>> requests = ({"model": "all-minilm-l6-v2", "task": "embed", "texts": [text]} for text in texts)
+        >>> for handle in client.submit_many(requests):
+        ...     handles.append(handle)
+
+        Raises:
+            The same as ``submit``, with a note that says which item.
+        """
+        for index, item in enumerate(items):
+            try:
+                handle = self.submit_request(self._request_of(item))
+            except Exception as error:
+                error.add_note(f"item {index} of submit_many")
+                raise
+            yield handle
+
+    def replies(self, group_id: str, **options: Unpack[ReplyOptions]) -> "ReplyStream":
+        """Read a reply topic as a member of a group: for services that answer elsewhere than where they asked.
+
+        Each reply is delivered at least once to the group: it counts as done when the next one is asked for, or with
+        ``ack``; what was not done when the stream closed comes again. Options: :class:`ReplyOptions`.
+
+        >>> with client.replies("billing", service="billing") as replies:
+        ...     for reply in replies:
+        ...         book(reply.request_id, reply.usage)
+
+        Raises:
+            ValueError: an option is wrong; the message begins with its name.
+            ClientClosed: after ``close``.
+        """
+        return ReplyStream(self._member(group_id, **options))
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Wait until every request is acknowledged or refused; how many are not yet after ``timeout`` seconds."""
+        return self._core.flush(-1 if timeout is None else timeout)
+
+    def close(self) -> None:
+        """Flush, within the close timeout, then stop. Handles still open get ClientClosed. May be called again."""
+        for member in list(self._members):
+            member.close()
+        self._core.close()
+
+
+class ReplyStream:
+    """The replies of a topic, one by one; iterate it in one thread at a time, ``close`` it from any.
+
+    Joins the group at the first ``next``. Leaving the loop with ``break`` and dropping the stream closes it too.
+    """
+
+    def __init__(self, member: "GroupMember") -> None:
+        self._member = member
+        self._finalizer = weakref.finalize(self, member.close)
 
     @property
-    def tenant(self) -> str:
-        """Who publishes."""
-        return self._core.tenant
+    def topic(self) -> str:
+        """The topic it reads."""
+        return self._member.topic
 
     @property
-    def reply_topic(self) -> str:
-        """The topic whose replies reach the handles."""
-        return self._core.reply_topic
+    def undecodable(self) -> int:
+        """How many records were no reply."""
+        return self._member.undecodable
 
-    @property
-    def stats(self) -> ClientStats:
-        """Counts since the client was made."""
-        return self._core.stats
+    def __iter__(self) -> Self:
+        return self
 
-    def _make_codec(self) -> Codec:
-        from fairlane.registry import codec_for
+    def __next__(self) -> InferenceReply:
+        """The next reply; the one before it counts as done from now on.
 
-        return codec_for(self._settings)
+        Raises:
+            StopIteration: the stream was closed, or idle for its idle timeout.
+            Unavailable: the topic is not there, may not be read, or the group is not reachable.
+        """
+        reply = self._member.next()
+        if reply is None:
+            raise StopIteration
+        return reply
 
-    def _request_of(self, item: SubmitItem, index: int) -> InferenceRequest:
-        try:
-            if isinstance(item, InferenceRequest):
-                return item
-            if isinstance(item, Mapping):
-                return build_request(**cast("RequestFields", item))
-            raise TypeError(f"not a request, nor a mapping of its fields: {type(item).__name__}")
-        except (TypeError, ValueError) as error:
-            error.add_note(f"item {index} of submit_many")
-            raise
+    def ack(self) -> None:
+        """The latest reply is done: commit that now, before the next one is asked for.
+
+        Raises:
+            Unavailable: the commit was refused or not answered; the reply may come again.
+        """
+        self._member.ack()
+
+    def close(self) -> None:
+        """Commit what is done and leave the group. The latest reply is not done unless ``ack`` said so."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -24,6 +24,7 @@ from inference_consumers.engines.protocol import (
     Success,
 )
 from inference_consumers.engines.sampling import Sampler, choose_tokens
+from inference_consumers.engines.threads import use_threads
 
 # Copying the cache costs about as much as a decode step, so rows leave it in groups.
 _COMPACT_AT = 0.75
@@ -98,7 +99,7 @@ class CausalLmEngine:
 
     def load(self) -> None:
         """Load and generate one token. Raises EngineLoadError."""
-        torch.set_num_threads(self._threads)
+        use_threads(self._threads)
         network, tokenizer = load_pretrained(AutoModelForCausalLM, self._model, self._path, self._dtype)
         if self.limits.max_context_tokens > network.config.max_position_embeddings:
             raise EngineLoadError(

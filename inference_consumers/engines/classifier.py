@@ -21,6 +21,7 @@ from inference_consumers.engines.protocol import (
     ItemOutcome,
     Success,
 )
+from inference_consumers.engines.threads import use_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ClassifierEngine:
 
     def load(self) -> None:
         """Load and classify an empty image. Raises EngineLoadError."""
-        torch.set_num_threads(self._threads)
+        use_threads(self._threads)
         if not (self._path / "model.pt2").is_file():
             raise EngineLoadError(
                 f"{self._model}: {self._path} holds no model (model.pt2 is missing); prepare the models first"

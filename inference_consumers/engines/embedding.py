@@ -24,6 +24,7 @@ from inference_consumers.engines.protocol import (
     Success,
 )
 from inference_consumers.engines.text import clean_text
+from inference_consumers.engines.threads import use_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class EmbeddingEngine:
 
     def load(self) -> None:
         """Load and embed one text. Raises EngineLoadError."""
-        torch.set_num_threads(self._threads)
+        use_threads(self._threads)
         network, tokenizer = load_pretrained(AutoModel, self._model, self._path, torch.float32)
         if self.limits.max_context_tokens > network.config.max_position_embeddings:
             raise EngineLoadError(

@@ -155,7 +155,8 @@ class DispatcherApp:
 
     async def _upkeep(self, stream: RequestStream, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
         """What has to be looked at again and again: new tenants, paused partitions, the membership."""
-        while True:
+        # Before 3.12 wait_for loses a cancellation that comes together with what it waits for: being told ends it.
+        while not self._stopping.is_set():
             dispatcher.tenants, dispatcher.models = self._tenants.snapshot, self._models.snapshot
             if stream.crashed is not None:
                 raise RuntimeError("Faust stopped") from stream.crashed

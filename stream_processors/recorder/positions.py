@@ -41,9 +41,9 @@ class Positions:
         return self._waiting
 
     @property
-    def placed(self) -> Mapping[Partition, int]:
-        """The stored offset of each placed partition."""
-        return {partition: position.stored for partition, position in self._placed.items()}
+    def reached(self) -> Mapping[Partition, int]:
+        """How far each placed partition is read."""
+        return {partition: position.reached for partition, position in self._placed.items()}
 
     def own(self, partitions: Iterable[Partition]) -> None:
         """These were assigned."""

@@ -227,7 +227,7 @@ def _mirrored(record: LogRecord, mirror: _Mirror, codec: Codec) -> tuple[str, Ro
         except UnicodeDecodeError:
             raise DecodeError(DecodeProblem.INVALID_BODY, "the key of a tombstone is no text") from None
         return storable(key), None
-    value = codec.decode_as(mirror.record_type, record.value)
+    value: Any = codec.decode_as(mirror.record_type, record.value)
     # The columns of these tables are the fields of the record, in their order.
     values = (getattr(value, entry.name) for entry in fields(mirror.record_type))
     return storable(mirror.key_of(value)), _row(*(json_text(v) if isinstance(v, tuple) else v for v in values))

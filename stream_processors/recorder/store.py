@@ -1,6 +1,7 @@
 """The projection in Postgres: rows and stored offsets in one transaction. The only module that talks to it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,12 @@ from stream_processors.recorder.tables import ALL_TABLES, Table
 
 APPLICATION_NAME = "fairlane-recorder"
 CALL_TIMEOUT_S = 15.0
+
+# The server ends what we no longer wait for: a recorder that was stopped in a transaction must not keep its locks.
+_SERVER_TIMEOUTS_S = {"idle_in_transaction_session_timeout": 10, "statement_timeout": 12}
+
+# Data exception, integrity violation, program limit exceeded: the row itself is at fault.
+_REFUSALS = frozenset({"22", "23", "54"})
 
 _LOAD = """
 SELECT topic, partition, next_offset FROM source_offsets
@@ -78,18 +85,14 @@ class Store:
     def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Where each of these goes on, as far as it is known. Raises StoreUnavailableError."""
         topics, numbers = _columns(partitions, 2)
-        with _Transaction(self) as connection:
+        with self._transaction() as connection:
             rows = connection.execute(_LOAD, (topics, numbers)).fetchall()
         return {Partition(topic, number): offset for topic, number, offset in rows}
 
     def start_at(self, offsets: Mapping[Partition, int]) -> None:
         """Store where partitions begin that have no stored offset yet. Raises StoreUnavailableError."""
-        with _Transaction(self) as connection:
+        with self._transaction() as connection:
             connection.execute(_START, _columns(((*partition, offset) for partition, offset in offsets.items()), 3))
-
-    def move(self, moves: Mapping[Partition, Move]) -> None:
-        """Store positions that no rows come with. Raises StoreUnavailableError, SupersededError."""
-        self.write(Projection(), moves)
 
     def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]:
         """The rows and the steps of the stored offsets, or neither. Returns what was committed more than once.
@@ -101,7 +104,7 @@ class Store:
         """
         steps = ((*partition, move.expected, move.next_offset) for partition, move in moves.items())
         repetitions: list[Repetition] = []
-        with _Transaction(self) as connection:
+        with self._transaction() as connection:
             # The fence comes first: who lost its partitions writes nothing and waits for nobody.
             if connection.execute(_MOVE, _columns(steps, 4)).rowcount != len(moves):
                 raise SupersededError
@@ -114,17 +117,32 @@ class Store:
                     connection.execute(table.delete.encode(), (keys,))
         return repetitions
 
-    def _connected(self) -> psycopg.Connection:
-        if self._connection is None:
-            self._connection = connect(self._dsn, APPLICATION_NAME)
-        return self._connection
+    def _connect(self) -> psycopg.Connection:
+        connection = connect(self._dsn, APPLICATION_NAME)
+        try:
+            with deadline(connection, self._call_timeout_s), connection.transaction():
+                for name, timeout_s in _SERVER_TIMEOUTS_S.items():
+                    connection.execute("SELECT set_config(%s, %s, false)", (name, f"{timeout_s}s"))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
-
-class _Transaction:
-    """A bounded transaction whose failures are told apart; a failed connection is closed."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    @contextmanager
+    def _transaction(self) -> Iterator[psycopg.Connection]:
+        """A bounded transaction; psycopg's errors become ours, and a connection that failed is closed."""
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            with deadline(self._connection, self._call_timeout_s), self._connection.transaction():
+                yield self._connection
+        except psycopg.Error as error:
+            local = isinstance(error, psycopg.DataError)  # psycopg itself may refuse a value, without a state
+            if local or (error.sqlstate or "")[:2] in _REFUSALS:
+                # Its text may quote the row.
+                raise RowsRefusedError(f"{type(error).__name__} ({error.sqlstate})") from None
+            self.close()
+            raise StoreUnavailableError(explain(error)) from None
 
 
 def _insert(connection: psycopg.Connection, table: Table, rows: list[tuple[Any, ...]]) -> list[Repetition]:

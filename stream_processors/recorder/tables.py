@@ -112,11 +112,11 @@ def _result_conflict() -> str:
     )
     counters = ("replies_seen", "replays_seen")
     content = (name for name in _RESULT_COLUMNS if name not in (*_RESULT_KEY, *counters))
-    assignments = [
-        *(f"{name} = CASE WHEN {same} THEN stored.{name} ELSE stored.{name} + excluded.{name} END" for name in counters),
-        *(f"{name} = CASE WHEN stored.replies_seen = 0 THEN excluded.{name} ELSE stored.{name} END" for name in content),
-    ]
-    return f"UPDATE SET {', '.join(assignments)}"
+    cases = {
+        **{name: f"WHEN {same} THEN stored.{name} ELSE stored.{name} + excluded.{name}" for name in counters},
+        **{name: f"WHEN stored.replies_seen = 0 THEN excluded.{name} ELSE stored.{name}" for name in content},
+    }
+    return f"UPDATE SET {', '.join(f'{name} = CASE {case} END' for name, case in cases.items())}"
 
 
 RESULTS = Table("results", "reply", _RESULT_COLUMNS, _RESULT_KEY, _result_conflict(), seen="replies_seen")
@@ -145,8 +145,9 @@ USAGE = Table(
     },
     key=("work_topic", "work_partition", "work_offset"),
     on_conflict=(
-        "UPDATE SET events_seen = stored.events_seen + 1 WHERE (stored.log_topic, stored.log_partition, stored.log_offset)"
-        " <> (excluded.log_topic, excluded.log_partition, excluded.log_offset)"
+        "UPDATE SET events_seen = stored.events_seen + 1 "
+        "WHERE (stored.log_topic, stored.log_partition, stored.log_offset) "
+        "<> (excluded.log_topic, excluded.log_partition, excluded.log_offset)"
     ),
     seen="events_seen",
 )

@@ -44,7 +44,7 @@ def test_every_optional_field_is_used_at_least_once(name: str) -> None:
 
 
 def _fields_at_default(record_type: Any, records: list[Any], path: str = "") -> set[str]:
-    """Fields that have their default in every record, in parts too; records inside a record have examples of their own."""
+    """Fields that have their default in every record, in parts too; a record inside another has its own examples."""
     unused = set()
     for entry in dataclasses.fields(record_type):
         values = [getattr(record, entry.name) for record in records]

@@ -22,13 +22,12 @@ class LogReader:
         config = read_committed_consumer(settings, f"reader-{uuid4()}") | {"enable.partition.eof": True}
         self._consumer = Consumer(config)
         self.records: list[Message] = []
-        self._at_end: dict[tuple[str, int], bool] = {}
         start = [
             TopicPartition(topic, partition, self._first(topic, partition, from_beginning))
             for topic in topics
             for partition in self._consumer.list_topics(topic, timeout=_METADATA_TIMEOUT_S).topics[topic].partitions
         ]
-        self._at_end = {(partition.topic, partition.partition): False for partition in start}
+        self._read_up_to = {(partition.topic, partition.partition): partition.offset for partition in start}
         self._consumer.assign(start)
 
     def poll(self, timeout_s: float = 0.1) -> list[Message]:
@@ -49,21 +48,13 @@ class LogReader:
         """Read everything that is committed now. An open transaction hides what lies behind it."""
         ends = {
             place: self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=_METADATA_TIMEOUT_S)[1]
-            for place in self._at_end
+            for place in self._read_up_to
         }
-        for place in self._at_end:
-            self._at_end[place] = False
-
-        def reached() -> bool:
-            positions = self._consumer.position([TopicPartition(*place) for place in ends])
-            return all(
-                self._at_end[position.topic, position.partition]
-                or position.offset >= ends[position.topic, position.partition]
-                for position in positions
-            )
-
-        # Without this a partition at whose end the reader already stands would never say so again.
-        self.wait(reached, timeout_s, "the end of the topics")
+        self.wait(
+            lambda: all(self._read_up_to[place] >= end for place, end in ends.items()),
+            timeout_s,
+            "the end of the topics",
+        )
 
     def close(self) -> None:
         self._consumer.close()
@@ -74,12 +65,14 @@ class LogReader:
         return self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_METADATA_TIMEOUT_S)[1]
 
     def _take(self, message: Message) -> bool:
-        error = message.error()
+        error, place, offset = message.error(), (str(message.topic()), message.partition() or 0), message.offset() or 0
         if error is None:
             self.records.append(message)
+            self._read_up_to[place] = offset + 1
             return True
         if error.code() == KafkaError._PARTITION_EOF:
-            self._at_end[str(message.topic()), message.partition() or 0] = True
+            # It counts the markers of transactions, which no record's offset does.
+            self._read_up_to[place] = offset
         elif error.fatal() or not error.retriable():
             raise KafkaException(error)
         return False

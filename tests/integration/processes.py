@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from deploy.local import probes
-from deploy.local.layout import PROJECT_ROOT
 from deploy.local.process import Instance, ProcessSpec
 from deploy.local.services import HOST, Service
 from tests.waiting import eventually
@@ -34,7 +34,7 @@ class ServiceProcess:
         self.metrics_port = metrics_port
         self._spec = ProcessSpec(
             name=service.name,
-            argv=(os.fspath(PROJECT_ROOT / ".venv" / "bin" / "python"), *service.arguments),
+            argv=(sys.executable, *service.arguments),
             env={
                 **env,
                 "INSTANCE_ID": service.name,

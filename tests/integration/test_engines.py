@@ -14,8 +14,8 @@ import torch
 import yaml
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from deploy.models.digits_data import load_split
 from deploy.models.prepare import prepare, recipes
-from deploy.models.train_digits import load_split
 from fairlane.models import load_models
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, ModelVersion, Output, Parameters, Passage, RequestInput, TokenUsage

@@ -143,7 +143,7 @@ CREATE TABLE source_offsets (
     PRIMARY KEY (topic, partition)
 );
 COMMENT ON TABLE source_offsets IS
-    'where the recorder goes on; written with compare-and-set in the transaction of the rows, so that only one recorder gets through';
+    'where the recorder goes on; compare-and-set in the transaction of the rows lets one recorder through';
 """
 
 TENANT_TABLES = ("results", "usage", "audit_logs", "tenants")

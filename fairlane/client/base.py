@@ -1,0 +1,166 @@
+"""What the sync and the asyncio client have in common: their arguments and how a stream of replies is opened."""
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from fairlane.client.core import ClientCore
+from fairlane.client.limits import ClientLimits
+from fairlane.client.requests import RequestFields, build_request
+from fairlane.client.seams import Connector, KafkaConnector
+from fairlane.client.stats import ClientStats
+from fairlane.clock import now_ms
+from fairlane.codec import Codec
+from fairlane.kafka import MAX_MESSAGE_BYTES
+from fairlane.names import is_name, is_replies_of, replies_topic
+from fairlane.records import InferenceRequest
+from fairlane.settings import KafkaSettings
+
+if TYPE_CHECKING:
+    from fairlane.client.group_member import GroupMember, OnUndecodable
+
+LEAST_PROCESSING_MS = 10_000
+# The producer counts the key, too.
+_LARGEST_REQUEST_BYTES = MAX_MESSAGE_BYTES - 1_024
+
+SubmitItem = InferenceRequest | RequestFields
+"""What ``submit_many`` takes: a request, or a mapping with the fields of ``submit``."""
+
+
+class ReplyOptions(TypedDict, total=False):
+    """What ``replies`` takes besides the group, by keyword.
+
+    Fields:
+        topic: the reply topic to read; default: the client's own.
+        service: instead of ``topic``: read ``replies.<tenant>.<service>``.
+        from_beginning: where a group that never read here starts: with the oldest reply kept (default), or with those
+            that come from now on.
+        on_error: called with each record that is no reply, which is then skipped; if it raises, the iteration ends with
+            that error and the record is met again. Default: it is logged and skipped.
+        idle_timeout_ms: end the iteration when nothing came for this long; default: never.
+        max_processing_ms: how long a reply may take to be handled before its partition goes to another member.
+    """
+
+    topic: str | None
+    service: str | None
+    from_beginning: bool
+    on_error: "OnUndecodable | None"
+    idle_timeout_ms: int | None
+    max_processing_ms: int
+
+
+class BaseClient:
+    """What both clients are made from.
+
+    Args:
+        tenant: who publishes; requests go to ``requests.<tenant>``.
+        bootstrap_servers: brokers to start from; default: ``KAFKA_BOOTSTRAP_SERVERS``.
+        service: read ``replies.<tenant>.<service>`` instead of ``replies.<tenant>``, and have requests answered there.
+        settings: the connection, with its security; default: from the environment.
+        max_in_flight: most requests submitted and not answered; then submit waits.
+        max_buffered_bytes: most bytes published and not acknowledged; then submit waits.
+        max_request_bytes: largest encoded request. The default is the limit of a tenant's request topic.
+        submit_timeout_ms: how long submit waits for room before it raises Backpressure.
+        start_timeout_ms: how long the first submit waits for a broker before it raises Unavailable.
+        close_timeout_ms: how long ``close`` waits for requests to be acknowledged.
+        connector: makes the Kafka clients; for tests.
+
+    Raises:
+        ValueError: a name cannot be a tenant's or a service's, or a bound is below 1.
+    """
+
+    def __init__(
+        self,
+        tenant: str,
+        bootstrap_servers: str | None = None,
+        service: str | None = None,
+        settings: KafkaSettings | None = None,
+        *,
+        max_in_flight: int = 10_000,
+        max_buffered_bytes: int = 64 * 1024 * 1024,
+        max_request_bytes: int = 4 * 1024 * 1024,
+        submit_timeout_ms: int = 30_000,
+        start_timeout_ms: int = 10_000,
+        close_timeout_ms: int = 10_000,
+        connector: Connector | None = None,
+    ) -> None:
+        limits = ClientLimits(
+            max_in_flight=max_in_flight,
+            max_buffered_bytes=max_buffered_bytes,
+            max_request_bytes=max_request_bytes,
+            submit_timeout_ms=submit_timeout_ms,
+            start_timeout_ms=start_timeout_ms,
+            close_timeout_ms=close_timeout_ms,
+        )
+        for name, value in (("tenant", tenant), ("service", service)):
+            if value is not None and not is_name(value):
+                raise ValueError(f"{name}: {value!r} is not lower-case letters, digits and hyphens")
+        for name in ("max_in_flight", "max_buffered_bytes", "max_request_bytes"):
+            if getattr(limits, name) < 1:
+                raise ValueError(f"{name}: {getattr(limits, name)} is below 1")
+        if max_request_bytes > _LARGEST_REQUEST_BYTES:
+            raise ValueError(f"max_request_bytes: {max_request_bytes} is above the producer's {_LARGEST_REQUEST_BYTES}")
+        self._settings = settings or KafkaSettings()
+        if bootstrap_servers is not None:
+            self._settings = self._settings.model_copy(update={"kafka_bootstrap_servers": bootstrap_servers})
+        self._core = ClientCore(
+            tenant, service, connector or KafkaConnector(self._settings), self._make_codec, limits, now_ms
+        )
+        self._members: weakref.WeakSet[GroupMember] = weakref.WeakSet()
+
+    @property
+    def tenant(self) -> str:
+        """Who publishes."""
+        return self._core.tenant
+
+    @property
+    def reply_topic(self) -> str:
+        """The topic whose replies reach the handles."""
+        return self._core.reply_topic
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counts since the client was made."""
+        return self._core.stats
+
+    def _make_codec(self) -> Codec:
+        from fairlane.registry import codec_for
+
+        return codec_for(self._settings)
+
+    def _request_of(self, item: SubmitItem) -> InferenceRequest:
+        if isinstance(item, InferenceRequest):
+            return item
+        if isinstance(item, Mapping):
+            return build_request(**item)
+        raise TypeError(f"not a request, nor a mapping of its fields: {type(item).__name__}")
+
+    def _member(self, group_id: str, **options: Unpack[ReplyOptions]) -> "GroupMember":
+        from fairlane.client.group_member import GroupMember
+
+        self._core.raise_if_ended()
+        topic, service = options.get("topic"), options.get("service")
+        if topic is not None and service is not None:
+            raise ValueError("topic: give either topic or service")
+        if topic is None:
+            topic = self.reply_topic if service is None else replies_topic(self.tenant, service)
+        if not is_replies_of(topic, self.tenant):
+            raise ValueError(f"topic: {topic!r} is no reply topic of {self.tenant!r}")
+        if not group_id:
+            raise ValueError("group_id: empty")
+        max_processing_ms = options.get("max_processing_ms", 300_000)
+        if max_processing_ms < LEAST_PROCESSING_MS:
+            raise ValueError(f"max_processing_ms: {max_processing_ms} is below {LEAST_PROCESSING_MS}")
+        connector = KafkaConnector(self._settings)
+        idle_timeout_ms = options.get("idle_timeout_ms")
+        member = GroupMember(
+            connector.member(group_id, max_processing_ms, LEAST_PROCESSING_MS),
+            topic,
+            self._make_codec(),
+            from_beginning=options.get("from_beginning", True),
+            on_undecodable=options.get("on_error"),
+            idle_timeout_s=None if idle_timeout_ms is None else idle_timeout_ms / 1_000,
+            start_timeout_s=self._core.limits.start_timeout_ms / 1_000,
+        )
+        self._members.add(member)
+        return member

@@ -1,0 +1,247 @@
+"""Reads a reply topic as a member of a consumer group: at least once, committed only when a reply is done."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane.client.positions import PERMANENT_ERRORS, end_of, existing_partitions
+from fairlane.client.seams import log
+from fairlane.cluster import reason_of
+from fairlane.codec import Codec, DecodeError, DecodeProblem
+from fairlane.committed import resume_points
+from fairlane.errors import Unavailable
+from fairlane.ownership import PartitionId
+from fairlane.records import InferenceReply
+
+_POLL_S = 0.1
+_COMMIT_EVERY_S = 0.2
+_ASSIGN_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodableReply:
+    """A record on a reply topic that is no reply. ``value`` is not shown when this is printed."""
+
+    topic: str
+    partition: int
+    offset: int
+    problem: DecodeProblem
+    value: bytes | None = field(repr=False)
+
+
+OnUndecodable = Callable[[UndecodableReply], None]
+
+
+class GroupMember:
+    """One member. ``next`` and ``ack`` are for one thread at a time, ``close`` for any."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        topic: str,
+        codec: Codec,
+        *,
+        from_beginning: bool,
+        on_undecodable: OnUndecodable | None,
+        idle_timeout_s: float | None,
+        start_timeout_s: float,
+    ) -> None:
+        self.topic = topic
+        self.undecodable = 0
+        self._consumer = consumer
+        self._codec = codec
+        self._from_beginning = from_beginning
+        self._on_undecodable = on_undecodable
+        self._idle_timeout_s = idle_timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._subscribed = False
+        self._closed = False
+        self._owned: set[int] = set()
+        self._current: tuple[int, int] | None = None
+        # The next offset to read per partition, for all replies done; and what of that was sent to the broker.
+        self._done: dict[int, int] = {}
+        self._sent: dict[int, int] = {}
+        self._next_commit = 0.0
+        self._assign_failure: Exception | None = None
+
+    def next(self) -> InferenceReply | None:
+        """The next reply; the one before it is done. None when closed or idle for too long.
+
+        Raises:
+            Unavailable: the topic is not there, may not be read, or the group is not reachable.
+        """
+        with self._lock:
+            self._finish_current()
+            idle_since = monotonic()
+            while not self._stopping.is_set():
+                self._subscribe()
+                self._commit_now_and_then()
+                message = self._poll()
+                if message is not None and (reply := self._reply_in(message)) is not None:
+                    return reply
+                if message is not None:
+                    idle_since = monotonic()
+                elif self._idle_timeout_s is not None and monotonic() - idle_since >= self._idle_timeout_s:
+                    self._commit()
+                    return None
+            return None
+
+    def ack(self) -> None:
+        """The latest reply is done; commit that. Raises Unavailable when the broker did not take it."""
+        with self._lock:
+            self._finish_current()
+            if not self._closed:
+                try:
+                    self._commit()
+                except KafkaException as error:
+                    raise Unavailable(f"{self.topic}: not committed: {reason_of(error)}") from error
+
+    def stop(self) -> None:
+        """End a ``next`` that waits in another thread."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Commit what is done and leave the group."""
+        self._stopping.set()
+        if not self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
+            log.error("reply_stream_not_closed topic=%s", self.topic)
+            return
+        try:
+            if self._closed:
+                return
+            self._closed = True
+            self._commit_or_log()
+            self._consumer.close()
+        finally:
+            self._lock.release()
+
+    def _subscribe(self) -> None:
+        if self._subscribed:
+            return
+        try:
+            existing_partitions(self._consumer, self.topic, monotonic() + self._start_timeout_s)
+        except KafkaException as error:
+            raise Unavailable(f"no broker answers: {reason_of(error)}") from error
+        self._consumer.subscribe(
+            [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+        self._subscribed = True
+
+    def _poll(self) -> Message | None:
+        """A record; None when there is none or it was an error that passes."""
+        message = self._consumer.poll(_POLL_S)
+        if self._assign_failure is not None:
+            self._stopping.set()
+            raise Unavailable(f"{self.topic}: where the group left off is not known") from self._assign_failure
+        if message is None or (error := message.error()) is None:
+            return message
+        if error.fatal() or error.code() in PERMANENT_ERRORS:
+            raise Unavailable(f"{self.topic}: {error.str()}")
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            # Retention ran past this group. What was lost cannot be had back; what is left can.
+            log.error("replies_lost topic=%s partition=%s reason=%s", self.topic, message.partition(), error.str())
+            self._consumer.seek(TopicPartition(self.topic, message.partition() or 0, OFFSET_BEGINNING))
+        else:
+            log.warning("reply_stream_error topic=%s name=%s", self.topic, error.name())
+        return None
+
+    def _reply_in(self, message: Message) -> InferenceReply | None:
+        where = (message.partition() or 0, message.offset() or 0)
+        try:
+            reply = self._codec.decode_as(InferenceReply, message.value())
+        except DecodeError as error:
+            self.undecodable += 1
+            self._report(UndecodableReply(self.topic, *where, error.problem, message.value()))
+            self._current = where
+            self._finish_current()
+            return None
+        self._current = where
+        return reply
+
+    def _report(self, bad: UndecodableReply) -> None:
+        if self._on_undecodable is None:
+            log.error(
+                "reply_undecodable topic=%s partition=%d offset=%d problem=%s",
+                bad.topic,
+                bad.partition,
+                bad.offset,
+                bad.problem,
+            )
+            return
+        try:
+            self._on_undecodable(bad)
+        except BaseException:
+            self._stopping.set()  # going on would count this record as done
+            raise
+
+    def _finish_current(self) -> None:
+        if self._current is not None:
+            partition, offset = self._current
+            if partition in self._owned:
+                self._done[partition] = offset + 1
+            self._current = None
+
+    def _commit_now_and_then(self) -> None:
+        if self._done == self._sent or monotonic() < self._next_commit:
+            return
+        self._next_commit = monotonic() + _COMMIT_EVERY_S
+        self._sent = dict(self._done)
+        self._consumer.commit(offsets=self._offsets(), asynchronous=True)
+
+    def _commit(self) -> None:
+        """Commit all that is done, and wait for it. Raises KafkaException."""
+        if self._done:
+            for committed in self._consumer.commit(offsets=self._offsets(), asynchronous=False):
+                if committed.error is not None:
+                    raise KafkaException(committed.error)
+            self._sent = dict(self._done)
+
+    def _commit_or_log(self) -> None:
+        try:
+            self._commit()
+        except KafkaException as error:
+            log.warning("replies_not_committed topic=%s reason=%s: they come again", self.topic, reason_of(error))
+
+    def _offsets(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, partition, offset) for partition, offset in self._done.items()]
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # An exception here would be met by the client library alone, so it waits for the end of the poll.
+        try:
+            self._take_up(consumer, partitions)
+        except Exception as error:  # noqa: BLE001 - raised by the poll that called this
+            self._assign_failure = error
+
+    def _take_up(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        ids = [PartitionId(self.topic, partition.partition) for partition in partitions]
+        starts = []
+        for partition, resume in resume_points(consumer, ids, _ASSIGN_TIMEOUT_S).items():
+            position = resume.position
+            if resume.committed is None:
+                if not self._from_beginning:
+                    position = end_of(consumer, self.topic, partition.partition, monotonic() + _ASSIGN_TIMEOUT_S)
+                # Committed at once: a crash before the first reply must not move the start.
+                self._done[partition.partition] = position
+            starts.append(TopicPartition(self.topic, partition.partition, position))
+        consumer.assign(starts)
+        self._owned = {partition.partition for partition in ids}
+        self._next_commit = 0.0
+
+    def _on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        self._commit_or_log()
+        self._forget()
+
+    def _on_lost(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        log.warning("reply_partitions_lost topic=%s: replies in work come again", self.topic)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._owned = set()
+        self._done = {}
+        self._sent = {}

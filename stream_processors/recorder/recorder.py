@@ -1,0 +1,307 @@
+"""The loop: read what the log has, project it, store rows and offsets together.
+
+Every doubt about a partition has one answer: stop fetching it, ask Postgres how far it is stored, go on from there.
+A new assignment, an outage, another recorder and a truncated log differ only in what raises the doubt.
+"""
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from fairlane import metrics
+from fairlane.codec import Codec
+from fairlane.logs import get_logger
+from fairlane.service import Readiness
+from stream_processors.recorder.backoff import Backoff
+from stream_processors.recorder.positions import Move, Partition, Positions
+from stream_processors.recorder.projection import LogRecord, Projection, project
+from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
+from stream_processors.recorder.store import Repetition, RowsRefusedError, StoreUnavailableError, SupersededError
+from stream_processors.recorder.tables import ALL_TABLES
+
+log = get_logger(__name__)
+
+KAFKA, POSTGRES = "kafka", "postgres"
+CONDITIONS = (KAFKA, POSTGRES)
+
+_POLL_S = 0.1
+_FLUSH_INTERVAL_S = 1.0
+_CHECK_INTERVAL_S = 2.0
+_LAG_INTERVAL_S = 1.0
+_BLIND_LAG_INTERVAL_S = 5.0
+_BACKOFF = Backoff()
+_PLACING_BUDGET_S = 10.0
+_REFUSED = "refused_by_postgres"
+
+
+class LogSource(Protocol):
+    """What the loop needs of the log; see :class:`stream_processors.recorder.source.Source`."""
+
+    def start(
+        self,
+        on_assigned: Callable[[frozenset[Partition]], None],
+        on_revoked: Callable[[frozenset[Partition]], None],
+    ) -> None: ...
+    def close(self) -> None: ...
+    def fetch(self, offsets: Mapping[Partition, int]) -> None: ...
+    def stop_fetching(self, partitions: Iterable[Partition]) -> None: ...
+    def read(self, max_records: int, timeout_s: float) -> list[Event]: ...
+    def bounds(self, partition: Partition) -> tuple[int, int]: ...
+    def known_end(self, partition: Partition) -> int | None: ...
+
+
+class RowStore(Protocol):
+    """What the loop needs of the database; see :class:`stream_processors.recorder.store.Store`."""
+
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]: ...
+    def start_at(self, offsets: Mapping[Partition, int]) -> None: ...
+    def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]: ...
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """Projects the log into the database, each record once. Runs in one thread."""
+
+    def __init__(
+        self,
+        source: LogSource,
+        store: RowStore,
+        codec: Codec,
+        readiness: Readiness,
+        *,
+        batch_records: int,
+        clock: Callable[[], float] = time.monotonic,
+        backoff: Backoff = _BACKOFF,
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._codec = codec
+        self._readiness = readiness
+        self._batch_records = batch_records
+        self._clock = clock
+        self._backoff = backoff
+        self._positions = Positions()
+        self._out_of_range: set[Partition] = set()
+        self._store_answers = False
+        self._failures = 0
+        self._retry_at = 0.0
+        self._stored_at = 0.0
+        self._lag_due_at = 0.0
+        self._lag_topics: set[str] = set()
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until told to stop, then store the last positions and leave the group.
+
+        Raises KafkaException when the consumer cannot go on; the process must then be started again.
+        """
+        self._source.start(self._assigned, self._revoked)
+        try:
+            while not stopping():
+                self.step()
+            self._readiness.set(KAFKA, "stopping")
+            self._write([])
+        finally:
+            self._source.close()
+            self._store.close()
+
+    def step(self) -> None:
+        """One round: place partitions, read a batch, store it."""
+        now = self._clock()
+        if self._placing_is_due(now):
+            self._place()
+        records = self._take(self._source.read(self._batch_records, _POLL_S))
+        if records or (now - self._stored_at >= _FLUSH_INTERVAL_S and self._positions.moves()):
+            self._write(records)
+        if now >= self._lag_due_at:
+            self._report_lag(now)
+
+    def _assigned(self, partitions: frozenset[Partition]) -> None:
+        self._positions.own(partitions)
+        self._readiness.set(KAFKA)
+        log.info("assigned", partitions=len(partitions))
+
+    def _revoked(self, partitions: frozenset[Partition]) -> None:
+        # A batch is stored before the next read, so nothing of these is half done.
+        self._positions.disown(partitions)
+        self._out_of_range -= partitions
+        log.info("revoked", partitions=len(partitions))
+
+    def _take(self, events: Iterable[Event]) -> list[LogRecord]:
+        records: list[LogRecord] = []
+        for event in events:
+            match event:
+                case LogRecord():
+                    if self._positions.accept(Partition(event.topic, event.partition), event.offset):
+                        records.append(event)
+                case End():
+                    self._positions.reach(event.partition, event.offset)
+                case OutOfRange():
+                    self._out_of_range.add(event.partition)
+                    self._doubt([event.partition])
+        return records
+
+    # ------------------------------------------------------------------ where to go on
+
+    def _placing_is_due(self, now: float) -> bool:
+        if self._store_answers and not self._positions.waiting:
+            # Asked now and then when idle, so that readiness does not wait for the next record to find out.
+            return now - self._stored_at >= _CHECK_INTERVAL_S
+        return now >= self._retry_at
+
+    def _place(self) -> None:
+        """Start fetching what is owned from where it is stored."""
+        waiting = self._positions.waiting
+        try:
+            offsets = self._store.next_offsets(waiting)
+            new = waiting.keys() - offsets.keys()
+            lost = self._out_of_range & offsets.keys()
+            bounds = self._bounds(new | lost)
+            if beginnings := {partition: bounds[partition][0] for partition in new & bounds.keys()}:
+                self._store.start_at(beginnings)
+                offsets |= self._store.next_offsets(beginnings)
+            for partition in lost:
+                stored = offsets.pop(partition)
+                if partition in bounds:
+                    offsets[partition] = self._back_in_range(partition, stored, *bounds[partition])
+        except StoreUnavailableError as error:
+            self._lost_store(str(error))
+            return
+        except SupersededError:
+            self._retry_later()
+            return
+        if offsets:
+            self._source.fetch(offsets)
+            for partition, offset in offsets.items():
+                self._positions.place(partition, offset)
+            log.info("placed", partitions=len(offsets))
+        self._out_of_range -= offsets.keys()
+        if self._positions.waiting:
+            self._retry_later()
+        else:
+            self._failures = 0
+        if not self._store_answers:
+            log.info("postgres_answers")
+        self._store_answers = True
+        self._stored_at = self._clock()
+        self._readiness.set(POSTGRES)
+
+    def _bounds(self, partitions: Collection[Partition]) -> dict[Partition, tuple[int, int]]:
+        """First offset and end of each log, as far as the broker says within the budget; the rest has to wait."""
+        bounds: dict[Partition, tuple[int, int]] = {}
+        give_up_at = self._clock() + _PLACING_BUDGET_S
+        # In any order: one that never answers must not stand before the same others every time.
+        for partition in random.sample(list(partitions), len(partitions)):
+            if self._clock() >= give_up_at:
+                break
+            try:
+                bounds[partition] = self._source.bounds(partition)
+            except SourceUnavailableError as error:
+                log.warning("log_bounds_unknown", topic=partition.topic, partition=partition.number, reason=str(error))
+        return bounds
+
+    def _back_in_range(self, partition: Partition, stored: int, first: int, end: int) -> int:
+        """The offset to go on from after a stored one was not in the log. Raises as ``RowStore.write``."""
+        if first <= stored <= end:
+            return stored
+        metrics.LOG_TRUNCATED.labels(partition.topic).inc()
+        log.error(
+            "log_truncated",
+            topic=partition.topic,
+            partition=partition.number,
+            stored_offset=stored,
+            first_offset=first,
+            end_offset=end,
+            lost_records_at_most=max(0, first - stored),
+        )
+        self._store.write(Projection(), {partition: Move(stored, first)})
+        return first
+
+    def _doubt(self, partitions: Collection[Partition]) -> None:
+        self._source.stop_fetching(partitions)
+        self._positions.unplace(partitions)
+
+    def _lost_store(self, reason: str) -> None:
+        self._doubt(list(self._positions.reached))
+        self._readiness.set(POSTGRES, reason)
+        self._store_answers = False
+        self._retry_later()
+        log.warning("postgres_unavailable", reason=reason, failures=self._failures)
+
+    def _retry_later(self) -> None:
+        self._failures += 1
+        delay_s = self._backoff.delay_s(self._failures, random.random())  # noqa: S311 - jitter, not a secret
+        self._retry_at = self._clock() + delay_s
+
+    # ------------------------------------------------------------------ storing
+
+    def _write(self, records: Sequence[LogRecord]) -> None:
+        moves = self._positions.moves()
+        if not moves:
+            return
+        try:
+            self._store_batch(records, moves)
+        except StoreUnavailableError as error:
+            self._lost_store(str(error))
+        except SupersededError:
+            log.warning("superseded", partitions=len(moves), records=len(records))
+            self._doubt(moves.keys())
+        self._stored_at = self._clock()
+
+    def _store_batch(self, records: Sequence[LogRecord], moves: Mapping[Partition, Move]) -> None:
+        """Store a batch; when a row of it is refused, each half for itself, down to the one record to skip."""
+        projection = project(records, self._codec)
+        try:
+            repetitions = self._store.write(projection, moves)
+        except RowsRefusedError as error:
+            if len(records) > 1:
+                middle = len(records) // 2
+                for half in (records[:middle], records[middle:]):
+                    self._store_batch(half, self._positions.moves_through(half))
+                return
+            if not records:
+                raise
+            _report_skipped(records[0].topic, records[0].partition, records[0].offset, _REFUSED, str(error))
+            self._store.write(Projection(), moves)
+            self._positions.stored(moves)
+            return
+        self._positions.stored(moves)
+        _report(projection, repetitions)
+
+    # ------------------------------------------------------------------ lag
+
+    def _report_lag(self, now: float) -> None:
+        lags: dict[str, int] = {}
+        ends = [(partition, at, self._source.known_end(partition)) for partition, at in self._positions.reached.items()]
+        blind = {partition: at for partition, at in self._positions.waiting.items() if at is not None}
+        try:
+            # Nothing of these is fetched, and an outage is when the lag matters most.
+            ends += [(partition, at, self._source.bounds(partition)[1]) for partition, at in blind.items()]
+        except SourceUnavailableError:
+            log.debug("lag_unknown")
+        for partition, at, end in ends:
+            if end is not None:
+                lags[partition.topic] = lags.get(partition.topic, 0) + max(0, end - at)
+        for topic, lag in lags.items():
+            metrics.RECORDER_LAG.labels(topic).set(lag)
+        owned = {partition.topic for partition in (*self._positions.reached, *self._positions.waiting)}
+        for topic in self._lag_topics - owned:
+            metrics.RECORDER_LAG.remove(topic)
+        self._lag_topics = (self._lag_topics & owned) | lags.keys()
+        self._lag_due_at = now + (_BLIND_LAG_INTERVAL_S if blind else _LAG_INTERVAL_S)
+
+
+def _report(projection: Projection, repetitions: Iterable[Repetition]) -> None:
+    for table in ALL_TABLES:
+        if count := projection.count(table) + len(projection.withdrawn.get(table.name, ())):
+            metrics.RECORDED.labels(table.record).inc(count)
+    for skipped in projection.skipped:
+        _report_skipped(skipped.topic, skipped.partition, skipped.offset, skipped.problem)
+    for repetition in repetitions:
+        metrics.COMMITTED_TWICE.labels(repetition.record).inc()
+        log.error("committed_twice", record=repetition.record, key=repetition.key, seen=repetition.seen)
+
+
+def _report_skipped(topic: str, partition: int, offset: int, problem: str, reason: str | None = None) -> None:
+    metrics.RECORDER_SKIPPED.labels(topic, problem).inc()
+    log.error("record_skipped", topic=topic, partition=partition, offset=offset, problem=problem, reason=reason)

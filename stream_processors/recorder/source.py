@@ -1,0 +1,170 @@
+"""The log as the recorder reads it. The only module that talks to Kafka.
+
+What was assigned is not fetched before the stored offset is known, so nothing here needs the database and a rebalance
+never waits for it: a callback only notes what changed, and ``fetch`` starts a partition at an exact offset.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from fairlane.kafka import read_committed_consumer
+from fairlane.logs import get_logger
+from fairlane.settings import Settings
+from stream_processors.recorder.positions import Partition
+from stream_processors.recorder.projection import LogRecord
+
+log = get_logger(__name__)
+
+# Patterns, all of them: a topic that does not exist yet is then no error, and one that comes later is found.
+SUBSCRIPTION = (r"^replies\..*", r"^ledger\.(usage|audit)$", r"^control\.(tenants|models)$")
+SESSION_TIMEOUT_MS = 6_000
+REQUEST_TIMEOUT_S = 2.0
+
+OnChange = Callable[[frozenset[Partition]], None]
+
+
+class SourceUnavailableError(Exception):
+    """The broker did not answer about a partition: try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Nothing more can be delivered before this offset for now."""
+
+    partition: Partition
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The offset asked for is not in the log."""
+
+    partition: Partition
+
+
+Event = LogRecord | End | OutOfRange
+
+
+class Source:
+    """A member of the recorder's group. Not safe between threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._on_assigned: OnChange = _ignore
+        self._on_revoked: OnChange = _ignore
+        self._fetched: set[Partition] = set()
+        self._consumer = Consumer(_config(settings), logger=logging.getLogger("confluent_kafka"))
+
+    def start(self, on_assigned: OnChange, on_revoked: OnChange) -> None:
+        """Join the group. The callbacks run inside ``read`` and ``close``, with what was added and taken away."""
+        self._on_assigned, self._on_revoked = on_assigned, on_revoked
+        self._consumer.subscribe(
+            list(SUBSCRIPTION), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    def fetch(self, offsets: Mapping[Partition, int]) -> None:
+        """Start reading each of these at its offset."""
+        self._consumer.incremental_assign([TopicPartition(*partition, offset) for partition, offset in offsets.items()])
+        self._fetched.update(offsets)
+
+    def stop_fetching(self, partitions: Iterable[Partition]) -> None:
+        """Read no more of these, and forget what was read ahead."""
+        gone = self._fetched.intersection(partitions)
+        if gone:
+            self._consumer.incremental_unassign([TopicPartition(*partition) for partition in gone])
+            self._fetched -= gone
+
+    def read(self, max_records: int, timeout_s: float) -> list[Event]:
+        """What is there, at most so many, after waiting for the first. Raises KafkaException for a fatal error."""
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        messages = [first]
+        if max_records > 1:
+            # With a timeout it would wait for all of them; without, it takes what was fetched.
+            messages += self._consumer.consume(max_records - 1, 0)
+        return [event for message in messages if (event := _event(message)) is not None]
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        """First offset and end of the log, asked from the broker. Raises SourceUnavailableError."""
+        try:
+            low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise SourceUnavailableError(str(error.args[0].str())) from None
+        return low, high
+
+    def known_end(self, partition: Partition) -> int | None:
+        """The end of a fetched partition as the last fetch saw it, without asking."""
+        _, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), cached=True)
+        return high if high >= 0 else None
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # Acknowledges the rebalance without fetching anything yet.
+        consumer.incremental_assign([])
+        self._on_assigned(_partitions(partitions))
+
+    def _revoked(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        gone = _partitions(partitions)
+        self._on_revoked(gone)
+        kept = self._fetched & gone
+        self._consumer.incremental_unassign([TopicPartition(*partition) for partition in kept])
+        self._fetched -= gone
+
+
+def _config(settings: Settings) -> dict[str, Any]:
+    return read_committed_consumer(settings, f"{settings.group_prefix}.recorder") | {
+        # Cooperative: a new topic or a second recorder does not interrupt the other partitions. The classic protocol,
+        # because the pattern is then matched here, within a metadata refresh; brokers do it every ten seconds at best.
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": SESSION_TIMEOUT_MS,
+        "heartbeat.interval.ms": SESSION_TIMEOUT_MS // 4,
+        "enable.partition.eof": True,
+    }
+
+
+def _ignore(_partitions: frozenset[Partition]) -> None:
+    pass
+
+
+def _partitions(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
+    return frozenset(Partition(partition.topic, partition.partition) for partition in partitions)
+
+
+def _event(message: Message) -> Event | None:
+    topic, number, offset = message.topic(), message.partition(), message.offset()
+    error = message.error()
+    if error is None:
+        kind, timestamp_ms = message.timestamp()
+        if topic is None or number is None or offset is None:
+            return None
+        return LogRecord(
+            topic,
+            number,
+            offset,
+            0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
+            message.key(),
+            message.value(),
+        )
+    if error.fatal():
+        raise KafkaException(error)
+    if topic is not None and number is not None:
+        if error.code() == KafkaError._PARTITION_EOF and offset is not None:
+            return End(Partition(topic, number), offset)
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            return OutOfRange(Partition(topic, number))
+    log.warning("consumer_error", topic=topic, error=error.name(), reason=error.str())
+    return None

@@ -1,0 +1,212 @@
+"""The documents say what is true: names, links, commands and examples in them are held against the code."""
+
+import ast
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from prometheus_client.metrics import MetricWrapperBase
+
+import fairlane
+from deploy.local.__main__ import app as stack_app
+from deploy.local.layout import PROJECT_ROOT
+from fairlane import metrics
+from fairlane.cli.app import app as fairlane_app
+from fairlane.client import RequestFields
+from fairlane.settings import Settings
+
+README = PROJECT_ROOT / "README.md"
+OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"
+DOCUMENTS = (README, PROJECT_ROOT / "schemas" / "README.md", *sorted((PROJECT_ROOT / "docs").rglob("*.md")))
+DECISIONS = sorted((PROJECT_ROOT / "docs" / "adr").glob("*.md"))
+# Variables that are read by make, the shell or the tests, and so are in no settings class.
+OTHER_VARIABLES = frozenset({"ARGS", "FAIRLANE_PIP_ARGS", "FAIRLANE_TEST_STACK", "JAVA_HOME", "MVN", "PYTHON"})
+ROOMS = (
+    "fairlane",
+    "stream_processors",
+    "inference_consumers",
+    "producers",
+    "schemas",
+    "deploy",
+    "benchmarks",
+    "tests",
+)
+MADE_WHEN_NEEDED = frozenset({"schemas/history/"})
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(PROJECT_ROOT)))
+
+
+def python_blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def prose(document: Path) -> str:
+    """The document without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def code_spans(document: Path) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", prose(document))
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_document
+def test_every_relative_link_resolves(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), f"{document.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{document.name}: {target}"
+
+
+@each_document
+def test_every_path_that_is_named_exists(document: Path) -> None:
+    for span in code_spans(document):
+        if span.startswith(tuple(f"{room}/" for room in ROOMS)) and re.fullmatch(r"[\w./-]+", span):
+            assert span in MADE_WHEN_NEEDED or (PROJECT_ROOT / span).exists(), f"{document.name}: {span}"
+
+
+@each_document
+def test_every_make_target_that_is_named_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (PROJECT_ROOT / "Makefile").read_text(), re.MULTILINE))
+    # At the beginning of a line or of a code span; elsewhere "make" is a word.
+    named = set(re.findall(r"(?:^ {4}|`)make ([a-z]+)", document.read_text(), re.MULTILINE))
+    assert named <= targets
+
+
+@each_document
+def test_every_module_that_is_run_exists(document: Path) -> None:
+    for module in re.findall(r"-m ([a-z_][\w.]*\w)", document.read_text()):
+        assert importlib.util.find_spec(module), f"{document.name}: python -m {module}"
+
+
+@each_document
+def test_every_command_that_is_named_exists(document: Path) -> None:
+    text = document.read_text()
+    known = {f"{group} {command}" for group, command in fairlane_commands()}
+    groups = {name.split()[0] for name in known}
+    # "fairlane" is also a name in prose: only what follows as a word in code is a command.
+    for group, command in re.findall(r"(?:^ {4}|`)fairlane ([a-z]+)\s+([a-z]+)", text, re.MULTILINE):
+        assert group in groups, f"{document.name}: fairlane {group}"
+        assert f"{group} {command}" in known, f"{document.name}: fairlane {group} {command}"
+    stack_commands = set(subcommands(stack_app))
+    assert set(re.findall(r"deploy\.local ([a-z]+)", text)) <= stack_commands
+
+
+@each_document
+def test_every_variable_that_is_named_is_a_setting(document: Path) -> None:
+    settings = {name.upper() for name in Settings.model_fields}
+    for span in code_spans(document):
+        if (found := re.fullmatch(r"([A-Z]+(?:_[A-Z]+)+)(?:=\S*)?", span)) and found[1] not in OTHER_VARIABLES:
+            assert found[1] in settings, f"{document.name}: {found[1]}"
+
+
+def fairlane_commands() -> Iterator[tuple[str, str]]:
+    for group in fairlane_app.registered_groups:
+        assert group.typer_instance is not None
+        for command in subcommands(group.typer_instance):
+            yield str(group.name), command
+
+
+def subcommands(app: typer.Typer) -> Iterator[str]:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        yield command.name or command.callback.__name__
+
+
+# ------------------------------------------------------------------ metrics
+
+
+def test_every_metric_is_documented_with_type_and_labels() -> None:
+    documented = {
+        name: (kind, tuple(filter(None, re.split(r",\s*", labels))))
+        for name, kind, labels in re.findall(
+            r"^\| `(fairlane_\w+)` \| (\w+) \| ([^|]*?) *\|", OPERATIONS.read_text(), re.MULTILINE
+        )
+    }
+    assert documented == dict(declared_metrics())
+
+
+def declared_metrics() -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
+    for metric in vars(metrics).values():
+        if isinstance(metric, MetricWrapperBase):
+            (family,) = metric.describe()
+            suffix = "_total" if family.type == "counter" else ""
+            yield family.name + suffix, (family.type, tuple(metric._labelnames))
+
+
+@each_document
+def test_every_metric_that_is_named_exists(document: Path) -> None:
+    known = {name for name, _ in declared_metrics()}
+    named = {name for span in code_spans(document) for name in re.findall(r"^(fairlane_\w+)", span)}
+    roles = {"fairlane_owner"}
+    assert named - roles <= known
+
+
+# ------------------------------------------------------------------ examples
+
+
+@each_document
+def test_every_python_example_compiles(document: Path) -> None:
+    for block in python_blocks(document):
+        compile(block, document.name, "exec")
+
+
+def test_the_worked_example_of_the_offset_metadata_is_true() -> None:
+    (block,) = python_blocks(PROJECT_ROOT / "docs" / "architecture.md")
+    exec(compile(block, "architecture.md", "exec"), {})  # noqa: S102 - our own document
+
+
+def test_the_readme_uses_public_names_only() -> None:
+    (block,) = python_blocks(README)
+    tree = ast.parse(block)
+    imported = [name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names]
+    assert imported
+    assert {name.name for name in imported} <= set(fairlane.__all__)
+    calls = {call.func.attr: call for call in ast.walk(tree) if isinstance(call, ast.Call) if is_method(call)}
+    assert {keyword.arg for keyword in calls["submit"].keywords} <= RequestFields.__annotations__.keys()
+    assert {keyword.arg for keyword in calls["result"].keywords} <= inspect.signature(
+        fairlane.Handle.result
+    ).parameters.keys()
+    made = next(call for call in ast.walk(tree) if isinstance(call, ast.Call) and not is_method(call))
+    assert {keyword.arg for keyword in made.keywords} <= inspect.signature(fairlane.Client).parameters.keys()
+    for record, of in ((fairlane.InferenceReply, "reply"), (fairlane.Rejected, "refusal")):
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_name(node.value, of)}
+        assert used
+        assert used <= set(dir(record)), of
+
+
+def is_method(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute)
+
+
+def is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+# ------------------------------------------------------------------ decisions
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = [int(path.name[:4]) for path in DECISIONS]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("document", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_is_a_page_in_four_parts(document: Path) -> None:
+    text = document.read_text()
+    assert text.startswith(f"# {document.name[:4]} ")
+    parts = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert parts == ["Context", "Decision", "Rejected", "What would change our mind"]
+    assert len(text.splitlines()) <= 60

@@ -1,0 +1,67 @@
+"""The models and tenants of a test's pipeline, and the files that say so."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from fairlane.outcomes import Task
+from fairlane.records import ModelVersion, TenantSpec
+
+
+def default_models(unique: str, pool: str) -> tuple[ModelVersion, ...]:
+    """A model for every task, all of one pool."""
+
+    def model(name: str, tasks: tuple[str, ...], max_output_tokens: int) -> ModelVersion:
+        return ModelVersion(
+            model=f"{unique}-{name}",
+            version="1",
+            pool=pool,
+            engine="simulated",
+            tasks=tuple(map(str, tasks)),
+            path=name,
+            max_context_tokens=4_096,
+            max_output_tokens=max_output_tokens,
+        )
+
+    return (
+        model("words", (Task.GENERATE,), 512),
+        model("vectors", (Task.EMBED, Task.RANK), 0),
+        model("digits", (Task.CLASSIFY,), 0),
+    )
+
+
+def write_models(path: Path, models: Iterable[ModelVersion]) -> None:
+    """Write a models.yaml that ``load_models`` reads back."""
+    path.write_text(yaml.safe_dump({"models": list(map(_model_yaml, models))}))
+
+
+def write_tenants(path: Path, tenants: Iterable[TenantSpec]) -> None:
+    """Write a tenants.yaml that ``load_tenants`` reads back, without quotas and queue bounds."""
+    entries = [
+        {
+            "tenant": spec.tenant,
+            "classes": list(spec.classes),
+            "models": list(spec.models),
+            "services": list(spec.services),
+        }
+        for spec in tenants
+    ]
+    path.write_text(yaml.safe_dump({"tenants": entries}))
+
+
+def _model_yaml(model: ModelVersion) -> dict[str, object]:
+    return {
+        "model": model.model,
+        "version": model.version,
+        "pool": model.pool,
+        "engine": model.engine,
+        "tasks": list(model.tasks),
+        "path": model.path,
+        "limits": {
+            "max_context_tokens": model.max_context_tokens,
+            "max_output_tokens": model.max_output_tokens,
+            "max_batch_size": model.max_batch_size,
+            "max_batch_tokens": model.max_batch_tokens,
+        },
+    }

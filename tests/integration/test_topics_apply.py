@@ -1,0 +1,363 @@
+"""The commands that make topics and publish control records, on a real broker.
+
+Every test has families and control topics of its own: the broker is shared, and `--delete` means it.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from fairlane import cli
+from fairlane.cli import models as models_cli
+from fairlane.cli import tenants as tenants_cli
+from fairlane.cluster import Cluster, ClusterError
+from fairlane.control import ControlTopic
+from fairlane.kafka import idempotent_producer
+from fairlane.models import load_models
+from fairlane.records import TenantSpec
+from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings
+from fairlane.tenants import load_tenants
+from fairlane.topic_admin import Applied, apply_plan, read_state
+from fairlane.topic_plan import plan
+from fairlane.topics import expand, load_families
+
+pytestmark = pytest.mark.broker
+
+TOPICS = """\
+families:
+  requests:
+    name: UNIQUE.requests.{tenant}
+    description: Requests.
+    records: [InferenceRequest]
+    key: request_id
+    partitions: 1
+    partitions_by_tenant: {globex: 2}
+    retention_ms: 604800000
+    max_message_bytes: 4194304
+    timestamp_type: LogAppendTime
+    writers: [tenant]
+    readers: [dispatcher]
+  priority:
+    name: UNIQUE.priority.{pool}.{class}
+    description: Work.
+    records: [WorkItem]
+    key: request_id
+    partitions: 2
+    retention_ms: 600000
+    writers: [dispatcher]
+    readers: [consumer]
+  control-tenants:
+    name: UNIQUE.control.tenants
+    description: Tenants.
+    records: [TenantSpec]
+    key: tenant
+    partitions: 1
+    cleanup: compact
+    writers: [operator]
+    readers: [dispatcher]
+  control-models:
+    name: UNIQUE.control.models
+    description: Models.
+    records: [ModelVersion]
+    key: model
+    partitions: 1
+    cleanup: compact
+    writers: [operator]
+    readers: [dispatcher]
+"""
+TENANTS = "tenants:\n  - tenant: acme\n  - tenant: globex\n    weight: 2\n"
+MODELS = """\
+models:
+  - model: tiny
+    version: "1"
+    pool: generate
+    engine: simulated
+    tasks: [generate]
+    path: tiny
+    limits: {max_context_tokens: 128, max_output_tokens: 16}
+"""
+
+Run = Callable[..., tuple[int, Any, str]]
+
+
+@pytest.fixture
+def settings(broker: str) -> KafkaSettings:
+    return KafkaSettings(kafka_bootstrap_servers=broker)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, unique: str) -> Path:
+    """A deployment of its own: the three files that commands read."""
+    (tmp_path / "topics.yaml").write_text(TOPICS.replace("UNIQUE", unique))
+    (tmp_path / "tenants.yaml").write_text(TENANTS)
+    (tmp_path / "models.yaml").write_text(MODELS)
+    return tmp_path
+
+
+@pytest.fixture
+def run(
+    broker: str, folder: Path, unique: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a command with --json in that deployment: exit status, what it printed, what it complained about."""
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker)
+    monkeypatch.setenv("TENANTS_FILE", str(folder / "tenants.yaml"))
+    monkeypatch.setenv("MODELS_FILE", str(folder / "models.yaml"))
+    monkeypatch.setattr(tenants_cli, "CONTROL_TENANTS", f"{unique}.control.tenants")
+    monkeypatch.setattr(models_cli, "CONTROL_MODELS", f"{unique}.control.models")
+
+    def run_command(*arguments: str) -> tuple[int, Any, str]:
+        files = () if arguments[1] == "list" else ("--topics-file", str(folder / "topics.yaml"))
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*arguments, "--json", *files])
+        captured = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, json.loads(captured.out) if captured.out else None, captured.err
+
+    return run_command
+
+
+def _edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_plan_and_apply(run: Run, folder: Path, unique: str, settings: KafkaSettings) -> None:
+    names = {
+        f"{unique}.{name}"
+        for name in (
+            *("requests.acme", "requests.globex", "control.tenants", "control.models"),
+            *("priority.generate.high", "priority.generate.normal", "priority.generate.low"),
+        )
+    }
+    code, planned, _ = run("topics", "plan")
+    assert code == 2
+    assert {(change["action"], change["topic"]) for change in planned["changes"]} == {
+        ("create", name) for name in names
+    }
+    assert planned["findings"] == []
+
+    code, applied, _ = run("topics", "apply")
+    assert code == 0
+    assert {(item["topic"], item["result"]) for item in applied["applied"]} == {(name, "done") for name in names}
+
+    state = read_state(Cluster(settings), names)
+    requests = state.topics[f"{unique}.requests.globex"]
+    assert (requests.partitions, requests.replication_factor) == (2, 1)
+    assert requests.config["message.timestamp.type"] == "LogAppendTime"
+    assert requests.config["max.message.bytes"] == "4194304"
+    assert state.topics[f"{unique}.priority.generate.low"].config["segment.ms"] == "600000"
+    assert state.topics[f"{unique}.control.tenants"].config["cleanup.policy"] == "compact"
+
+    assert run("topics", "plan")[:2] == (0, {"changes": [], "findings": []})
+    assert run("topics", "apply")[:2] == (0, {"applied": [], "findings": []})
+
+
+def test_difference_is_shown_and_made_good_but_nothing_is_lost_unasked(run: Run, folder: Path, unique: str) -> None:
+    assert run("topics", "apply")[0] == 0
+    topics, tenants = folder / "topics.yaml", folder / "tenants.yaml"
+    _edit(topics, "{globex: 2}", "{acme: 3}")
+    _edit(topics, "retention_ms: 604800000", "retention_ms: 3600000")
+    _edit(topics, "    timestamp_type: LogAppendTime\n", "")
+    _edit(topics, "    max_message_bytes: 4194304\n", "")
+    _edit(topics, "retention_ms: 600000", "retention_ms: 172800000")
+    _edit(tenants, "  - tenant: globex\n    weight: 2\n", "")
+
+    code, planned, complaints = run("topics", "plan")
+    assert code == 2
+    acme, globex = f"{unique}.requests.acme", f"{unique}.requests.globex"
+    by_topic = {(change["topic"], change["action"]): change for change in planned["changes"]}
+    assert by_topic[acme, "add-partitions"] == {"action": "add-partitions", "topic": acme, "before": 1, "after": 3}
+    assert {"key": "max.message.bytes", "before": "4194304", "after": None} in by_topic[acme, "change-config"][
+        "settings"
+    ]
+    assert {(finding["topic"], finding["problem"]) for finding in planned["findings"]} == {
+        (acme, "shorter_retention"),
+        (globex, "extra_topic"),
+    }
+    assert complaints == ""
+
+    assert run("topics", "apply")[0] == 0
+    code, planned, _ = run("topics", "plan")
+    assert (code, planned["changes"]) == (0, [])
+    assert len(planned["findings"]) == 2
+
+    code, planned, _ = run("topics", "plan", "--delete", "--shrink")
+    assert code == 2
+    assert {(change["topic"], change["action"]) for change in planned["changes"]} == {
+        (acme, "change-config"),
+        (globex, "delete"),
+    }
+    assert run("topics", "apply", "--delete", "--shrink")[0] == 0
+    assert run("topics", "plan")[:2] == (0, {"changes": [], "findings": []})
+
+
+def test_offsets_that_would_not_outlive_records_stop_the_command(run: Run, folder: Path, unique: str) -> None:
+    _edit(folder / "topics.yaml", "retention_ms: 604800000", "retention_ms: 31536000000")  # a year
+    code, planned, _ = run("topics", "plan")
+    assert code == 1
+    assert [(finding["level"], finding["problem"]) for finding in planned["findings"]] == [
+        ("error", "offsets_retention")
+    ]
+
+    code, printed, complaints = run("topics", "apply")
+    assert (code, printed) == (1, None)
+    assert complaints.startswith("error: the broker's offsets.retention.minutes=")
+    assert complaints.count("\n") == 1
+    assert len(run("topics", "plan")[1]["changes"]) == 7, "nothing was created"
+
+    assert run("topics", "apply", "--force")[0] == 0
+    assert run("topics", "plan")[1]["changes"] == []
+
+
+def test_change_that_fails_is_named_and_does_not_stop_the_others(run: Run, unique: str) -> None:
+    code, printed, complaints = run("tenants", "apply", "--replication-factor", "30")
+    assert (code, printed) == (1, None)
+    assert complaints.startswith(f"error: {unique}.requests.acme: create failed: ")
+    assert complaints.endswith("(and 2 more)\n")
+    assert complaints.count("\n") == 1
+
+
+def test_several_may_apply_at_once(folder: Path, settings: KafkaSettings) -> None:
+    families = load_families(folder / "topics.yaml")
+    wanted = expand(families, load_tenants(folder / "tenants.yaml"), load_models(folder / "models.yaml"))
+    cluster = Cluster(settings)
+    state = read_state(cluster, [])
+    made = plan(wanted, state.topics, families=families, broker_config=state.broker_config, replication_factor=1)
+    assert len(made.changes) == len(wanted)
+    results: list[tuple[Applied, ...]] = []
+    start = threading.Barrier(4)
+
+    def apply() -> None:
+        own = Cluster(settings)
+        start.wait(timeout=10)
+        results.append(apply_plan(own, made))
+
+    threads = [threading.Thread(target=apply) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert len(results) == 4
+    outcomes = [item.result for applied in results for item in applied]
+    assert outcomes.count("done") == len(wanted)
+    assert outcomes.count("already") == 3 * len(wanted)
+    metadata = cluster.metadata()
+    assert all(len(metadata.topics[topic.name].partitions) == topic.partitions for topic in wanted)
+
+
+def test_new_topics_can_be_written_at_once(run: Run, unique: str, settings: KafkaSettings) -> None:
+    assert run("topics", "apply")[0] == 0
+    delivered: list[object] = []
+    producer = Producer(idempotent_producer(settings))
+    for name in ("requests.acme", "requests.globex"):
+        producer.produce(f"{unique}.{name}", b"x", on_delivery=lambda error, _message: delivered.append(error))
+    assert producer.flush(10) == 0
+    assert delivered == [None, None]
+
+
+def test_tenants_are_published_when_they_change(run: Run, folder: Path) -> None:
+    code, applied, _ = run("tenants", "apply")
+    assert code == 0
+    assert len(applied["topics"]) == 3, "two tenants' topics and the control topic"
+    assert applied["published"] == ["acme", "globex"]
+
+    _, applied, _ = run("tenants", "apply")
+    assert applied == {
+        "topics": [],
+        "published": [],
+        "unchanged": ["acme", "globex"],
+        "unknown": [],
+        "withdrawn": [],
+    }
+
+    file = folder / "tenants.yaml"
+    file.write_text("tenants:\n  - tenant: globex\n    weight: 3\n  - tenant: initech\n    pool: own\n")
+    code, applied, complaints = run("tenants", "apply")
+    assert (code, applied["published"], applied["unknown"]) == (0, ["globex", "initech"], ["acme"])
+    assert applied["withdrawn"] == []
+    assert len(applied["topics"]) == 4, "initech's topic and the three classes of its pool"
+    assert "requests.acme" in complaints, "a topic that is left over is reported"
+    listed = {tenant["tenant"]: tenant for tenant in run("tenants", "list")[1]["tenants"]}
+    assert listed.keys() == {"acme", "globex", "initech"}
+    assert (listed["globex"]["weight"], listed["initech"]["pool"]) == (3.0, "own")
+
+    _, applied, _ = run("tenants", "apply", "--delete")
+    assert (applied["published"], applied["withdrawn"]) == ([], ["acme"])
+    assert [tenant["tenant"] for tenant in run("tenants", "list")[1]["tenants"]] == ["globex", "initech"]
+    assert run("tenants", "apply")[1]["unknown"] == []
+    # Its topic stays: what is in it may still be wanted.
+    assert "requests.acme" in run("topics", "plan")[1]["findings"][0]["topic"]
+
+
+def test_models_are_published_when_they_change(run: Run, folder: Path, unique: str) -> None:
+    assert run("models", "list")[0] == 1, "no topic yet"
+    code, applied, _ = run("models", "apply")
+    assert (code, applied["published"]) == (0, ["tiny"])
+    assert {change["topic"] for change in applied["topics"]} == {
+        f"{unique}.control.models",
+        *(f"{unique}.priority.generate.{name}" for name in ("high", "normal", "low")),
+    }
+    _edit(folder / "models.yaml", "max_output_tokens: 16", "max_output_tokens: 32")
+    _, applied, complaints = run("models", "apply")
+    assert (applied["topics"], applied["published"], complaints) == ([], ["tiny"], "")
+    (listed,) = run("models", "list")[1]["models"]
+    assert listed["max_output_tokens"] == 32
+    _edit(folder / "models.yaml", "model: tiny", "model: small")
+    _, applied, _ = run("models", "apply", "--delete")
+    assert (applied["published"], applied["withdrawn"]) == (["small"], ["tiny"])
+
+
+@pytest.fixture
+def control(run: Run, settings: KafkaSettings, unique: str) -> Iterator[ControlTopic[TenantSpec]]:
+    assert run("topics", "apply")[0] == 0
+    yield ControlTopic(settings, default_codec(), f"{unique}.control.tenants", TenantSpec, lambda spec: spec.tenant)
+
+
+def test_control_topic_holds_the_last_word_of_each_key(control: ControlTopic[TenantSpec]) -> None:
+    assert control.read() == {}
+    control.publish([TenantSpec("acme"), TenantSpec("globex"), TenantSpec("initech")])
+    control.publish([TenantSpec("acme", weight=2.0)], withdrawn=["globex"])
+    control.publish([])
+    assert control.read() == {"acme": TenantSpec("acme", weight=2.0), "initech": TenantSpec("initech")}
+
+
+def test_unreadable_control_record_is_shown_and_replaced(
+    run: Run, control: ControlTopic[TenantSpec], settings: KafkaSettings, unique: str
+) -> None:
+    producer = Producer(idempotent_producer(settings))
+    producer.produce(f"{unique}.control.tenants", key=b"acme", value=b"\x00garbage")
+    producer.produce(f"{unique}.control.tenants", value=default_codec().encode(TenantSpec("without-a-key")))
+    assert producer.flush(10) == 0
+    assert control.read() == {"acme": None}
+    assert run("tenants", "list")[1] == {"tenants": [{"tenant": "acme"}]}
+    assert run("tenants", "apply")[1]["published"] == ["acme", "globex"]
+    assert control.read()["acme"] == TenantSpec("acme")
+
+
+def test_control_topic_that_does_not_exist_is_named(settings: KafkaSettings, unique: str) -> None:
+    control = ControlTopic(settings, default_codec(), f"{unique}.none", TenantSpec, lambda spec: spec.tenant)
+    with pytest.raises(ClusterError, match=f"{unique}.none: no such topic"):
+        control.read()
+
+
+def test_tables_are_for_people(run: Run, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    files = ("--topics-file", str(folder / "topics.yaml"))
+    for command, words in (
+        (("topics", "plan", *files), ("create", "partitions=1")),
+        (("tenants", "apply", *files), ("create", "done", "tenant globex: published")),
+        (("tenants", "list"), ("globex", "high, normal, low", "shared")),
+        (("models", "apply", *files), ("model tiny: published",)),
+        (("models", "list"), ("tiny", "generate", "128 tokens")),
+        (("topics", "apply", *files), ("7 topics, nothing to change",)),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(command)
+        text = capsys.readouterr().out
+        assert all(word in text for word in words), text

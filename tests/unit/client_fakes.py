@@ -1,0 +1,177 @@
+"""A Kafka in memory behind the seams of the client: the test decides what is acknowledged and answered, and when."""
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane.client.requests import RequestFields
+from fairlane.client.seams import DeliveryReport
+from fairlane.records import InferenceReply
+from fairlane.schema_files import default_codec
+
+MODEL_FIELDS: RequestFields = {"model": "m", "prompt": "hello"}
+
+
+def reply_message(reply: InferenceReply, topic: str = "replies.acme") -> Message:
+    """The record of a reply."""
+    return Message(
+        topic=topic, partition=0, offset=7, key=reply.request_id.encode(), value=default_codec().encode(reply)
+    )
+
+
+def error_message(code: int, *, fatal: bool = False, topic: str = "replies.acme") -> Message:
+    """What a consumer's poll returns for an error."""
+    return Message(topic=topic, partition=0, error=KafkaError(code, "says the broker", fatal))
+
+
+@dataclass
+class Sent:
+    """One call of produce."""
+
+    topic: str
+    value: bytes
+    key: bytes
+    report: DeliveryReport
+
+
+class FakeProducer:
+    """Keeps what was produced; `acknowledge` and `refuse` make the reports that the next poll or flush serves."""
+
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+        self.refuse_with: Exception | None = None
+        self.acknowledge_at_once = False
+        self.poll_error: Exception | None = None
+        self._lock = threading.Lock()
+        self._open: deque[Sent] = deque()
+        self._reports: deque[tuple[Sent, KafkaError | None]] = deque()
+        self._woken = threading.Condition()
+
+    def produce(self, topic: str, value: bytes, key: bytes, *, on_delivery: DeliveryReport) -> None:
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        sent = Sent(topic, value, key, on_delivery)
+        with self._lock:
+            self.sent.append(sent)
+            self._open.append(sent)
+        if self.acknowledge_at_once:
+            self.acknowledge()
+
+    def acknowledge(self, count: int = 1) -> None:
+        self._report(count, None)
+
+    def refuse(self, code: int) -> None:
+        self._report(1, KafkaError(code, "refused by the broker"))
+
+    def poll(self, timeout: float) -> int:
+        if self.poll_error is not None:
+            raise self.poll_error
+        if not self._serve():
+            with self._woken:
+                self._woken.wait(min(timeout, 0.01))
+            return self._serve()
+        return 1
+
+    def flush(self, timeout: float) -> int:
+        self._serve()
+        return len(self._open)
+
+    def purge(self) -> None:
+        self._report(len(self._open), KafkaError(KafkaError._PURGE_QUEUE, "purged"))
+
+    def _report(self, count: int, error: KafkaError | None) -> None:
+        with self._lock:
+            for _ in range(count):
+                self._reports.append((self._open.popleft(), error))
+        with self._woken:
+            self._woken.notify_all()
+
+    def _serve(self) -> int:
+        served = 0
+        while True:
+            with self._lock:
+                if not self._reports:
+                    return served
+                sent, error = self._reports.popleft()
+            sent.report(error, Message(topic=sent.topic, partition=0, offset=served, key=sent.key))
+            served += 1
+
+
+class FakeConsumer:
+    """Delivers what `push` was given. `partitions` None: the topic does not exist; an exception: nobody answers."""
+
+    def __init__(self) -> None:
+        self.partitions: int | Exception | None = 1
+        self.end = 5
+        self.assigned: list[TopicPartition] = []
+        self.sought: list[TopicPartition] = []
+        self.closed = False
+        self.steps: list[str] = []
+        self._messages: deque[Message] = deque()
+        self._arrived = threading.Condition()
+
+    def push(self, *messages: Message) -> None:
+        with self._arrived:
+            self._messages.extend(messages)
+            self._arrived.notify_all()
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        self.steps.append("list")
+        if isinstance(self.partitions, Exception):
+            raise self.partitions
+        if self.partitions is None:
+            unknown = SimpleNamespace(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), partitions={})
+            return SimpleNamespace(topics={topic: unknown})
+        known = SimpleNamespace(error=None, partitions=dict.fromkeys(range(self.partitions)))
+        return SimpleNamespace(topics={topic: known})
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        self.steps.append("watermarks")
+        return 0, self.end
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        self.steps.append("assign")
+        self.assigned.extend(partitions)
+
+    def seek(self, partition: TopicPartition) -> None:
+        self.sought.append(partition)
+
+    def poll(self, timeout: float) -> Message | None:
+        with self._arrived:
+            if not self._messages:
+                self._arrived.wait(timeout)
+            return self._messages.popleft() if self._messages else None
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        with self._arrived:
+            return [self._messages.popleft() for _ in range(min(num_messages, len(self._messages)))]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeConnector:
+    """Hands out one producer and one consumer."""
+
+    made_producer: FakeProducer = field(default_factory=FakeProducer)
+    made_consumer: FakeConsumer = field(default_factory=FakeConsumer)
+
+    def producer(self, max_messages: int, max_bytes: int) -> FakeProducer:
+        self.made_consumer.steps.append("producer")
+        return self.made_producer
+
+    def reader(self, group_id: str) -> FakeConsumer:
+        return self.made_consumer
+
+    def last_error(self) -> str | None:
+        return None
+
+
+def no_broker() -> KafkaException:
+    """What a call raises that nobody answered."""
+    return KafkaException(KafkaError(KafkaError._TRANSPORT, "nobody there"))

@@ -1,0 +1,274 @@
+"""The recorder's loop against a log and a database in memory that fail in every way they can."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlane import metrics
+from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane.schema_files import default_codec
+from fairlane.service import Readiness
+from stream_processors.recorder.backoff import Backoff
+from stream_processors.recorder.positions import Move, Partition
+from stream_processors.recorder.projection import LogRecord, Projection
+from stream_processors.recorder.recorder import CONDITIONS, Recorder
+from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
+from stream_processors.recorder.store import Repetition, RowsRefusedError, StoreUnavailableError, SupersededError
+
+ONE, OTHER = Partition("replies.acme", 0), Partition("replies.globex", 0)
+POISON = "poison"
+
+
+@dataclass(slots=True)
+class Log:
+    """The records of some partitions, None for a transaction marker, and the member that reads them."""
+
+    content: dict[Partition, list[str | None]]
+    first: dict[Partition, int] = field(default_factory=dict)
+    at: dict[Partition, int] = field(default_factory=dict)
+    unreachable: set[Partition] = field(default_factory=set)
+    before_read: list[Callable[[], None]] = field(default_factory=list)
+    on_assigned: Callable[[frozenset[Partition]], None] = lambda _: None
+    on_revoked: Callable[[frozenset[Partition]], None] = lambda _: None
+
+    def start(
+        self,
+        on_assigned: Callable[[frozenset[Partition]], None],
+        on_revoked: Callable[[frozenset[Partition]], None],
+    ) -> None:
+        self.on_assigned, self.on_revoked = on_assigned, on_revoked
+        on_assigned(frozenset(self.content))
+
+    def close(self) -> None:
+        self.at.clear()
+
+    def fetch(self, offsets: Mapping[Partition, int]) -> None:
+        assert not self.at.keys() & offsets.keys()
+        self.at |= offsets
+
+    def stop_fetching(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            self.at.pop(partition, None)
+
+    def rebalance(self) -> None:
+        """Everything is taken away and given back, which nothing fetched before survives."""
+        self.on_revoked(frozenset(self.content))
+        self.at.clear()
+        self.on_assigned(frozenset(self.content))
+
+    def read(self, max_records: int, timeout_s: float) -> list[Event]:
+        for action in self.before_read:
+            action()
+        self.before_read.clear()
+        events: list[Event] = []
+        for partition, at in self.at.items():
+            records = self.content[partition]
+            if not self.first.get(partition, 0) <= at <= len(records):
+                events.append(OutOfRange(partition))
+                continue
+            position = at
+            while position < len(records) and len(events) < max_records:
+                if (request_id := records[position]) is not None:
+                    events.append(_record(partition, position, request_id))
+                position += 1
+            self.at[partition] = position
+            if position == len(records):
+                events.append(End(partition, position))
+        return events
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        if partition in self.unreachable:
+            raise SourceUnavailableError("no leader")
+        return self.first.get(partition, 0), len(self.content[partition])
+
+    def known_end(self, partition: Partition) -> int | None:
+        return len(self.content[partition])
+
+
+@dataclass(slots=True)
+class Database:
+    """Rows and offsets, and what the next calls do instead of working."""
+
+    offsets: dict[Partition, int] = field(default_factory=dict)
+    rows: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        self._fault("read")
+        return {partition: self.offsets[partition] for partition in partitions if partition in self.offsets}
+
+    def start_at(self, offsets: Mapping[Partition, int]) -> None:
+        self._fault("read")
+        for partition, offset in offsets.items():
+            self.offsets.setdefault(partition, offset)
+
+    def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]:
+        fault = self._fault("read", "before")
+        if fault == "overtaken":
+            # Another recorder stores the same records first.
+            self._commit(projection, moves)
+        if any(self.offsets[partition] != move.expected for partition, move in moves.items()):
+            raise SupersededError
+        if any(POISON in str(row[0]) for layer in projection.layers.get("results", ()) for row in layer):
+            raise RowsRefusedError("DataError (22000)")
+        self._commit(projection, moves)
+        if fault == "after":
+            raise StoreUnavailableError("gone before it answered")
+        return []
+
+    def close(self) -> None:
+        pass
+
+    def _commit(self, projection: Projection, moves: Mapping[Partition, Move]) -> None:
+        rows = [str(row[0]) for layer in projection.layers.get("results", ()) for row in layer]
+        if not any(POISON in row for row in rows):
+            self.rows += rows
+            self.offsets |= {partition: move.next_offset for partition, move in moves.items()}
+
+    def _fault(self, *raising: str) -> str | None:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault in raising:
+            raise StoreUnavailableError("no connection")
+        return fault
+
+
+def _record(partition: Partition, offset: int, request_id: str) -> LogRecord:
+    reply = InferenceReply(request_id, "acme", "ok", source=SourceCoordinate("requests.acme", 0, offset))
+    return LogRecord(*partition, offset, 0, None, default_codec().encode(reply))
+
+
+class Run:
+    """A recorder whose clock advances by a second a step, so that every delay is over at the next."""
+
+    def __init__(self, log: Log, database: Database, batch_records: int = 4) -> None:
+        self.log, self.database = log, database
+        self.now = 0.0
+        self.readiness = Readiness(*CONDITIONS)
+        self.recorder = Recorder(
+            log,
+            database,
+            default_codec(),
+            self.readiness,
+            batch_records=batch_records,
+            clock=lambda: self.now,
+            backoff=Backoff(longest_s=1.0),
+        )
+
+    def steps(self, count: int) -> None:
+        """That many rounds, and then stop."""
+        left = count
+
+        def stopping() -> bool:
+            nonlocal left
+            left -= 1
+            self.now += 2.0
+            return left < 0
+
+        self.recorder.run(stopping)
+
+
+def names(prefix: str, count: int) -> list[str | None]:
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+def test_every_record_is_stored_and_positions_pass_the_markers() -> None:
+    log = Log({ONE: ["a0", None, "a2", None, None], OTHER: [None]})
+    run = Run(log, Database())
+    run.steps(4)
+    assert run.database.rows == ["a0", "a2"]
+    assert run.database.offsets == {ONE: 5, OTHER: 1}
+
+
+@given(
+    faults=st.lists(st.sampled_from(["none", "read", "before", "after", "overtaken"]), max_size=30),
+    batch_records=st.integers(1, 7),
+    rebalances=st.sets(st.integers(0, 30), max_size=6),
+    poison=st.sets(st.integers(0, 19), max_size=4),
+)
+def test_nothing_is_lost_and_nothing_is_stored_twice_whatever_fails(
+    faults: list[str], batch_records: int, rebalances: set[int], poison: set[int]
+) -> None:
+    content = [None if number % 5 == 3 else f"a{number}" for number in range(20)]
+    for number in poison:
+        content[number] = f"{POISON}{number}"
+    log = Log({ONE: content, OTHER: names("b", 9)})
+    run = Run(log, Database(faults=list(faults)), batch_records)
+    reads = 0
+
+    def disturb() -> None:
+        nonlocal reads
+        if reads in rebalances:
+            log.rebalance()
+        reads += 1
+        log.before_read.append(disturb)
+
+    log.before_read.append(disturb)
+    run.steps(120)
+    expected = [name for name in (*content, *names("b", 9)) if name is not None and POISON not in name]
+    assert sorted(run.database.rows) == sorted(expected)
+    assert run.database.offsets == {ONE: 20, OTHER: 9}
+
+
+def test_an_outage_is_said_and_survived() -> None:
+    log = Log({ONE: names("a", 3)})
+    run = Run(log, Database(faults=["none", "none", "none", "before", "read", "read"]))
+    seen: list[str | None] = []
+    run.recorder._source.start(lambda _: None, lambda _: None)
+    log.before_read = [lambda: None]
+    for _ in range(8):
+        run.now += 2.0
+        run.recorder._assigned(frozenset({ONE})) if not run.recorder._positions.reached else None
+        run.recorder.step()
+        seen.append(run.readiness.reasons()["postgres"])
+    assert "no connection" in seen
+    assert seen[-1] is None
+    assert run.database.rows == ["a0", "a1", "a2"]
+
+
+def test_a_truncated_log_is_an_alarm_and_goes_on_at_its_head() -> None:
+    topic = Partition("replies.truncated", 0)
+    log = Log({topic: names("a", 9)}, first={topic: 6})
+    run = Run(log, Database(offsets={topic: 2}))
+    before = metrics.LOG_TRUNCATED.labels(topic.topic)._value.get()
+    run.steps(5)
+    assert run.database.rows == ["a6", "a7", "a8"]
+    assert metrics.LOG_TRUNCATED.labels(topic.topic)._value.get() == before + 1
+
+
+def test_a_topic_made_anew_is_an_alarm_and_read_from_its_head() -> None:
+    topic = Partition("replies.renewed", 0)
+    run = Run(Log({topic: names("a", 2)}), Database(offsets={topic: 50}))
+    run.steps(5)
+    assert run.database.rows == ["a0", "a1"]
+    assert metrics.LOG_TRUNCATED.labels(topic.topic)._value.get() == 1
+
+
+def test_a_partition_without_a_leader_does_not_keep_the_others_waiting() -> None:
+    log = Log({ONE: names("a", 3), OTHER: names("b", 3)}, unreachable={ONE})
+    run = Run(log, Database())
+    run.steps(4)
+    assert run.database.rows == ["b0", "b1", "b2"]
+
+
+def test_lag_is_reported_and_forgotten_with_its_topic() -> None:
+    log = Log({ONE: names("a", 30)})
+    run = Run(log, Database(), batch_records=1)
+    log.before_read.append(lambda: None)
+    run.recorder._source.start(run.recorder._assigned, run.recorder._revoked)
+    run.now = 5.0
+    run.recorder.step()
+    assert metrics.RECORDER_LAG.labels(ONE.topic)._value.get() == 29
+    run.recorder._revoked(frozenset({ONE}))
+    run.now = 10.0
+    run.recorder.step()
+    assert (ONE.topic,) not in metrics.RECORDER_LAG._metrics
+
+
+@pytest.mark.parametrize(("failures", "chance", "delay_s"), [(1, 0.0, 0.1), (3, 0.0, 0.4), (10_000, 1.0, 1.5)])
+def test_delays_double_up_to_a_bound_and_are_shortened_by_chance(
+    failures: int, chance: float, delay_s: float
+) -> None:
+    assert Backoff(first_s=0.1, longest_s=3.0, jitter=0.5).delay_s(failures, chance) == pytest.approx(delay_s)

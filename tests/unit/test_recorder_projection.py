@@ -1,0 +1,157 @@
+"""Records of the log to rows: what is stored, what is skipped, and what Postgres could not hold."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fairlane.records import (
+    AuditEvent,
+    InferenceReply,
+    LabelScore,
+    ModelVersion,
+    Output,
+    PassageReference,
+    SourceCoordinate,
+    TenantSpec,
+    Timings,
+    TokenUsage,
+    UsageEvent,
+)
+from fairlane.schema_files import default_codec
+from stream_processors.recorder.projection import LogRecord, Projection, project
+from stream_processors.recorder.tables import ALL_TABLES, AUDIT_LOGS, MODELS, RESULTS, TENANTS, USAGE, Table
+from stream_processors.recorder.values import json_text, storable
+
+SOURCE = SourceCoordinate("requests.acme", 0, 7)
+REPLY = InferenceReply("id-1", "acme", "ok", source=SOURCE)
+USAGE_EVENT = UsageEvent(
+    *("id-1", "acme", "generate", "words", "1", "normal", "ok", None),
+    *(3, 4, 0, 11, 25, 1_000),
+    SourceCoordinate("priority.generate.normal", 2, 9),
+)
+AUDIT_EVENT = AuditEvent("id-1", "acme", "accepted", "dispatcher-1", 1_000, SOURCE, inputs={"cost_tokens": "11"})
+TENANT = TenantSpec("acme", weight=2, models=("words",), requests_per_s=5.5)
+MODEL = ModelVersion("words", "1", "generate", "simulated", ("generate",), "words", 100, 50)
+
+
+def record(topic: str, value: object, offset: int = 0, key: bytes | None = None) -> LogRecord:
+    encoded = value if value is None or isinstance(value, bytes) else default_codec().encode(value)
+    return LogRecord(topic, 0, offset, 1_234, key, encoded)
+
+
+def projected(*records: LogRecord) -> Projection:
+    return project(records, default_codec())
+
+
+def row(projection: Projection, table: Table, index: int = 0) -> dict[str, Any]:
+    rows = [entry for layer in projection.layers[table.name] for entry in layer]
+    return dict(zip(table.columns, rows[index], strict=True))
+
+
+def test_a_reply_becomes_a_result_with_both_of_its_places() -> None:
+    reply = replace(
+        REPLY,
+        output=Output(labels=(LabelScore("seven", 0.75),)),
+        usage=TokenUsage(1, 2, 3),
+        timings=Timings(10, 20, 30, 40, 50, 60),
+        degradations=("smaller-model",),
+        passages=(PassageReference("p1", 0.5),),
+    )
+    result = row(projected(record("replies.acme.search", reply, offset=5)), RESULTS)
+    assert (result["source_topic"], result["source_partition"], result["source_offset"]) == ("requests.acme", 0, 7)
+    assert (result["reply_topic"], result["reply_partition"], result["reply_offset"]) == ("replies.acme.search", 0, 5)
+    assert result["replied_at_ms"] == 1_234
+    assert json.loads(result["output"]) == {"labels": [{"label": "seven", "score": 0.75}]}
+    assert json.loads(result["passages"]) == [{"passage_id": "p1", "score": 0.5}]
+    assert json.loads(result["degradations"]) == ["smaller-model"]
+    assert (result["prompt_tokens"], result["completion_tokens"], result["cached_tokens"]) == (1, 2, 3)
+    assert (result["submitted_at_ms"], result["engine_finished_at_ms"]) == (10, 60)
+    assert (result["replies_seen"], result["replays_seen"]) == (1, 0)
+
+
+def test_a_copy_of_a_reply_is_counted_apart() -> None:
+    result = row(projected(record("replies.acme", replace(REPLY, replayed=True))), RESULTS)
+    assert (result["replies_seen"], result["replays_seen"]) == (0, 1)
+
+
+def test_usage_and_audit_carry_their_places() -> None:
+    projection = projected(record("ledger.usage", USAGE_EVENT, 3), record("ledger.audit", AUDIT_EVENT, 4))
+    usage, audit = row(projection, USAGE), row(projection, AUDIT_LOGS)
+    assert (usage["work_topic"], usage["work_offset"], usage["log_offset"]) == ("priority.generate.normal", 9, 3)
+    assert (usage["cost_tokens"], usage["engine_ms"], usage["events_seen"]) == (11, 25, 1)
+    assert (audit["log_topic"], audit["log_offset"], audit["source_offset"]) == ("ledger.audit", 4, 7)
+    assert json.loads(audit["inputs"]) == {"cost_tokens": "11"}
+
+
+def test_rows_with_the_same_key_come_into_different_layers() -> None:
+    other = replace(REPLY, request_id="id-2")
+    layers = projected(
+        record("replies.acme", REPLY, 0), record("replies.acme", other, 1), record("replies.acme", REPLY, 2)
+    ).layers["results"]
+    assert [[entry[0] for entry in layer] for layer in layers] == [["id-1", "id-2"], ["id-1"]]
+
+
+def test_a_request_id_that_was_sent_again_has_a_row_of_its_own() -> None:
+    again = replace(REPLY, source=replace(SOURCE, offset=8))
+    assert len(projected(record("replies.acme", REPLY), record("replies.acme", again, 1)).layers["results"]) == 1
+
+
+def test_of_a_compacted_topic_the_newest_record_counts() -> None:
+    projection = projected(
+        record("control.tenants", TENANT, 0, b"acme"),
+        record("control.tenants", replace(TENANT, weight=3), 1, b"acme"),
+        record("control.tenants", TenantSpec("globex"), 2, b"globex"),
+        record("control.tenants", None, 3, b"globex"),
+        record("control.models", None, 0, b"words"),
+        record("control.models", MODEL, 1, b"words"),
+    )
+    tenant, model = row(projection, TENANTS), row(projection, MODELS)
+    assert (tenant["tenant"], tenant["weight"], json.loads(tenant["models"])) == ("acme", 3, ["words"])
+    assert (model["model"], json.loads(model["tasks"]), model["max_batch_size"]) == ("words", ["generate"], 32)
+    assert projection.withdrawn == {"tenants": ["globex"]}
+
+
+@pytest.mark.parametrize(
+    ("topic", "value", "problem"),
+    [
+        ("replies.acme", b"\xff\xfe random", "bad_magic"),
+        ("replies.acme", b"", "empty"),
+        ("replies.acme", None, "empty"),
+        ("replies.acme", b"\x00\x00\x00\x03\xe7", "unknown_schema_id"),
+        ("replies.acme", default_codec().encode(REPLY)[:-4], "truncated_body"),
+        ("replies.acme", default_codec().encode(REPLY) + b"x", "trailing_bytes"),
+        ("replies.acme", default_codec().encode(USAGE_EVENT), "unexpected_type"),
+        ("ledger.usage", default_codec().encode(AUDIT_EVENT), "unexpected_type"),
+        ("control.tenants", b"tenant", "bad_magic"),
+    ],
+)
+def test_what_does_not_decode_is_skipped_with_its_place(topic: str, value: bytes | None, problem: str) -> None:
+    projection = projected(record(topic, value, 5), record("replies.acme", REPLY, 6))
+    assert [(entry.topic, entry.offset, entry.problem) for entry in projection.skipped] == [(topic, 5, problem)]
+    assert projection.count(RESULTS) == 1
+
+
+def test_a_tombstone_whose_key_is_no_text_is_skipped() -> None:
+    assert [entry.problem for entry in projected(record("control.models", None, 1, b"\xff")).skipped] == [
+        "invalid_body"
+    ]
+
+
+def test_nul_and_nan_do_not_cost_the_row() -> None:
+    output = Output(text="a\x00b", scores=(float("nan"), float("inf"), -float("inf"), 0.5))
+    result = row(projected(record("replies.acme", replace(REPLY, message="x\x00y", output=output))), RESULTS)
+    assert result["message"] == "x\u2400y"
+    assert json.loads(result["output"]) == {"text": "a\u2400b", "scores": ["NaN", "Infinity", "-Infinity", 0.5]}
+
+
+def test_json_keeps_a_backslash_that_only_looks_like_a_nul() -> None:
+    assert json.loads(json_text({"text": "\\u0000", "\x00": ("a\x00",)})) == {"text": "\\u0000", "\u2400": ["a\u2400"]}
+    assert storable("plain") == "plain"
+    assert storable(7) == 7
+
+
+def test_a_key_is_part_of_its_table() -> None:
+    for table in ALL_TABLES:
+        assert set(table.key) <= set(table.columns)

@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+
+from fairlane.records import TenantSpec
+from fairlane.tenants import load_tenants
+from fairlane.yaml_config import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _load(tmp_path: Path, text: str) -> tuple[TenantSpec, ...]:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(text)
+    return load_tenants(file)
+
+
+def test_tenant_is_read_with_every_field(tmp_path: Path) -> None:
+    text = """\
+tenants:
+  - tenant: acme
+    weight: 2
+    classes: [high, low]
+    models: [a-model, b.model_2]
+    services: [search, mail]
+    pool: acme-gpu
+    queue: {max_requests: 10, max_bytes: 2000}
+    quotas: {requests_per_s: 0.5, burst_requests: 3, tokens_per_minute: 100, tokens_per_day: 1000}
+  - tenant: globex
+"""
+    assert _load(tmp_path, text) == (
+        TenantSpec(
+            "acme",
+            weight=2.0,
+            classes=("high", "low"),
+            models=("a-model", "b.model_2"),
+            services=("search", "mail"),
+            pool="acme-gpu",
+            max_queue_requests=10,
+            max_queue_bytes=2000,
+            requests_per_s=0.5,
+            burst_requests=3,
+            tokens_per_minute=100,
+            tokens_per_day=1000,
+        ),
+        TenantSpec("globex"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "line", "message"),
+    [
+        ("weight: 1", 2, "missing: tenant"),
+        ("tenant: Acme", 2, "'Acme' does not match"),
+        ("tenant: acme.search", 2, "'acme.search' does not match"),
+        (f"tenant: {'a' * 40}", 2, "does not match"),
+        ("tenant: 7", 2, "must be a string, not 7 (quote it)"),
+        ("tenant: acme\n    colour: red", 3, "colour: unknown key; known here: classes"),
+        ("tenant: acme\n    weight: 0", 3, "weight: must be a finite number above 0, not 0"),
+        ("tenant: acme\n    weight: .inf", 3, "weight: must be a finite number above 0"),
+        ("tenant: acme\n    weight: .nan", 3, "weight: must be a finite number above 0"),
+        ("tenant: acme\n    weight: heavy", 3, "weight: must be a number, not 'heavy'"),
+        ("tenant: acme\n    classes: [urgent]", 3, "unknown class 'urgent'; known: high, normal, low"),
+        ("tenant: acme\n    classes: []", 3, "at least one class is needed"),
+        ("tenant: acme\n    classes: [low, low]", 3, "'low' appears twice"),
+        ("tenant: acme\n    services: [Search]", 3, "'Search' does not match"),
+        ("tenant: acme\n    pool: own.gpu", 3, "'own.gpu' does not match"),
+        ("tenant: acme\n    queue: {max_items: 5}", 3, "queue.max_items: unknown key"),
+        ("tenant: acme\n    queue:\n      max_bytes: 0", 4, "queue.max_bytes: must be at least 1, not 0"),
+        ("tenant: acme\n    quotas: {tokens_per_day: 1.5}", 3, "tokens_per_day: must be a whole number, not 1.5"),
+        ("tenant: acme\n    quotas: {requests_per_s: -1}", 3, "requests_per_s: must be a finite number above 0"),
+        ("tenant: acme\n  - tenant: acme", 3, "'acme' is already defined"),
+        ("tenant: acme\n    tenant: globex", 3, "duplicate key, first on line 2"),
+    ],
+)
+def test_mistake_is_named_with_file_and_line(tmp_path: Path, entry: str, line: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, f"tenants:\n  - {entry}\n")
+    assert str(caught.value).startswith(f"{tmp_path}/tenants.yaml:{line}: ")
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["", "tenants: acme", "tenant: acme", "- tenant: acme", "tenants: [acme]", "{", "\t"])
+def test_file_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"tenants\.yaml(:\d+)?: "):
+        _load(tmp_path, text)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
+        load_tenants(tmp_path / "none.yaml")
+
+
+def test_shipped_tenants_are_read() -> None:
+    assert [tenant.tenant for tenant in load_tenants(REPOSITORY / "deploy/tenants.yaml")] == [
+        "acme",
+        "globex",
+        "initech",
+    ]

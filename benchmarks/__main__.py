@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import dispatch_rate, hop_latency
+from benchmarks import dispatch_rate, exactly_once_cost, hop_latency, recovery
 from benchmarks.report import write_markdown
 from benchmarks.result import Result
 
-BENCHMARKS = {module.NAME: module.run for module in (hop_latency, dispatch_rate)}
+BENCHMARKS = {module.NAME: module.run for module in (hop_latency, dispatch_rate, exactly_once_cost, recovery)}
 DOCUMENT = Path("docs/benchmarks.md")
 
 

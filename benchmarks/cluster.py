@@ -11,6 +11,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from deploy.local.restarts import RestartPolicy
 from deploy.local.services import Service, Step
 from deploy.local.stack import LocalStack
 from fairlane.kafka import connection
@@ -18,6 +19,8 @@ from fairlane.settings import Settings
 
 _CREATE_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
+# A benchmark that kills a process every few seconds must not look like a crash loop.
+_KILLED_ON_PURPOSE = RestartPolicy(window_s=3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ def cluster(
             setup=_setup(str(tenants_file), topics, tables="postgres" in parts),
             services=[Service(one.name, one.arguments, {**shared, **one.env}) for one in services],
             environ={},
+            policy=_KILLED_ON_PURPOSE,
         )
         with stack:
             settings = Settings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)

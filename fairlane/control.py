@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from fairlane.cluster import Cluster, ClusterError, LastError, quiet, reason_of
+from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastError, quiet, reason_of
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import idempotent_producer, read_committed_consumer
 from fairlane.settings import KafkaSettings
@@ -95,24 +95,33 @@ def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:
         raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
     errors = LastError()
     # The group is never joined and nothing is committed: partitions are assigned by hand.
-    config = read_committed_consumer(settings, "fairlane-control-reader") | {"enable.partition.eof": True}
-    consumer = Consumer(quiet(config, errors))
+    config = read_committed_consumer(settings, "fairlane-control-reader")
+    consumer = Consumer(quiet(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 10}, errors))
+    latest: dict[str, bytes] = {}
+    unread = set(found.partitions)
+    deadline = time.monotonic() + _READ_TIMEOUT_S
     try:
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in found.partitions])
-        latest: dict[str, bytes] = {}
-        unread = set(found.partitions)
-        deadline = time.monotonic() + _READ_TIMEOUT_S
+        consumer.assign([_first_offset(consumer, topic, partition) for partition in found.partitions])
         while unread:
             if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"{topic}: not read to its end within {_READ_TIMEOUT_S:g} s ({errors.text or 'slow'})"
-                )
+                reason = errors.text or "slow"
+                raise ClusterError(f"{topic}: not read to its end within {_READ_TIMEOUT_S:g} s ({reason})")
             message = consumer.poll(0.2)
             if message is not None:
                 _take(message, latest, unread)
-        return latest
+    except KafkaException as error:
+        raise ClusterError(f"{topic}: {reason_of(error)}") from None
     finally:
         consumer.close()
+    return latest
+
+
+def _first_offset(consumer: Consumer, topic: str, partition: int) -> TopicPartition:
+    # Assigned to "the beginning", librdkafka first waits half a second for a leader that it has not looked up yet.
+    offsets = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
+    if offsets is None:
+        raise ClusterError(f"{topic}: no answer within {CONNECT_TIMEOUT_S:g} s")
+    return TopicPartition(topic, partition, offsets[0])
 
 
 def _take(message: Message, latest: dict[str, bytes], unread: set[int]) -> None:

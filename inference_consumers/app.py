@@ -51,9 +51,17 @@ class ConsumerApp:
         self._failure: BaseException | None = None
 
     def run(self) -> int:
-        """Run until SIGTERM or a fatal error. Returns the exit status."""
-        settings = self._settings
+        """Run until SIGTERM or a fatal error; main thread only. Returns the exit status."""
         self._stop.install()
+        return self.run_here()
+
+    def stop(self) -> None:
+        """Drain and end, as on SIGTERM."""
+        self._stop.stop()
+
+    def run_here(self) -> int:
+        """Run on any thread until ``stop`` or a fatal error. Returns the exit status."""
+        settings = self._settings
         self._health.start()
         engines = self._load_engines()
         ownership = Ownership(settings.max_undone_span)

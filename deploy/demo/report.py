@@ -14,7 +14,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 
 STAGES = ("queue", "batch_wait", "engine", "commit")
-_SAMPLE_CHARS = 44
+_SAMPLE_CHARS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +103,7 @@ def as_json(table: Sequence[Row], findings: Findings, seconds: float) -> dict[st
 
 def show(console: Console, table: Sequence[Row], findings: Findings, seconds: float) -> None:
     """The same for a person."""
-    shown = Table(title="p50 / p95 per stage in ms", title_justify="left")
-    for name in ("tenant", "task", "n", "right", "an answer", "tokens in/out", "batch"):
-        shown.add_column(name)
-    for stage in STAGES:
-        shown.add_column(stage.replace("_", " "), justify="right")
-    for row in table:
-        shown.add_row(
-            row.tenant,
-            row.task,
-            str(row.requests),
-            str(row.right),
-            row.sample,
-            f"{row.prompt_tokens}/{row.completion_tokens}",
-            f"≤{row.largest_batch}",
-            *(f"{row.stages_ms[stage][0]:.0f} / {row.stages_ms[stage][1]:.0f}" for stage in STAGES),
-        )
-    console.print(shown)
+    console.print(_answers(table), _stages(table))
     right = sum(row.right for row in table)
     console.print(f"{findings.requests} requests in {seconds:.1f} s, {right} answered as expected.")
     if findings.ok:
@@ -129,3 +113,22 @@ def show(console: Console, table: Sequence[Row], findings: Findings, seconds: fl
         ids = getattr(findings, name)
         if ids:
             console.print(f"[red]{name.replace('_', ' ')}: {len(ids)}[/red], for instance {ids[0]}")
+
+
+def _answers(table: Sequence[Row]) -> Table:
+    shown = Table("tenant", "task", "n", "right", "an answer", "tokens", "batch", title="Answers", title_justify="left")
+    for row in table:
+        tokens = f"{row.prompt_tokens}+{row.completion_tokens}"
+        numbers = (str(row.requests), str(row.right))
+        shown.add_row(row.tenant, row.task, *numbers, row.sample, tokens, f"≤{row.largest_batch}")
+    return shown
+
+
+def _stages(table: Sequence[Row]) -> Table:
+    shown = Table("tenant", "task", title="Stages, p50 / p95 in ms", title_justify="left")
+    for stage in STAGES:
+        shown.add_column(stage.replace("_", " "), justify="right")
+    for row in table:
+        spans = (row.stages_ms[stage] for stage in STAGES)
+        shown.add_row(row.tenant, row.task, *(f"{p50:.0f} / {p95:.0f}" for p50, p95 in spans))
+    return shown

@@ -4,13 +4,17 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from confluent_kafka import KafkaException
+
 from fairlane.client.core import ClientCore
 from fairlane.client.limits import ClientLimits
 from fairlane.client.requests import RequestFields, build_request
 from fairlane.client.seams import Connector, KafkaConnector
 from fairlane.client.stats import ClientStats
 from fairlane.clock import now_ms
+from fairlane.cluster import reason_of
 from fairlane.codec import Codec
+from fairlane.errors import Unavailable
 from fairlane.kafka import MAX_MESSAGE_BYTES
 from fairlane.names import is_name, is_replies_of, replies_topic
 from fairlane.records import InferenceRequest
@@ -124,9 +128,12 @@ class BaseClient:
         return self._core.stats
 
     def _make_codec(self) -> Codec:
-        from fairlane.registry import codec_for
+        from fairlane.registry import RegistryError, codec_for
 
-        return codec_for(self._settings)
+        try:
+            return codec_for(self._settings)
+        except RegistryError as error:
+            raise Unavailable(str(error)) from error
 
     def _request_of(self, item: SubmitItem) -> InferenceRequest:
         if isinstance(item, InferenceRequest):
@@ -151,10 +158,13 @@ class BaseClient:
         max_processing_ms = options.get("max_processing_ms", 300_000)
         if max_processing_ms < LEAST_PROCESSING_MS:
             raise ValueError(f"max_processing_ms: {max_processing_ms} is below {LEAST_PROCESSING_MS}")
-        connector = KafkaConnector(self._settings)
         idle_timeout_ms = options.get("idle_timeout_ms")
+        try:
+            consumer = KafkaConnector(self._settings).member(group_id, max_processing_ms, LEAST_PROCESSING_MS)
+        except KafkaException as error:
+            raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
         member = GroupMember(
-            connector.member(group_id, max_processing_ms, LEAST_PROCESSING_MS),
+            consumer,
             topic,
             self._make_codec(),
             from_beginning=options.get("from_beginning", True),

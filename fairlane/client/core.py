@@ -212,7 +212,10 @@ class ClientCore:
     def _connect(self) -> None:
         codec = self._make_codec()
         # The name begins with the tenant's and a dot, so that a grant on that prefix covers it.
-        consumer = self._connector.reader(f"{self.tenant}.client-{uuid4()}")
+        try:
+            consumer = self._connector.reader(f"{self.tenant}.client-{uuid4()}")
+        except KafkaException as error:
+            raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
         reader = ReplyReader(consumer, self.reply_topic, codec, self._open.__contains__, self._settle, self._clock)
         try:
             reader.seek_to_end(self.limits.start_timeout_ms / 1_000)

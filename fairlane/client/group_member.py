@@ -88,7 +88,7 @@ class GroupMember:
                 if message is not None:
                     idle_since = monotonic()
                 elif self._idle_timeout_s is not None and monotonic() - idle_since >= self._idle_timeout_s:
-                    self._commit()
+                    self._commit_or_log()
                     return None
             return None
 
@@ -191,8 +191,12 @@ class GroupMember:
         if self._done == self._sent or monotonic() < self._next_commit:
             return
         self._next_commit = monotonic() + _COMMIT_EVERY_S
-        self._sent = dict(self._done)
-        self._consumer.commit(offsets=self._offsets(), asynchronous=True)
+        try:
+            self._consumer.commit(offsets=self._offsets(), asynchronous=True)
+        except KafkaException as error:  # tried again in a moment; before the partitions go, it is waited for
+            log.debug("replies_not_committed_yet topic=%s reason=%s", self.topic, reason_of(error))
+        else:
+            self._sent = dict(self._done)
 
     def _commit(self) -> None:
         """Commit all that is done, and wait for it. Raises KafkaException."""

@@ -12,7 +12,7 @@ from fairlane.errors import Unavailable
 AnswerT = TypeVar("AnswerT")
 
 CALL_TIMEOUT_S = 2.0
-_TOPIC_GRACE_S = 2.0
+_TOPIC_GRACE_S = 1.0
 _RETRY_S = 0.1
 
 PERMANENT_ERRORS = frozenset(

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from uuid import uuid4
 
 from confluent_kafka import KafkaException, Message, Producer
@@ -30,7 +30,7 @@ from fairlane import headers, names
 from fairlane.cluster import Cluster
 from fairlane.control import ControlTopic
 from fairlane.kafka import connection, idempotent_producer
-from fairlane.outcomes import Priority, Task
+from fairlane.outcomes import Task
 from fairlane.records import (
     AuditEvent,
     InferenceRequest,
@@ -53,7 +53,7 @@ from tests.waiting import eventually
 
 _FLUSH_TIMEOUT_S = 30.0
 _ADMIN_TIMEOUT_S = 10.0
-_OURS = re.compile(r"t[0-9a-f]{12}-")
+_OURS = re.compile(r"t[0-9a-f]{12}")
 """What the tenants of a pipeline begin with: a name made by the fixture ``unique`` or by ``unique_name``."""
 
 _IMAGE = bytes(64)
@@ -79,6 +79,8 @@ class Pipeline:
         redis_url: where duplicates are remembered, if anywhere.
         env: settings of every process, for instance ``{"MAX_BATCH_SIZE": "8"}``.
     """
+
+    _open: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -122,14 +124,17 @@ class Pipeline:
 
     def __enter__(self) -> Self:
         """Create the topics and say on the control topics which tenants and models there are."""
+        assert Pipeline._open is None, f"one pipeline at a time: {Pipeline._open} is open"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.apply()
+        Pipeline._open = self.unique
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """SIGKILL what still runs, take tenants and models back, close the readers."""
+        Pipeline._open = None
         for process in self.processes.values():
             process.kill()
         self._control_tenants.publish((), withdrawn=self.tenants)
@@ -156,10 +161,10 @@ class Pipeline:
         failed = [item for item in apply_plan(cluster, made) if item.result == "failed"]
         assert not failed, failed
         self._control_models.publish(self.models)
-        stale = [tenant for tenant in self._control_tenants.read() if tenant not in self.tenants]
-        assert not [tenant for tenant in stale if _OURS.match(tenant) is None], f"not a broker for tests: {stale}"
-        # Those of a run that was killed before it could take them back.
-        self._control_tenants.publish(self.tenants.values(), withdrawn=stale)
+        # Those of a run that was killed before it could take them back: dispatchers would serve them too.
+        stale = [tenant for tenant in self._control_tenants.read() if _OURS.match(tenant)]
+        withdrawn = [tenant for tenant in stale if tenant not in self.tenants]
+        self._control_tenants.publish(self.tenants.values(), withdrawn)
 
     def write_files(self) -> None:
         """Write models.yaml and tenants.yaml, for the services and for the command line."""
@@ -337,10 +342,6 @@ class Pipeline:
 def unique_name() -> str:
     """What the fixture ``unique`` gives, for those who have no fixtures."""
     return f"t{uuid4().hex[:12]}"
-
-
-def priority_topics(pool: str) -> tuple[str, ...]:
-    return tuple(names.priority_topic(pool, priority) for priority in Priority)
 
 
 def header(record: Message, name: str) -> str:

@@ -20,7 +20,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KAFKA_SECURITY_PROTOCOL", "SCHEMA_REGISTRY_URL", "TENANTS_FILE", "MODELS_FILE", "METRICS_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", NOWHERE)
-    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT_S", 0.2)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ class Log:
     first: dict[Partition, int] = field(default_factory=dict)
     at: dict[Partition, int] = field(default_factory=dict)
     unreachable: set[Partition] = field(default_factory=set)
-    before_read: list[Callable[[], None]] = field(default_factory=list)
+    before_read: Callable[[], None] = lambda: None
     on_assigned: Callable[[frozenset[Partition]], None] = lambda _: None
     on_revoked: Callable[[frozenset[Partition]], None] = lambda _: None
 
@@ -60,9 +60,7 @@ class Log:
         self.on_assigned(frozenset(self.content))
 
     def read(self, max_records: int, timeout_s: float) -> list[Event]:
-        for action in self.before_read:
-            action()
-        self.before_read.clear()
+        self.before_read()
         events: list[Event] = []
         for partition, at in self.at.items():
             records = self.content[partition]
@@ -203,9 +201,8 @@ def test_nothing_is_lost_and_nothing_is_stored_twice_whatever_fails(
         if reads in rebalances:
             log.rebalance()
         reads += 1
-        log.before_read.append(disturb)
 
-    log.before_read.append(disturb)
+    log.before_read = disturb
     run.steps(120)
     expected = [name for name in (*content, *names("b", 9)) if name is not None and POISON not in name]
     assert sorted(run.database.rows) == sorted(expected)
@@ -216,13 +213,8 @@ def test_an_outage_is_said_and_survived() -> None:
     log = Log({ONE: names("a", 3)})
     run = Run(log, Database(faults=["none", "none", "none", "before", "read", "read"]))
     seen: list[str | None] = []
-    run.recorder._source.start(lambda _: None, lambda _: None)
-    log.before_read = [lambda: None]
-    for _ in range(8):
-        run.now += 2.0
-        run.recorder._assigned(frozenset({ONE})) if not run.recorder._positions.reached else None
-        run.recorder.step()
-        seen.append(run.readiness.reasons()["postgres"])
+    log.before_read = lambda: seen.append(run.readiness.reasons()["postgres"])
+    run.steps(8)
     assert "no connection" in seen
     assert seen[-1] is None
     assert run.database.rows == ["a0", "a1", "a2"]
@@ -256,15 +248,19 @@ def test_a_partition_without_a_leader_does_not_keep_the_others_waiting() -> None
 def test_lag_is_reported_and_forgotten_with_its_topic() -> None:
     log = Log({ONE: names("a", 30)})
     run = Run(log, Database(), batch_records=1)
-    log.before_read.append(lambda: None)
-    run.recorder._source.start(run.recorder._assigned, run.recorder._revoked)
-    run.now = 5.0
-    run.recorder.step()
-    assert metrics.RECORDER_LAG.labels(ONE.topic)._value.get() == 29
-    run.recorder._revoked(frozenset({ONE}))
-    run.now = 10.0
-    run.recorder.step()
-    assert (ONE.topic,) not in metrics.RECORDER_LAG._metrics
+    seen: list[float | None] = []
+
+    def look() -> None:
+        (family,) = metrics.RECORDER_LAG.collect()
+        samples = {sample.labels["topic"]: sample.value for sample in family.samples}
+        seen.append(samples.get(ONE.topic))
+        if len(seen) == 4:
+            log.on_revoked(frozenset({ONE}))
+
+    log.before_read = look
+    run.steps(7)
+    assert seen[2:4] == [28, 27]
+    assert seen[-1] is None
 
 
 @pytest.mark.parametrize(("failures", "chance", "delay_s"), [(1, 0.0, 0.1), (3, 0.0, 0.4), (10_000, 1.0, 1.5)])

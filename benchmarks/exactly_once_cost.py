@@ -1,0 +1,175 @@
+"""exactly-once-cost: a consumer's throughput with transactions, beside the same consumer without.
+
+The engine is simulated: 100 ms a batch of 32, over 32 tenants' reply topics. Commits overlap the next batch in both.
+"""
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.result import Figure, Result, median_of, repeated
+from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.models import load_models
+from fairlane.names import priority_topic, replies_topic
+from fairlane.offsets import MAX_SPAN
+from fairlane.outcomes import Priority
+from fairlane.ownership import Ownership
+from fairlane.records import InferenceRequest, Parameters, RequestInput, SourceCoordinate, WorkItem
+from fairlane.schema_files import default_codec
+from fairlane.settings import Settings
+from fairlane.transactions import Settlement, TransactionLoop
+from inference_consumers.app import ConsumerApp
+from inference_consumers.engines.protocol import Engine
+from inference_consumers.engines.registry import limits_of
+from inference_consumers.engines.simulated import SimulatedCost, SimulatedEngine
+from inference_consumers.micro_batch import ModelKey
+
+NAME = "exactly-once-cost"
+AIM = 0.9
+BATCH_MS = 100.0
+BATCH_ITEMS = 32
+BATCHES = 60
+_TENANTS = tuple(f"tenant-{number}" for number in range(BATCH_ITEMS))
+_POOL = "generate"
+_TIMEOUT_S = 120.0
+
+
+class PlainLoop(TransactionLoop):
+    """The same loop without transactions: the outputs are produced, flushed, and the offsets committed after them."""
+
+    def start(self) -> None:
+        self._size_limit = self.max_records
+        self._thread = threading.Thread(target=self._run, name="plain", daemon=True)
+        self._thread.start()
+
+    def _commit(self, batch: list[Settlement]) -> Sequence[Settlement]:
+        plan = self.ownership.plan((settlement.claim for settlement in batch), 1 << 20)
+        if plan is None:
+            return ()
+        for settlement in batch:
+            for record in settlement.outputs:
+                self._produce(record)
+        self.producer.flush(10.0)
+        self.ownership.settle(plan)
+        return batch
+
+
+class _BenchApp(ConsumerApp):
+    """The consumer with an engine of a fixed batch time, and the loop under test."""
+
+    def __init__(self, settings: Settings, loop_type: type[TransactionLoop]) -> None:
+        super().__init__(settings, _POOL)
+        self._loop_type = loop_type
+
+    def _load_engines(self) -> dict[ModelKey, Engine]:
+        self._readiness.set("engines")
+        cost = SimulatedCost(batch_ms=BATCH_MS)
+        return {key: SimulatedEngine(limits_of(model), cost) for key, model in self._models.items()}
+
+    def _transactions(self, ownership: Ownership) -> TransactionLoop:
+        if self._loop_type is TransactionLoop:
+            return super()._transactions(ownership)
+        producer = Producer(idempotent_producer(self._settings) | {"linger.ms": 0})
+        return self._loop_type(producer, ownership, on_fatal=self._fail)
+
+
+def run() -> Result:
+    """Three repetitions; in each both consumers work off the same backlog, one after the other."""
+    with cluster([], parts=("kafka",), tenants=_TENANTS) as running:
+        _publish(running)
+        runs = repeated(lambda number: _measure(running, number))
+    return Result(
+        NAME,
+        (
+            Figure(
+                "throughput divided by that without transactions", median_of(runs, "ratio"), "ratio", "at least", AIM
+            ),
+            Figure("with transactions", median_of(runs, "transactional_per_s"), "items/s"),
+            Figure("without", median_of(runs, "plain_per_s"), "items/s"),
+        ),
+        runs,
+    )
+
+
+def _measure(running: Cluster, number: int) -> dict[str, float]:
+    plain = _rate(running, PlainLoop, f"plain-{number}")
+    transactional = _rate(running, TransactionLoop, f"transactional-{number}")
+    return {"transactional_per_s": transactional, "plain_per_s": plain, "ratio": transactional / plain}
+
+
+def _rate(running: Cluster, loop_type: type[TransactionLoop], group: str) -> float:
+    """Items per second, from the first to the last reply by the broker's clock."""
+    settings = running.settings.model_copy(
+        update={"group_prefix": group, "instance_id": group, "max_undone_span": MAX_SPAN, "batch_timeout_ms": 5}
+    )
+    app = _BenchApp(settings, loop_type)
+    ends = _ends(running)
+    thread = threading.Thread(target=app.run_here, name=group)
+    thread.start()
+    try:
+        return _read_rate(running, ends)
+    finally:
+        app.stop()
+        thread.join(_TIMEOUT_S)
+
+
+def _ends(running: Cluster) -> list[TopicPartition]:
+    consumer = Consumer(read_committed_consumer(running.settings, "bench-ends"))
+    ends = []
+    for tenant in _TENANTS:
+        high = consumer.get_watermark_offsets(TopicPartition(replies_topic(tenant), 0), timeout=10)[1]
+        ends.append(TopicPartition(replies_topic(tenant), 0, high))
+    consumer.close()
+    return ends
+
+
+def _read_rate(running: Cluster, start: list[TopicPartition]) -> float:
+    consumer = Consumer(read_committed_consumer(running.settings, "bench-reader"))
+    consumer.assign(start)
+    seen: deque[float] = deque()
+    deadline = monotonic() + _TIMEOUT_S
+    while len(seen) < BATCHES * BATCH_ITEMS:
+        if monotonic() > deadline:
+            raise TimeoutError(f"{len(seen)} of {BATCHES * BATCH_ITEMS} replies after {_TIMEOUT_S:g} s")
+        for message in consumer.consume(500, 0.1):
+            if message.error() is None:
+                seen.append(monotonic())
+    consumer.close()
+    # The first batch fills while the group forms: leave it out at both ends alike.
+    first, last = seen[BATCH_ITEMS], seen[-1]
+    return (len(seen) - BATCH_ITEMS) / (last - first)
+
+
+def _publish(running: Cluster) -> None:
+    producer = Producer(idempotent_producer(running.settings))
+    codec = default_codec()
+    model = next(one for one in load_models(running.settings.models_file) if one.pool == _POOL)
+    for number in range(BATCHES * BATCH_ITEMS):
+        tenant = _TENANTS[number % len(_TENANTS)]
+        request = InferenceRequest(
+            str(uuid.uuid4()), model.model, "generate", RequestInput(prompt="hello"), Parameters(max_tokens=8)
+        )
+        item = WorkItem(
+            request=request,
+            tenant=tenant,
+            pool=_POOL,
+            model_version=model.version,
+            priority_class=Priority.NORMAL,
+            cost_tokens=10,
+            submitted_at_ms=0,
+            admitted_at_ms=0,
+            dispatched_at_ms=0,
+            deadline_at_ms=1 << 60,
+            reply_topic=replies_topic(tenant),
+            dispatcher_id="bench",
+            source=SourceCoordinate("requests.bench", 0, number),
+        )
+        producer.produce(priority_topic(_POOL, Priority.NORMAL), value=codec.encode(item), key=request.request_id)
+        producer.poll(0)
+    if producer.flush(30):
+        raise TimeoutError("the backlog could not be published within 30 s")

@@ -1,0 +1,77 @@
+"""A pipeline whose every answer is counted: what a bad record may do to the good ones around it."""
+
+from dataclasses import dataclass, field
+
+from confluent_kafka import Message
+
+from deploy.local.stack import LocalStack
+from fairlane import headers
+from fairlane.outcomes import Outcome
+from fairlane.records import AuditEvent, SourceCoordinate
+from tests.integration.bad_requests import SECRET
+from tests.integration.log_reader import LogReader, Replies
+from tests.integration.pipeline import Pipeline, header
+
+
+@dataclass
+class Bench:
+    """The pipeline, and everything it answered since it began."""
+
+    pipeline: Pipeline
+    redis: LocalStack
+    replies: Replies
+    audit: LogReader
+    letters: LogReader
+    expected: dict[str, int] = field(default_factory=dict)
+    """How many replies each request must have in the end."""
+    good: set[str] = field(default_factory=set)
+
+    def publish_good(self) -> None:
+        """One good request each of two tenants."""
+        for tenant in ("a", "b"):
+            request = self.pipeline.request(prompt=SECRET)
+            self.expected[request.request_id] = 1
+            self.good.add(request.request_id)
+            self.pipeline.publish(tenant, request)
+
+    def check_answers(self, timeout_s: float = 20.0) -> None:
+        """Every request gets as many replies as it should, and not one more; the good ones are ``ok``."""
+        self.replies.reader.wait(lambda: not self._missing(), timeout_s, "the replies")
+        for request_id in self.good:
+            assert self.replies.by_id[request_id][0].outcome == Outcome.OK
+        counts = self.replies.counts
+        assert {request_id: counts.get(request_id, 0) for request_id in self.expected} == self.expected
+
+    def _missing(self) -> bool:
+        self.replies.read_to_end()
+        return any(self.replies.counts.get(request_id, 0) < count for request_id, count in self.expected.items())
+
+    def audit_of(self, source: SourceCoordinate) -> AuditEvent:
+        """The one audit event of this record."""
+
+        def found() -> list[AuditEvent]:
+            return [event for event in self.pipeline.decoded(self.audit, AuditEvent) if event.source == source]
+
+        self.audit.wait(found, what="an audit event")
+        self.audit.read_to_end()
+        (event,) = found()
+        return event
+
+    def letter_of(self, source: SourceCoordinate) -> Message:
+        """The one dead letter of this record."""
+
+        def found() -> list[Message]:
+            return [letter for letter in self.pipeline.dead_letters(self.letters) if source_of(letter) == source]
+
+        self.letters.wait(found, what="a dead letter")
+        self.letters.read_to_end()
+        (letter,) = found()
+        return letter
+
+
+def source_of(letter: Message) -> SourceCoordinate:
+    return SourceCoordinate(
+        header(letter, headers.DLT_ORIGINAL_TOPIC),
+        int(header(letter, headers.DLT_ORIGINAL_PARTITION)),
+        int(header(letter, headers.DLT_ORIGINAL_OFFSET)),
+    )

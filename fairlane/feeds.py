@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 from uuid import uuid4
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import connection
@@ -85,7 +85,8 @@ class Feed(Generic[RecordT]):
 
     def _follow(self, consumer: Consumer) -> None:
         partitions = self._partitions(consumer)
-        consumer.assign([TopicPartition(self._topic, partition, OFFSET_BEGINNING) for partition in partitions])
+        # An explicit offset: OFFSET_BEGINNING costs librdkafka half a second before the first record.
+        consumer.assign([self._beginning(consumer, partition) for partition in partitions])
         behind = set(partitions)
         content: dict[str, RecordT] = {}
         while not self._stopping.is_set():
@@ -115,6 +116,11 @@ class Feed(Generic[RecordT]):
                 return sorted(metadata.partitions)
             if monotonic() > deadline or self._stopping.wait(0.2):
                 raise FeedUnavailableError("the topic does not exist; run `fairlane topics apply`")
+
+    def _beginning(self, consumer: Consumer, partition: int) -> TopicPartition:
+        first = TopicPartition(self._topic, partition)
+        low, _high = consumer.get_watermark_offsets(first, timeout=_METADATA_TIMEOUT_S)
+        return TopicPartition(self._topic, partition, low)
 
     def _apply(self, content: dict[str, RecordT], key: object, value: bytes | None) -> bool:
         name = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)

@@ -13,6 +13,7 @@ from fairlane.names import DEAD_LETTER_REQUESTS, is_backfill, tenant_of_source
 from fairlane.outcomes import Code, Decision
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, SourceCoordinate, TenantSpec
+from fairlane.registry import RegistryError
 from fairlane.transactions import OutRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.decisions import Arrival, DecisionWriter
 from stream_processors.dispatcher.duplicates import DuplicateIndex
@@ -116,6 +117,9 @@ class Dispatcher:
             metrics.REQUESTS_READ.labels(tenant=tenant).inc()
             try:
                 verdict = self._decide(claim, arrival, tenant)
+            except RegistryError:
+                # The registry is out of reach: the record may be perfectly good. End, restart, read it again.
+                raise
             except Exception as error:
                 log.error("intake_failed", topic=arrival.partition.topic, offset=arrival.offset, exc_info=error)
                 verdict = self._broken(arrival, tenant, error)

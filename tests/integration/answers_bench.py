@@ -7,7 +7,7 @@ from confluent_kafka import Message
 from deploy.local.stack import LocalStack
 from fairlane import headers
 from fairlane.outcomes import Outcome
-from fairlane.records import AuditEvent, SourceCoordinate
+from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate
 from tests.integration.bad_requests import SECRET
 from tests.integration.log_reader import LogReader, Replies
 from tests.integration.pipeline import Pipeline, header
@@ -53,9 +53,18 @@ class Bench:
             return [event for event in self.pipeline.decoded(self.audit, AuditEvent) if event.source == source]
 
         self.audit.wait(found, what="an audit event")
-        self.audit.read_to_end()
         (event,) = found()
         return event
+
+    def reply_to(self, source: SourceCoordinate) -> tuple[str, InferenceReply]:
+        """The one reply to this record, and its topic."""
+        ((topic, reply),) = (
+            (self.replies.topic_of[request_id], reply)
+            for request_id, found in self.replies.by_id.items()
+            for reply in found
+            if reply.source == source
+        )
+        return topic, reply
 
     def letter_of(self, source: SourceCoordinate) -> Message:
         """The one dead letter of this record."""
@@ -64,9 +73,14 @@ class Bench:
             return [letter for letter in self.pipeline.dead_letters(self.letters) if source_of(letter) == source]
 
         self.letters.wait(found, what="a dead letter")
-        self.letters.read_to_end()
         (letter,) = found()
         return letter
+
+    def read_to_end(self) -> None:
+        """Take in whatever was written twice, too."""
+        for reader in (self.audit, self.letters):
+            reader.read_to_end()
+        self.replies.read_to_end()
 
 
 def source_of(letter: Message) -> SourceCoordinate:

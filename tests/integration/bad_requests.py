@@ -115,3 +115,10 @@ WRONG: tuple[tuple[str, str, str, Change], ...] = (
     ("a retrieval of nothing", INVALID, "retrieval.top_k", changed(retrieval=Retrieval("manuals", 0))),
     ("an empty conversation id", INVALID, "conversation_id", changed(conversation_id="")),
 )
+
+BAD_IDS: tuple[tuple[str, str], ...] = (
+    ("an empty id", ""),
+    ("an id that is no UUID", "42"),
+    ("an id of 5,000 characters", "x" * 5_000),
+    ("an id with a line break", "6f9619ff-8b86-d011-b42d-00c04fc964ff\n"),
+)

@@ -13,9 +13,9 @@ from fairlane import headers, names
 from fairlane.codec import DecodeProblem
 from fairlane.kafka import transactional_producer
 from fairlane.outcomes import Code, Decision, Outcome
-from fairlane.records import TenantSpec
+from fairlane.records import SourceCoordinate, TenantSpec
 from tests.integration.answers_bench import Bench, source_of
-from tests.integration.bad_requests import GARBAGE, SECRET, WRONG, Change, Garbage
+from tests.integration.bad_requests import BAD_IDS, GARBAGE, SECRET, WRONG
 from tests.integration.log_reader import Replies
 from tests.integration.pipeline import Pipeline, header, unique_name
 
@@ -28,6 +28,8 @@ TENANTS = (
     TenantSpec("no-models", models=("none-of-ours",)),
 )
 MUTATIONS = 300
+
+Written = dict[str, tuple[bytes | None, SourceCoordinate]]
 
 
 @pytest.fixture(scope="module")
@@ -55,55 +57,66 @@ def surrounded(bench: Bench) -> Iterator[Bench]:
     bench.check_answers()
 
 
-@pytest.mark.parametrize(("problem", "garbage"), [case[1:] for case in GARBAGE], ids=[case[0] for case in GARBAGE])
-def test_undecodable_bytes_become_a_dead_letter(surrounded: Bench, problem: DecodeProblem, garbage: Garbage) -> None:
-    value = garbage(surrounded.pipeline)
-    topic = names.requests_topic(surrounded.pipeline.tenant("a"))
-    (source,) = surrounded.pipeline.write(topic, [(b"the key", value)])
+@pytest.fixture(scope="module")
+def written(bench: Bench) -> Written:
+    """Every bad record by the name of its case, written between good requests: its bytes and where it stands."""
+    pipeline = bench.pipeline
+    values = {name: garbage(pipeline) for name, _, garbage in GARBAGE}
+    requests = {name: change(pipeline) for name, _, _, change in WRONG}
+    requests |= {name: pipeline.request(request_id=request_id) for name, request_id in BAD_IDS}
+    bench.expected |= {request.request_id[:128]: 1 for request in requests.values()}
+    values |= {name: pipeline.codec.encode(request) for name, request in requests.items()}
 
-    letter = surrounded.letter_of(source)
+    topic, found = names.requests_topic(pipeline.tenant("a")), {}
+    for name, value in values.items():
+        bench.publish_good()
+        found[name] = value, pipeline.write(topic, [(b"the key", value)])[0]
+    bench.publish_good()
+    bench.check_answers()
+    bench.read_to_end()
+    return found
+
+
+@pytest.mark.parametrize(("name", "problem"), [case[:2] for case in GARBAGE], ids=[case[0] for case in GARBAGE])
+def test_undecodable_bytes_become_a_dead_letter(
+    bench: Bench, written: Written, name: str, problem: DecodeProblem
+) -> None:
+    value, source = written[name]
+    letter = bench.letter_of(source)
     assert (letter.key(), letter.value()) == (b"the key", value or b"")
     assert header(letter, headers.DLT_EXCEPTION_CLASS) == "fairlane.codec.DecodeError"
     assert header(letter, headers.DLT_EXCEPTION_MESSAGE).startswith(f"{problem}: ")
     assert int(header(letter, headers.DLT_ORIGINAL_TIMESTAMP)) > 0
     assert SECRET not in repr(letter.headers())
 
-    event = surrounded.audit_of(source)
+    event = bench.audit_of(source)
     assert (event.decision, event.code) == (Decision.DEAD_LETTERED, problem)
     assert SECRET not in repr(event)
 
 
-@pytest.mark.parametrize(("code", "wrong", "change"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_a_wrong_request_is_refused_by_field(surrounded: Bench, code: Code, wrong: str, change: Change) -> None:
-    request = change(surrounded.pipeline)
-    surrounded.expected[request.request_id] = 1
-    (source,) = surrounded.pipeline.publish("a", request)
-
-    reply = surrounded.replies.wait([request.request_id])[request.request_id]
+@pytest.mark.parametrize(("name", "code", "wrong"), [case[:3] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_a_wrong_request_is_refused_by_field(bench: Bench, written: Written, name: str, code: Code, wrong: str) -> None:
+    source = written[name][1]
+    topic, reply = bench.reply_to(source)
     assert (reply.outcome, reply.code, reply.field) == (Outcome.REJECTED, code, wrong)
     assert reply.message
-    assert (reply.tenant, reply.source) == (surrounded.pipeline.tenant("a"), source)
-    assert surrounded.replies.topic_of[request.request_id] == names.replies_topic(surrounded.pipeline.tenant("a"))
+    assert (topic, reply.tenant) == (names.replies_topic(reply.tenant), bench.pipeline.tenant("a"))
     assert SECRET not in repr(reply)
 
-    event = surrounded.audit_of(source)
+    event = bench.audit_of(source)
     assert (event.decision, event.code, event.inputs["field"]) == (Decision.REFUSED, code, wrong)
-    assert event.request_id == request.request_id
+    assert event.request_id == reply.request_id
     assert SECRET not in repr(event)
 
 
-@pytest.mark.parametrize(
-    "request_id",
-    ["", "42", "x" * 5_000, "6f9619ff-8b86-d011-b42d-00c04fc964ff\n"],
-    ids=["empty", "a number", "5,000 characters", "a line break"],
-)
-def test_a_bad_request_id_is_refused(surrounded: Bench, request_id: str) -> None:
-    (source,) = surrounded.pipeline.publish("a", surrounded.pipeline.request(request_id=request_id))
-
-    # The id is what is wrong, so it is repeated in part only.
-    reply = surrounded.replies.wait([request_id[:128]])[request_id[:128]]
+@pytest.mark.parametrize(("name", "request_id"), BAD_IDS, ids=[case[0] for case in BAD_IDS])
+def test_a_bad_request_id_is_refused(bench: Bench, written: Written, name: str, request_id: str) -> None:
+    source = written[name][1]
+    _, reply = bench.reply_to(source)
     assert (reply.outcome, reply.code, reply.field) == (Outcome.REJECTED, Code.INVALID, "request_id")
-    assert surrounded.audit_of(source).code == Code.INVALID
+    # The id is what is wrong, so it is repeated in part only.
+    assert reply.request_id == request_id[:128]
+    assert bench.audit_of(source).code == Code.INVALID
 
 
 @pytest.mark.parametrize(

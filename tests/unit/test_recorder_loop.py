@@ -62,18 +62,20 @@ class Log:
     def read(self, max_records: int, timeout_s: float) -> list[Event]:
         self.before_read()
         events: list[Event] = []
+        room = max_records
         for partition, at in self.at.items():
             records = self.content[partition]
             if not self.first.get(partition, 0) <= at <= len(records):
                 events.append(OutOfRange(partition))
                 continue
             position = at
-            while position < len(records) and len(events) < max_records:
+            while position < len(records) and room:
                 if (request_id := records[position]) is not None:
                     events.append(_record(partition, position, request_id))
+                    room -= 1
                 position += 1
             self.at[partition] = position
-            if position == len(records):
+            if at < position == len(records):
                 events.append(End(partition, position))
         return events
 

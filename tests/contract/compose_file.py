@@ -1,0 +1,108 @@
+"""docker-compose.yml as the tests see it: variables filled in, services by kind."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import yaml
+
+from deploy.local.layout import PROJECT_ROOT
+from deploy.settings_docs import COMPOSE_FILE
+
+OURS = "fairlane"
+PASSWORDS = {
+    "POSTGRES_ADMIN_PASSWORD": "admin1",
+    "POSTGRES_OWNER_PASSWORD": "owner2",
+    "POSTGRES_SERVICE_PASSWORD": "service3",
+    "REDIS_PASSWORD": "redis4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ComposeService:
+    """One service.
+
+    Attributes:
+        name: its name, and its host name in the network.
+        raw: what the file says, with every variable filled in.
+    """
+
+    name: str
+    raw: Mapping[str, Any]
+
+    @property
+    def image(self) -> str:
+        return str(self.raw["image"])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it runs an image that is built from the Dockerfile."""
+        return self.image.split(":")[0].startswith(OURS)
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether it ends by itself."""
+        return bool(self.raw["restart"] == "no")
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What it gets a value for; what is only handed on is not in it."""
+        return {name: value for name, value in self.raw.get("environment", {}).items() if value is not None}
+
+    @property
+    def handed_on(self) -> frozenset[str]:
+        """What it gets from .env or the shell, if it is set there."""
+        return frozenset(name for name, value in self.raw.get("environment", {}).items() if value is None)
+
+    @property
+    def published(self) -> tuple[tuple[str, int, int], ...]:
+        """Host address, port on the host, port in the container."""
+        ports = (port.rsplit(":", 2) for port in self.raw.get("ports", ()))
+        return tuple((host, int(outside), int(inside)) for host, outside, inside in ports)
+
+    @property
+    def python_commands(self) -> tuple[tuple[str, ...], ...]:
+        """What follows `python` in each command that it runs, in order."""
+        command = self.raw["command"]
+        if command[0] == "python":
+            return (tuple(command[1:]),)
+        assert command[:2] == ["sh", "-ec"], f"{self.name}: a script must stop at the first command that fails"
+        lines = [line.split() for line in command[2].splitlines()]
+        assert all(line[0] == "python" for line in lines)
+        return tuple(tuple(line[1:]) for line in lines)
+
+
+@cache
+def compose() -> Mapping[str, Any]:
+    """The whole file, with PASSWORDS for the variables that it needs and its own defaults for the others."""
+    text = COMPOSE_FILE.read_text(encoding="utf-8")
+    filled = re.sub(r"(?<!\$)\$\{(\w+)(?::([-?])([^}]*))?\}", _value, text)
+    assert not re.search(r"(?<!\$)\$(?!\$|\{)\w", filled.replace("$$", "")), "variables are written ${NAME...}"
+    loaded: dict[str, Any] = yaml.safe_load(filled.replace("$$", "$"))
+    return loaded
+
+
+@cache
+def services() -> Mapping[str, ComposeService]:
+    """Every service by name."""
+    return {name: ComposeService(name, raw) for name, raw in compose()["services"].items()}
+
+
+def our_services() -> tuple[ComposeService, ...]:
+    """The processes of the pipeline."""
+    return tuple(service for service in services().values() if service.is_ours and not service.is_one_shot)
+
+
+def dockerfile() -> tuple[tuple[str, str], ...]:
+    """The instructions of the Dockerfile: name, and arguments on one line."""
+    text = (PROJECT_ROOT / "Dockerfile").read_text(encoding="utf-8")
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    lines = (line.strip().partition(" ") for line in text.splitlines() if line.strip())
+    return tuple((name, " ".join(arguments.split())) for name, _, arguments in lines)
+
+
+def _value(match: re.Match[str]) -> str:
+    name, operator, default = match.groups()
+    return default if operator == "-" else PASSWORDS[name]

@@ -24,6 +24,9 @@ ENV_EXAMPLE = Path(".env.example")
 SETTINGS_PAGE = Path("docs") / "settings.md"
 COMMAND = "python -m deploy.settings_docs"
 
+COMPOSE_VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?::([-?])([^}]*))?\}")
+"""A variable in a compose file: its name, `-` or `?` or nothing, and what follows that."""
+
 _PASSWORD = "letters and digits only, it becomes part of a URL"  # noqa: S105 - says what one looks like
 COMPOSE_VARIABLES: Mapping[str, str] = {
     "POSTGRES_ADMIN_PASSWORD": "Password of the superuser of Postgres; no service uses it",
@@ -86,7 +89,7 @@ def read_compose(text: str) -> ComposeFile:
         KeyError: COMPOSE_VARIABLES does not explain one.
     """
     found: dict[str, Variable] = {}
-    for name, operator, default in re.findall(r"(?<!\$)\$\{(\w+)(?::([-?])([^}]*))?\}", text):
+    for name, operator, default in COMPOSE_VARIABLE.findall(text):
         needed = operator != "-"
         found[name] = Variable(name, "" if needed else default, "", COMPOSE_VARIABLES[name], needed)
     passed_on: set[str] = set()
@@ -136,8 +139,8 @@ def settings_page(compose: ComposeFile) -> str:
             "",
             "Every setting is an environment variable. A wrong value stops a process at its start.",
             "",
-            "The last column is about `docker-compose.yml`: *from .env* means that it hands the variable on to the services",
-            "if it is set, *fixed* that it gives it a value itself; otherwise the default stands in containers.",
+            "The last column is about `docker-compose.yml`: *from .env* means that it hands the variable on to the",
+            "services if it is set, *fixed* that it sets it itself; otherwise the default stands in containers.",
             "",
             "## Connection to Kafka",
             "",

@@ -5,7 +5,7 @@ bitmap of the done offsets beyond it. Everything here is pure: no Kafka, no cloc
 """
 
 import base64
-import binascii
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -50,8 +50,10 @@ class CommitPoint:
             raise MetadataError(f"offset metadata of {len(metadata)} characters has an unknown form")
         try:
             bitmap = base64.b64decode(metadata[len(_PREFIX) :], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # of another alphabet, or outside ASCII altogether
             raise MetadataError(f"offset metadata of {len(metadata)} characters is no base64: {error}") from None
+        if len(bitmap) > _MAX_BITMAP_BYTES:
+            raise MetadataError(f"a bitmap of {len(bitmap)} bytes is longer than any of ours")
         return cls(offset, int.from_bytes(bitmap, "little"))
 
 
@@ -68,7 +70,10 @@ class OffsetTracker:
 
     Two bitmaps relative to ``_base`` hold the state: delivered and undone, and done. Gaps (transaction markers, aborted
     records, retention) are in neither, so a gap before a delivered record counts as done. Integers are the fastest
-    bitmap Python has: 20,000 offsets are 2.5 kB, and every step is one operation on them.
+    bitmap Python has: 20,000 offsets are 2.5 kB, and every step is one operation on them. They never grow beyond what
+    the metadata can carry; what is delivered farther ahead is listed, and joins them when the first undone has moved.
+
+    Records come in the order of their offsets; a seek may start again anywhere from the first undone on.
     """
 
     def __init__(self, committed: CommitPoint | None = None, max_span: int = MAX_SPAN) -> None:
@@ -79,24 +84,25 @@ class OffsetTracker:
         self._base = committed.offset if committed is not None else 0
         self._undone = 0
         self._done = committed.done_beyond if committed is not None else 0
+        self._far: list[int] = []
+        """Undone offsets out of the bitmap's reach, ascending; empty while nothing nearer is undone."""
         self._position: int | None = committed.offset if committed is not None else None
         self._paused = False
 
     @property
     def first_undone(self) -> int | None:
         """The first offset that is not done: a delivered one, or else the next to be delivered. None before both."""
-        if self._undone:
-            return self._base + _lowest_bit(self._undone)
-        return self._position
+        oldest = self.oldest_undone
+        return self._position if oldest is None else oldest
 
     @property
     def oldest_undone(self) -> int | None:
         """The oldest delivered offset that is not done; None when everything delivered is."""
-        return self._base + _lowest_bit(self._undone) if self._undone else None
+        return self._lowest(self._undone)
 
     @property
     def undone_count(self) -> int:
-        return self._undone.bit_count()
+        return self._undone.bit_count() + len(self._far)
 
     @property
     def span(self) -> int:
@@ -115,15 +121,17 @@ class OffsetTracker:
             self._base = self._position = offset
         elif offset < self._base:
             return False
-        if not self._undone and offset >= self._position:
+        if not self._undone:
             # Nothing before this record can be undone: a jump over a gap of any size costs no bitmap.
             self._rebase(offset)
-        bit = 1 << (offset - self._base)
-        if (self._undone | self._done) & bit:
-            self._position = max(self._position, offset + 1)
-            return False
-        self._undone |= bit
         self._position = max(self._position, offset + 1)
+        distance = offset - self._base
+        if self._done >> distance & 1 or self.is_undone(offset):
+            return False
+        if distance < _MAX_BITMAP_BITS:
+            self._undone |= 1 << distance
+        else:
+            insort(self._far, offset)
         return True
 
     def advance(self, position: int) -> None:
@@ -132,31 +140,32 @@ class OffsetTracker:
             self._base = self._position = position
         self._position = max(self._position, position)
 
-    def can_settle(self, offset: int) -> bool:
-        """Whether the bitmap reaches this offset from the first undone one."""
-        oldest = self.oldest_undone
-        return oldest is None or offset - oldest < _MAX_BITMAP_BITS
-
     def is_undone(self, offset: int) -> bool:
-        return offset >= self._base and bool(self._undone >> (offset - self._base) & 1)
+        """Whether this offset was delivered and is not done."""
+        distance = offset - self._base
+        if distance < _MAX_BITMAP_BITS:
+            return distance >= 0 and bool(self._undone >> distance & 1)
+        index = bisect_left(self._far, offset)
+        return index < len(self._far) and self._far[index] == offset
+
+    def can_settle(self, offset: int) -> bool:
+        """Whether this offset is undone and the metadata reaches it from the first undone one."""
+        return offset - self._base < _MAX_BITMAP_BITS and self.is_undone(offset)
 
     def commit_point(self, settling: Iterable[int] = ()) -> CommitPoint | None:
         """What to commit once the offsets in ``settling`` are done as well; None before the first record.
 
-        Changes nothing. Raises ValueError for an offset that is not delivered and undone, or out of the bitmap's reach.
+        Changes nothing. Raises ValueError for an offset that cannot settle now.
         """
         if self._position is None:
             return None
         settling_mask = self._mask(settling)
-        undone = self._undone & ~settling_mask
-        offset = self._base + _lowest_bit(undone) if undone else self._position
-        done_beyond = (self._done | settling_mask) >> (offset - self._base)
-        if done_beyond.bit_length() > _MAX_BITMAP_BITS:
-            raise ValueError(f"done offsets reach {done_beyond.bit_length()} beyond the first undone offset {offset}")
-        return CommitPoint(offset, done_beyond)
+        first_undone = self._lowest(self._undone & ~settling_mask)
+        offset = self._position if first_undone is None else first_undone
+        return CommitPoint(offset, (self._done | settling_mask) >> (offset - self._base))
 
     def settle(self, offsets: Iterable[int]) -> None:
-        """These were committed as done. Raises ValueError for an offset that is not delivered and undone."""
+        """These were committed as done. Raises ValueError for an offset that cannot settle now."""
         mask = self._mask(offsets)
         self._undone &= ~mask
         self._done |= mask
@@ -179,21 +188,28 @@ class OffsetTracker:
         """Whether this partition is paused. A client that resumed it by itself must be told again."""
         return self._paused
 
+    def _lowest(self, undone: int) -> int | None:
+        """The first undone offset if ``undone`` were the bitmap."""
+        if undone:
+            return self._base + (undone & -undone).bit_length() - 1
+        return self._far[0] if self._far else None
+
     def _mask(self, offsets: Iterable[int]) -> int:
         mask = 0
         for offset in offsets:
-            if not self.is_undone(offset):
-                raise ValueError(f"offset {offset} is not delivered and undone")
+            if not self.can_settle(offset):
+                raise ValueError(f"offset {offset} is not undone, or out of the bitmap's reach")
             mask |= 1 << (offset - self._base)
         return mask
 
     def _rebase(self, base: int) -> None:
         shift = base - self._base
-        if shift > 0:
-            self._undone >>= shift
-            self._done >>= shift
-            self._base = base
-
-
-def _lowest_bit(mask: int) -> int:
-    return (mask & -mask).bit_length() - 1
+        if shift <= 0:
+            return
+        self._undone >>= shift
+        self._done >>= shift
+        self._base = base
+        reached = bisect_left(self._far, base + _MAX_BITMAP_BITS)
+        for offset in self._far[:reached]:
+            self._undone |= 1 << (offset - base)
+        del self._far[:reached]

@@ -9,6 +9,10 @@ from fairlane import metrics
 from fairlane.offsets import MAX_SPAN, CommitPoint, Flow, OffsetTracker
 
 
+_POINT_BYTES = 128
+"""What an offset takes in a transaction besides its metadata: the topic's name and the fixed fields."""
+
+
 class PartitionId(NamedTuple):
     """A partition of a topic."""
 
@@ -86,10 +90,12 @@ class Ownership:
         with self._lock:
             for partition in partitions:
                 self._owned.pop(partition, None)
+            self._count_paused()
 
     def revoke_all(self) -> None:
         with self._lock:
             self._owned.clear()
+            self._count_paused()
 
     def refresh(self, membership: Membership) -> None:
         """The group moved on and this member kept its partitions. Call only from where revocations are served: a
@@ -122,7 +128,7 @@ class Ownership:
                 owned.tracker.advance(position)
 
     def is_current(self, claim: Claim) -> bool:
-        """Whether this claim's partition is still held in the assignment that delivered it."""
+        """Whether this claim still waits for its commit, in the assignment that delivered it."""
         with self._lock:
             return self._is_current(claim)
 
@@ -144,7 +150,7 @@ class Ownership:
                 if (change := owned.tracker.flow()) is not Flow.KEEP
             }
             if changes:
-                metrics.PARTITIONS_PAUSED.set(sum(owned.tracker.paused for owned in self._owned.values()))
+                self._count_paused()
             return changes
 
     def paused(self) -> tuple[PartitionId, ...]:
@@ -163,7 +169,7 @@ class Ownership:
     def can_settle(self, claim: Claim) -> bool:
         """Whether the offset metadata can record this claim now."""
         with self._lock:
-            return self._is_current(claim) and self._owned[claim.partition].tracker.can_settle(claim.offset)
+            return self._can_settle(claim)
 
     def plan(self, claims: Iterable[Claim], max_metadata_bytes: int) -> CommitPlan | None:
         """What may be committed of these claims, in order, within the metadata bound; None when nothing may be.
@@ -171,46 +177,33 @@ class Ownership:
         A claim that is no longer current is left out, and so is one that its partition's bitmap cannot reach yet.
         """
         with self._lock:
-            membership = self._membership
-            if membership is None or not membership.may_commit:
-                return None
             by_partition: dict[PartitionId, list[Claim]] = {}
-            for claim in claims:
-                if self._is_current(claim):
+            for claim in dict.fromkeys(claims):
+                if self._can_settle(claim):
                     by_partition.setdefault(claim.partition, []).append(claim)
-            points: dict[PartitionId, CommitPoint] = {}
-            taken: list[Claim] = []
-            metadata_bytes = 0
-            for partition, wanted in by_partition.items():
-                tracker = self._owned[partition].tracker
-                reachable, point = _reachable(tracker, wanted)
-                if point is None:
-                    continue
-                size = len(point.metadata)
-                if points and metadata_bytes + size > max_metadata_bytes:
-                    continue
-                metadata_bytes += size
-                points[partition] = point
-                taken.extend(reachable)
-            return CommitPlan(membership, tuple(taken), points) if points else None
+            points = self._bounded(
+                (
+                    (partition, self._owned[partition].tracker.commit_point(claim.offset for claim in wanted))
+                    for partition, wanted in by_partition.items()
+                ),
+                max_metadata_bytes,
+            )
+            return self._plan(tuple(claim for partition in points for claim in by_partition[partition]), points)
 
-    def position_plan(self) -> CommitPlan | None:
+    def position_plan(self, max_metadata_bytes: int) -> CommitPlan | None:
         """The positions of partitions in which everything is done, where they are ahead of what was committed.
 
         Markers and aborted records move a position without any work; committing it keeps the group's lag honest.
         """
         with self._lock:
-            membership = self._membership
-            if membership is None or not membership.may_commit:
-                return None
-            points = {
-                partition: point
+            ahead = (
+                (partition, point)
                 for partition, owned in self._owned.items()
                 if owned.tracker.oldest_undone is None
                 and (point := owned.tracker.commit_point()) is not None
                 and (owned.committed is None or point.offset > owned.committed)
-            }
-            return CommitPlan(membership, (), points) if points else None
+            )
+            return self._plan((), self._bounded(ahead, max_metadata_bytes))
 
     def settle(self, plan: CommitPlan) -> None:
         """The plan was committed."""
@@ -225,17 +218,41 @@ class Ownership:
             for partition, offsets in by_partition.items():
                 self._owned[partition].tracker.settle(offsets)
 
+    @property
+    def may_commit(self) -> bool:
+        """Whether the group knows this member, so that a commit of it can be fenced."""
+        membership = self._membership
+        return membership is not None and membership.may_commit
+
     def _is_current(self, claim: Claim) -> bool:
         owned = self._owned.get(claim.partition)
-        return owned is not None and owned.epoch == claim.epoch
+        return owned is not None and owned.epoch == claim.epoch and owned.tracker.is_undone(claim.offset)
 
+    def _can_settle(self, claim: Claim) -> bool:
+        return self._is_current(claim) and self._owned[claim.partition].tracker.can_settle(claim.offset)
 
-def _reachable(tracker: OffsetTracker, wanted: list[Claim]) -> tuple[list[Claim], CommitPoint | None]:
-    """The claims that the bitmap can hold, given that all of them settle together: lower offsets open the way."""
-    ordered = sorted(wanted, key=lambda claim: claim.offset)
-    while ordered:
-        try:
-            return ordered, tracker.commit_point(claim.offset for claim in ordered)
-        except ValueError:
-            del ordered[-max(1, len(ordered) // 8) :]
-    return ordered, None
+    def _count_paused(self) -> None:
+        metrics.PARTITIONS_PAUSED.set(sum(owned.tracker.paused for owned in self._owned.values()))
+
+    @staticmethod
+    def _bounded(
+        wanted: Iterable[tuple[PartitionId, CommitPoint | None]], max_metadata_bytes: int
+    ) -> dict[PartitionId, CommitPoint]:
+        """The points that fit into one transaction, at least one of them."""
+        points: dict[PartitionId, CommitPoint] = {}
+        total = 0
+        for partition, point in wanted:
+            if point is None:
+                continue
+            size = _POINT_BYTES + len(point.metadata)
+            if points and total + size > max_metadata_bytes:
+                continue
+            total += size
+            points[partition] = point
+        return points
+
+    def _plan(self, claims: tuple[Claim, ...], points: Mapping[PartitionId, CommitPoint]) -> CommitPlan | None:
+        membership = self._membership
+        if membership is None or not membership.may_commit or not points:
+            return None
+        return CommitPlan(membership, claims, points)

@@ -9,6 +9,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from fairlane.client.positions import PERMANENT_ERRORS, end_of, existing_partitions
 from fairlane.client.seams import log
+from fairlane.client.sequence import Sequence
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec, DecodeError, DecodeProblem
 from fairlane.committed import resume_points
@@ -19,7 +20,9 @@ from fairlane.records import InferenceReply
 _POLL_S = 0.1
 _COMMIT_EVERY_S = 0.2
 _ASSIGN_TIMEOUT_S = 10.0
-_CLOSE_TIMEOUT_S = 15.0
+_COMMIT_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
+_LOCK_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class GroupMember:
         self._sent: dict[int, int] = {}
         self._next_commit = 0.0
         self._assign_failure: Exception | None = None
+        self._blocking = Sequence()
 
     def next(self) -> InferenceReply | None:
         """The next reply; the one before it is done. None when closed or idle for too long.
@@ -99,8 +103,8 @@ class GroupMember:
             if not self._closed:
                 try:
                     self._commit()
-                except KafkaException as error:
-                    raise Unavailable(f"{self.topic}: not committed: {reason_of(error)}") from error
+                except (KafkaException, TimeoutError) as error:
+                    raise Unavailable(f"{self.topic}: not committed: {_why(error)}") from error
 
     def stop(self) -> None:
         """End a ``next`` that waits in another thread."""
@@ -109,7 +113,7 @@ class GroupMember:
     def close(self) -> None:
         """Commit what is done and leave the group."""
         self._stopping.set()
-        if not self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             log.error("reply_stream_not_closed topic=%s", self.topic)
             return
         try:
@@ -117,7 +121,11 @@ class GroupMember:
                 return
             self._closed = True
             self._commit_or_log()
-            self._consumer.close()
+            self._forget()
+            try:
+                self._blocking.call(self._consumer.close, _CLOSE_TIMEOUT_S)
+            except TimeoutError:
+                log.warning("reply_stream_close_goes_on topic=%s: no broker answers", self.topic)
         finally:
             self._lock.release()
 
@@ -199,18 +207,23 @@ class GroupMember:
             self._sent = dict(self._done)
 
     def _commit(self) -> None:
-        """Commit all that is done, and wait for it. Raises KafkaException."""
+        """Commit all that is done, and wait for it. Raises KafkaException, or TimeoutError without an answer."""
         if self._done:
-            for committed in self._consumer.commit(offsets=self._offsets(), asynchronous=False):
+            done, offsets = dict(self._done), self._offsets()
+            for committed in self._blocking.call(lambda: self._commit_and_wait(offsets), _COMMIT_TIMEOUT_S):
                 if committed.error is not None:
                     raise KafkaException(committed.error)
-            self._sent = dict(self._done)
+            self._sent = done
+
+    def _commit_and_wait(self, offsets: list[TopicPartition]) -> list[TopicPartition]:
+        # Waits for as long as no broker answers.
+        return self._consumer.commit(offsets=offsets, asynchronous=False)
 
     def _commit_or_log(self) -> None:
         try:
             self._commit()
-        except KafkaException as error:
-            log.warning("replies_not_committed topic=%s reason=%s: they come again", self.topic, reason_of(error))
+        except (KafkaException, TimeoutError) as error:
+            log.warning("replies_not_committed topic=%s reason=%s: they come again", self.topic, _why(error))
 
     def _offsets(self) -> list[TopicPartition]:
         return [TopicPartition(self.topic, partition, offset) for partition, offset in self._done.items()]
@@ -249,3 +262,7 @@ class GroupMember:
         self._owned = set()
         self._done = {}
         self._sent = {}
+
+
+def _why(error: KafkaException | TimeoutError) -> str:
+    return reason_of(error) if isinstance(error, KafkaException) else f"no answer within {_COMMIT_TIMEOUT_S:g} s"

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from deploy.local.layout import PROJECT_ROOT
-from deploy.settings_docs import COMPOSE_FILE
+from deploy.settings_docs import COMPOSE_FILE, COMPOSE_VARIABLE
 
 OURS = "fairlane"
 PASSWORDS = {
@@ -78,7 +78,7 @@ class ComposeService:
 def compose() -> Mapping[str, Any]:
     """The whole file, with PASSWORDS for the variables that it needs and its own defaults for the others."""
     text = COMPOSE_FILE.read_text(encoding="utf-8")
-    filled = re.sub(r"(?<!\$)\$\{(\w+)(?::([-?])([^}]*))?\}", _value, text)
+    filled = COMPOSE_VARIABLE.sub(_value, text)
     assert not re.search(r"(?<!\$)\$(?!\$|\{)\w", filled.replace("$$", "")), "variables are written ${NAME...}"
     loaded: dict[str, Any] = yaml.safe_load(filled.replace("$$", "$"))
     return loaded

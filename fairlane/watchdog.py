@@ -1,0 +1,44 @@
+"""Notices a call that never returns, which no time-out of the caller's own can do."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+_LOOKS_PER_LIMIT = 10
+
+
+class Watchdog:
+    """Watches the calls of one thread from another one.
+
+    A client library in C may block past the time-out it was given; nothing on the blocked thread can see that.
+    """
+
+    def __init__(self, limit_s: float, on_hang: Callable[[str], None]) -> None:
+        """``on_hang`` is told the call's name, once, on the watchdog's thread."""
+        self._limit_s = limit_s
+        self._on_hang = on_hang
+        self._call: tuple[str, float] | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    @contextlib.contextmanager
+    def watching(self, name: str) -> Iterator[None]:
+        """The call inside this must return within the limit."""
+        self._call = name, monotonic()
+        try:
+            yield
+        finally:
+            self._call = None
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._limit_s / _LOOKS_PER_LIMIT):
+            call = self._call
+            if call is not None and monotonic() - call[1] > self._limit_s:
+                self._on_hang(call[0])
+                return

@@ -1,0 +1,300 @@
+"""docker-compose.yml held against the code: where no engine runs, its names, ports and settings are right by test."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import typer
+import yaml
+
+from deploy.local.layout import PROJECT_ROOT
+from deploy.local.postgres import DATABASE, OWNER_ROLE, SERVICE_ROLE
+from deploy.local.services import default_services, default_setup, read_pools
+from deploy.models import prepare
+from deploy.settings_docs import setting_variables
+from fairlane.cli import main as fairlane_main
+from fairlane.settings import Settings
+from inference_consumers.__main__ import run as run_consumer
+from tests.contract.compose_file import PASSWORDS, ComposeService, compose, our_services, services
+
+SETTINGS = frozenset(variable.name for variable in setting_variables())
+# Left at their defaults in containers: connections there need no security, and the files are in the image.
+NOT_IN_CONTAINERS = frozenset(
+    {
+        *("KAFKA_SECURITY_PROTOCOL", "KAFKA_SASL_MECHANISM", "KAFKA_SASL_USERNAME", "KAFKA_SASL_PASSWORD"),
+        *("KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL", "MODELS_FILE", "TENANTS_FILE"),
+        "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default
+    }
+)
+# What the images of others read, as their documentation names it.
+KNOWN_TO_IMAGES = {
+    "schema-registry": r"APICURIO_(STORAGE_KIND|KAFKASQL_(BOOTSTRAP_SERVERS|SNAPSHOT_SCHEDULED_ENABLED))",
+    "kafka-ui": r"JAVA_OPTS|KAFKA_CLUSTERS_0_(NAME|BOOTSTRAPSERVERS|SCHEMAREGISTRY|READONLY|DEFAULT(KEY|VALUE)SERDE"
+    r"|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
+    "postgres": r"POSTGRES_(PASSWORD|INITDB_ARGS|OWNER_PASSWORD|SERVICE_PASSWORD)",
+    "redis": r"REDISCLI_AUTH",
+}
+# Of the node, where it runs; everything else is in BROKER_SETTINGS.
+WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
+
+each_service = pytest.mark.parametrize("service", services().values(), ids=lambda service: service.name)
+each_of_ours = pytest.mark.parametrize("service", our_services(), ids=lambda service: service.name)
+OWN_CONTAINERS = [service for service in services().values() if service.is_ours]
+each_own_container = pytest.mark.parametrize("service", OWN_CONTAINERS, ids=lambda service: service.name)
+
+
+def seconds(duration: str) -> float:
+    found = re.fullmatch(r"(\d+)(s|m)", duration)
+    assert found, duration
+    return int(found[1]) * {"s": 1, "m": 60}[found[2]]
+
+
+def health_port(service: ComposeService) -> int:
+    found = re.search(r'"127\.0\.0\.1", (\d+)', " ".join(service.raw["healthcheck"]["test"]))
+    assert found is not None
+    return int(found[1])
+
+
+# ------------------------------------------------------------------ what runs
+
+
+def test_the_services_are_those_of_the_embedded_stack() -> None:
+    assert sorted(service.python_commands for service in our_services()) == sorted(
+        (service.arguments,) for service in default_services()
+    )
+    by_instance = {service.environment["INSTANCE_ID"]: service.python_commands[0] for service in our_services()}
+    assert by_instance == {service.name: service.arguments for service in default_services()}
+
+
+def test_the_setup_is_that_of_the_embedded_stack_and_fills_the_registry_first() -> None:
+    steps = [command for name in ("setup", "setup-tables") for command in services()[name].python_commands]
+    register = ("-m", "fairlane.cli", "schemas", "register")
+    assert steps == [register, *(step.arguments for step in default_setup())]
+
+
+def test_every_pool_has_a_consumer() -> None:
+    pools = [service.python_commands[0][-1] for service in our_services() if service.name.startswith("consumer-")]
+    assert tuple(pools) == read_pools()
+
+
+@each_own_container
+def test_every_command_would_be_accepted(
+    service: ComposeService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared: list[Path] = []
+
+    def note(folder: Path, *_: object) -> list[prepare.Prepared]:
+        prepared.append(folder)
+        return []
+
+    monkeypatch.setattr(prepare, "prepare", note)
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY", "TQDM_DISABLE"):
+        monkeypatch.setenv(name, "1")
+    consumer = typer.Typer()
+    consumer.command()(run_consumer)
+    for dash_m, module, *arguments in service.python_commands:
+        assert dash_m == "-m"
+        assert importlib.util.find_spec(module)
+        match module:
+            case "fairlane.cli":
+                # An option that does not exist is refused before help is shown.
+                assert exit_status(partial(fairlane_main, [*arguments, "--help"])) == 0
+            case "inference_consumers":
+                assert exit_status(partial(consumer, [*arguments, "--help"])) == 0
+            case "deploy.models.prepare":
+                assert prepare.main(arguments) == 0
+            case _:
+                assert not arguments
+    assert prepared == ([Path("/models")] if service.name == "models" else [])
+    assert "rror" not in capsys.readouterr().err
+
+
+def exit_status(call: Callable[[], object]) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        call()
+    return ended.value.code
+
+
+# ------------------------------------------------------------------ settings
+
+
+@each_own_container
+def test_every_variable_of_ours_is_a_setting(service: ComposeService) -> None:
+    assert service.environment.keys() | service.handed_on <= SETTINGS
+
+
+@pytest.mark.parametrize("name", KNOWN_TO_IMAGES)
+def test_every_variable_of_another_image_is_known_to_it(name: str) -> None:
+    for variable in services()[name].environment:
+        assert re.fullmatch(KNOWN_TO_IMAGES[name], variable), variable
+
+
+@each_of_ours
+def test_every_setting_reaches_the_services_or_is_left_out_on_purpose(service: ComposeService) -> None:
+    fixed = {name for other in OWN_CONTAINERS for name in other.environment}
+    assert service.handed_on | fixed | NOT_IN_CONTAINERS == SETTINGS
+    assert not service.handed_on & fixed
+    assert not (service.handed_on | fixed) & NOT_IN_CONTAINERS
+
+
+@each_own_container
+def test_the_settings_are_accepted(service: ComposeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in service.environment.items():
+        monkeypatch.setenv(name, value)
+    settings = Settings()
+    if "POSTGRES_DSN" in service.environment:
+        assert urlsplit(settings.postgres_dsn.get_secret_value()).username == SERVICE_ROLE
+
+
+def test_only_the_step_that_makes_tables_knows_their_owner() -> None:
+    assert [service.name for service in OWN_CONTAINERS if "POSTGRES_OWNER_DSN" in service.environment] == [
+        "setup-tables"
+    ]
+    for service in OWN_CONTAINERS:
+        assert PASSWORDS["POSTGRES_ADMIN_PASSWORD"] not in str(service.raw), service.name
+    owner = urlsplit(services()["setup-tables"].environment["POSTGRES_OWNER_DSN"])
+    assert (owner.username, owner.path) == (OWNER_ROLE, f"/{DATABASE}")
+
+
+def test_every_instance_has_a_name_of_its_own_and_cannot_be_scaled() -> None:
+    names = [service.environment["INSTANCE_ID"] for service in our_services()]
+    assert len(set(names)) == len(names)
+    project = compose()["name"]
+    assert [service.raw["container_name"] for service in our_services()] == [f"{project}-{name}" for name in names]
+
+
+def test_no_password_has_a_default() -> None:
+    text = (PROJECT_ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    for name in re.findall(r"\$\{(\w*PASSWORD\w*)", text):
+        assert f"${{{name}:-" not in text
+        assert f"${{{name}}}" not in text
+
+
+# ------------------------------------------------------------------ addresses
+
+
+@each_service
+def test_ports_are_published_on_this_machine_only(service: ComposeService) -> None:
+    assert all(host == "127.0.0.1" for host, _, _ in service.published)
+
+
+def test_published_ports_do_not_clash() -> None:
+    ports = [outside for service in services().values() for _, outside, _ in service.published]
+    assert len(set(ports)) == len(ports)
+
+
+@each_own_container
+def test_every_address_is_that_of_a_service_it_waits_for(service: ComposeService) -> None:
+    inside = {"kafka": 29092, "schema-registry": 8080, "postgres": 5432, "redis": 6379}
+    named = {
+        name: urlsplit(value if "//" in value else f"//{value}")
+        for name, value in service.environment.items()
+        if name in {"KAFKA_BOOTSTRAP_SERVERS", "SCHEMA_REGISTRY_URL", "POSTGRES_DSN", "POSTGRES_OWNER_DSN", "REDIS_URL"}
+    }
+    waits_for = all_dependencies(service.name)
+    for name, address in named.items():
+        assert address.hostname in waits_for, name
+        assert address.port == inside[str(address.hostname)], name
+
+
+def test_the_ports_of_other_images_are_those_they_listen_on() -> None:
+    for name, port in {"schema-registry": 8080, "kafka-ui": 8080, "postgres": 5432, "prometheus": 9090}.items():
+        assert [inside for _, _, inside in services()[name].published] == [port]
+    assert not services()["redis"].published
+
+
+def test_kafka_ui_reads_with_the_registry_that_the_services_write_with() -> None:
+    viewer = services()["kafka-ui"].environment
+    for service in (*our_services(), services()["setup"]):
+        assert service.environment["SCHEMA_REGISTRY_URL"] == viewer["KAFKA_CLUSTERS_0_SCHEMAREGISTRY"]
+        assert service.environment["KAFKA_BOOTSTRAP_SERVERS"] == viewer["KAFKA_CLUSTERS_0_BOOTSTRAPSERVERS"]
+
+
+def test_prometheus_scrapes_exactly_the_services() -> None:
+    config = yaml.safe_load((PROJECT_ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    targets = [
+        target for job in config["scrape_configs"] for group in job["static_configs"] for target in group["targets"]
+    ]
+    assert sorted(targets) == sorted(
+        f"{service.name}:{service.environment['METRICS_PORT']}" for service in our_services()
+    )
+
+
+@each_of_ours
+def test_the_health_check_asks_the_port_that_is_listened_on(service: ComposeService) -> None:
+    assert service.environment["METRICS_HOST"] == "0.0.0.0"
+    assert health_port(service) == int(service.environment["METRICS_PORT"])
+    assert "/health/ready" in " ".join(service.raw["healthcheck"]["test"])
+
+
+# ------------------------------------------------------------------ order and life
+
+
+def all_dependencies(name: str) -> set[str]:
+    direct = set(services()[name].raw.get("depends_on", {}))
+    return direct.union(*(all_dependencies(other) for other in direct))
+
+
+@each_service
+def test_everything_that_is_waited_for_can_be_waited_for(service: ComposeService) -> None:
+    for name, wait in service.raw.get("depends_on", {}).items():
+        target = services()[name]
+        if target.is_one_shot:
+            assert wait["condition"] == "service_completed_successfully", name
+            assert "healthcheck" not in target.raw
+        else:
+            assert wait["condition"] == "service_healthy", name
+            assert target.raw["healthcheck"]["test"], name
+
+
+@each_service
+def test_restarts_and_limits(service: ComposeService) -> None:
+    assert service.raw["restart"] in {"no", "unless-stopped"}
+    assert re.fullmatch(r"\d+[mg]", service.raw["deploy"]["resources"]["limits"]["memory"])
+    if not service.is_one_shot:
+        check = service.raw["healthcheck"]
+        assert seconds(check["timeout"]) <= seconds(check["interval"]) or service.name == "kafka"
+        assert check["retries"] >= 3
+
+
+@each_of_ours
+def test_a_service_may_finish_its_work_before_it_is_killed(service: ComposeService) -> None:
+    drain_s = float(Settings.model_fields["drain_timeout_s"].default)
+    # The running batch and then the commit may each take the timeout.
+    assert seconds(service.raw["stop_grace_period"]) > 2 * drain_s
+
+
+@each_own_container
+def test_our_containers_have_no_rights_they_do_not_need(service: ComposeService) -> None:
+    assert service.raw["read_only"] is True
+    assert service.raw["cap_drop"] == ["ALL"]
+    assert service.raw["security_opt"] == ["no-new-privileges:true"]
+    assert "user" not in service.raw  # the image's, which is not root
+
+
+@each_service
+def test_every_mounted_file_and_volume_exists(service: ComposeService) -> None:
+    for mount in service.raw.get("volumes", ()):
+        source, target, *_ = mount.split(":")
+        assert target.startswith("/")
+        if source.startswith("./"):
+            assert (PROJECT_ROOT / source).is_file()
+            assert mount.endswith(":ro")
+        else:
+            assert source in compose()["volumes"]
+
+
+def test_the_models_are_read_from_where_they_are_prepared() -> None:
+    (prepared,) = services()["models"].raw["volumes"]
+    assert services()["models"].python_commands[0][-1] == prepared.split(":")[1]
+    for service in our_services():
+        if service.name.startswith("consumer-"):
+            assert service.raw["volumes"] == [f"{prepared}:ro"]
+            assert service.environment["MODELS_DIR"] == prepared.split(":")[1]
+            assert "models" in all_dependencies(service.name)

@@ -1,0 +1,266 @@
+"""The images of docker-compose.yml, the Dockerfile of ours, and how the servers in containers are set up."""
+
+import fnmatch
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from deploy.local.kafka import BROKER_SETTINGS, HEAP, find_java
+from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
+from deploy.local.redis import MAX_MEMORY
+from tests import stack
+from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, our_services, services
+
+# Of the node, where it runs; everything else is in BROKER_SETTINGS.
+WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
+OUR_PACKAGES = ("fairlane", "stream_processors", "inference_consumers", "producers", "deploy")
+OWN_CONTAINERS = [service for service in services().values() if service.is_ours]
+
+each_service = pytest.mark.parametrize("service", services().values(), ids=lambda service: service.name)
+
+# ------------------------------------------------------------------ images
+
+
+@each_service
+def test_every_image_is_pinned(service: ComposeService) -> None:
+    name, _, tag = service.image.rpartition(":")
+    assert name
+    assert re.search(r"\d+\.\d+", tag), service.image
+
+
+def test_tests_on_containers_use_the_same_images() -> None:
+    assert services()["kafka"].image == stack.KAFKA_IMAGE
+    assert services()["postgres"].image == stack.POSTGRES_IMAGE
+    assert services()["redis"].image == stack.REDIS_IMAGE
+    pom = (PROJECT_ROOT / "deploy" / "local" / "pom.xml").read_text(encoding="utf-8")
+    assert f"<kafka.version>{stack.KAFKA_IMAGE.partition(':')[2]}<" in pom
+
+
+def test_our_images_carry_the_version_of_the_project_and_are_built_once() -> None:
+    version = re.search(
+        r'^version = "(.+)"', (PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert version is not None
+    assert {service.image for service in OWN_CONTAINERS} == {f"fairlane:{version[1]}", f"fairlane-models:{version[1]}"}
+    builders = {service.image: service.raw["build"] for service in OWN_CONTAINERS if "build" in service.raw}
+    assert builders.keys() == {service.image for service in OWN_CONTAINERS}
+    assert sum("build" in service.raw for service in OWN_CONTAINERS) == len(builders)
+    # Whoever does not build an image waits for whoever does, or for somebody who does.
+    assert all(service.raw["pull_policy"] == "never" for service in OWN_CONTAINERS)
+
+
+# ------------------------------------------------------------------ Kafka and Redis
+
+
+def test_the_broker_has_the_properties_of_the_embedded_one(tmp_path: Path) -> None:
+    """Translated by the program that the image starts with; it also formats a folder with them."""
+    environment = {**services()["kafka"].environment, "KAFKA_LOG_DIRS": str(tmp_path / "data")}
+    folders = {name: tmp_path / name for name in ("default", "mounted", "final")}
+    for folder in folders.values():
+        folder.mkdir()
+    for name in ("server.properties", "log4j2.yaml", "tools-log4j2.yaml"):
+        (folders["default"] / name).touch()
+    subprocess.run(
+        (
+            *(find_java(), "-XX:TieredStopAtLevel=1", "-cp", f"{KAFKA_LIBS_DIR}/*", "kafka.docker.KafkaDockerWrapper"),
+            *("setup", "-D", str(folders["default"]), "-M", str(folders["mounted"]), "-F", str(folders["final"])),
+        ),
+        env={"PATH": os.environ["PATH"], **environment},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    lines = (folders["final"] / "server.properties").read_text(encoding="utf-8").split()
+    properties = dict(line.split("=", 1) for line in lines)
+    protocols = properties.pop("listener.security.protocol.map")
+    expected = dict(BROKER_SETTINGS)
+    assert set(expected.pop("listener.security.protocol.map").split(",")) < set(protocols.split(","))
+    assert {name: value for name, value in properties.items() if name not in WHERE_THE_NODE_RUNS} == expected
+    assert properties.keys() >= WHERE_THE_NODE_RUNS
+
+
+def test_the_listeners_of_the_broker_fit_together() -> None:
+    kafka = services()["kafka"]
+    listeners, advertised = (
+        {urlsplit(address).scheme.upper(): urlsplit(address) for address in kafka.environment[name].split(",")}
+        for name in ("KAFKA_LISTENERS", "KAFKA_ADVERTISED_LISTENERS")
+    )
+    assert listeners.keys() == {"PLAINTEXT", "HOST", "CONTROLLER"}
+    assert advertised["PLAINTEXT"].netloc == services()["setup"].environment["KAFKA_BOOTSTRAP_SERVERS"]
+    assert listeners["PLAINTEXT"].port == advertised["PLAINTEXT"].port
+    assert kafka.environment["KAFKA_CONTROLLER_QUORUM_VOTERS"] == f"1@kafka:{listeners['CONTROLLER'].port}"
+    ((host, outside, inside),) = kafka.published
+    assert (advertised["HOST"].hostname, advertised["HOST"].port, listeners["HOST"].port) == (host, outside, inside)
+    check = " ".join(kafka.raw["healthcheck"]["test"])
+    assert f"localhost:{listeners['PLAINTEXT'].port}" in check
+    assert kafka.environment["KAFKA_HEAP_OPTS"].endswith(f"-Xmx{HEAP}")
+    assert kafka.raw["volumes"] == [f"kafka-data:{kafka.environment['KAFKA_LOG_DIRS']}"]
+
+
+def test_redis_keeps_as_much_as_the_embedded_one_and_its_password_is_in_no_argument() -> None:
+    redis = services()["redis"]
+    script = redis.raw["command"][-1]
+    assert f"--maxmemory {MAX_MEMORY} --maxmemory-policy volatile-lru" in script
+    assert "--save ''" in script
+    assert "--appendonly no" in script
+    assert PASSWORDS["REDIS_PASSWORD"] not in script
+    assert redis.environment["REDISCLI_AUTH"] == PASSWORDS["REDIS_PASSWORD"]
+    assert redis.raw["user"] == "redis"
+
+
+# ------------------------------------------------------------------ the Dockerfile
+
+
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each stage, those of the stages it builds on first."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    name = ""
+    for instruction, arguments in dockerfile():
+        if instruction == "FROM":
+            parent, _, name = arguments.partition(" AS ")
+            found[name] = list(found.get(parent, [("FROM", parent)]))
+        else:
+            found[name].append((instruction, arguments))
+    return found
+
+
+def copied(stage: str) -> list[tuple[str, str]]:
+    """What a stage copies from the project: source and target."""
+    pairs = []
+    for instruction, arguments in stages()[stage]:
+        if instruction == "COPY" and not arguments.startswith("--from="):
+            *sources, target = arguments.split()
+            pairs += [(source, target) for source in sources]
+    return pairs
+
+
+def targets() -> set[str]:
+    return {service.raw["build"]["target"] for service in OWN_CONTAINERS if "build" in service.raw}
+
+
+def test_the_stages_that_are_built_exist_and_the_services_are_the_default() -> None:
+    assert targets() == {"service", "model-preparation"}
+    assert targets() <= stages().keys()
+    assert list(stages())[-1] == services()["setup"].raw["build"]["target"]
+
+
+def test_no_container_of_ours_runs_as_root() -> None:
+    for target in targets():
+        (*_, user) = [arguments for instruction, arguments in stages()[target] if instruction == "USER"]
+        assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), target
+        last_user = max(i for i, (instruction, _) in enumerate(stages()[target]) if instruction == "USER")
+        # Nothing is built as that user either: what it runs it cannot change.
+        assert {instruction for instruction, _ in stages()[target][last_user:]} <= {"USER", "CMD", "EXPOSE"}
+
+
+def test_the_base_image_is_pinned_and_there_is_one() -> None:
+    bases = {instructions[0][1] for instructions in stages().values()}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", bases.pop())
+
+
+def test_what_is_installed_is_pinned() -> None:
+    for instruction, arguments in dockerfile():
+        if instruction == "RUN":
+            for command in re.findall(r"pip install ([^&]+)", arguments):
+                named = command.replace("${FAIRLANE_PIP_ARGS}", "").replace("--no-deps", "").split()
+                files = [named[i + 1] for i, word in enumerate(named) if word in {"-r", "-c"}]
+                packages = [word for i, word in enumerate(named) if not word.startswith("-") and word not in files]
+                pinned = "".join(requirements(Path(file).name) for file in files)
+                assert all(re.search(rf"^{package}==", pinned, re.MULTILINE) for package in packages)
+    for file in ("base.txt", "models.txt", "dev.txt"):
+        for line in requirements(file).splitlines():
+            assert re.fullmatch(r"(#.*|[\w.\[\],-]+==[\w.+]+)?", line.strip()), f"{file}: {line}"
+
+
+def requirements(name: str) -> str:
+    return (PROJECT_ROOT / "requirements" / name).read_text(encoding="utf-8")
+
+
+def test_the_models_are_prepared_from_what_is_installed() -> None:
+    from deploy.models.prepare import recipes
+
+    pinned = requirements("models.txt") + requirements("dev.txt")
+    for recipe in recipes():
+        assert re.search(rf"^{recipe.package}==", pinned, re.MULTILINE), recipe.package
+
+
+@pytest.mark.parametrize("target", sorted(targets()))
+def test_everything_that_is_copied_exists_and_reaches_the_builder(target: str) -> None:
+    ignored = (PROJECT_ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in ignored
+    let_in = [line.removeprefix("!") for line in ignored if line.startswith("!")]
+    for source, _ in copied(target):
+        assert (PROJECT_ROOT / source).exists(), source
+        files = [source, *(f"{source}/{file.name}" for file in (PROJECT_ROOT / source).glob("*.txt"))]
+        assert any(fnmatch.fnmatch(file, pattern) for file in files for pattern in let_in), source
+    assert not any("env" in line for line in let_in)
+
+
+@pytest.mark.parametrize("target", sorted(targets()))
+def test_what_is_copied_is_enough_for_every_command(target: str, tmp_path: Path) -> None:
+    """In the tree of the image, made by hand, every module can be imported and every file that is read is there."""
+    for source, name in copied(target):
+        if not name.startswith("/"):
+            copy(PROJECT_ROOT / source, tmp_path / name / Path(source).name if name.endswith("/") else tmp_path / name)
+    script = f"""
+import importlib, sys
+from pathlib import Path
+from fairlane.data_files import data_path
+from fairlane.settings import Settings
+
+settings = Settings()
+assert settings.models_file.is_file() and settings.tenants_file.is_file()
+assert all(data_path(name) for name in ("schemas", "topics.yaml", "deploy/migrations"))
+for name in {sorted(modules(target))}:
+    importlib.import_module(name)
+for name, module in sys.modules.items():
+    if name.split(".")[0] in {sorted(OUR_PACKAGES)} and getattr(module, "__file__", None):
+        assert Path(module.__file__).is_relative_to(Path.cwd()), name
+"""
+    answer = subprocess.run(
+        (sys.executable, "-c", script),
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+
+
+def copy(source: Path, goal: Path) -> None:
+    goal.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, goal, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, goal)
+
+
+def modules(target: str) -> set[str]:
+    """What the commands of an image import: the composition root where there is one, for `__main__` would run it."""
+    (image,) = {service.image for service in OWN_CONTAINERS if service.raw.get("build", {}).get("target") == target}
+    run = {command[1] for service in OWN_CONTAINERS if service.image == image for command in service.python_commands}
+    return {f"{name}.app" if find_spec(f"{name}.app") else name for name in run if find_spec(name)}
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        return None
+
+
+def test_the_service_port_is_the_one_that_the_image_names() -> None:
+    exposed = {arguments for instruction, arguments in stages()["service"] if instruction == "EXPOSE"}
+    assert exposed == {service.environment["METRICS_PORT"] for service in our_services()}

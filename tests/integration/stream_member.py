@@ -1,0 +1,111 @@
+"""A dispatcher's consumer side alone, in this process: RequestStream and Ownership on the real broker."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from fairlane.kafka import connection, transactional_producer
+from fairlane.ownership import Claim, Ownership, PartitionId
+from fairlane.settings import Settings
+from fairlane.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.stream import RequestStream
+
+_INTERVAL_S = 0.02
+
+
+class StreamMember:
+    """Keeps what it is given and decides nothing; ``settle`` commits."""
+
+    def __init__(self, settings: Settings, max_span: int = 1_000) -> None:
+        self.settings = settings
+        self.ownership = Ownership(max_span)
+        self.delivered: list[Claim] = []
+        self.revocations = 0
+        self.stream = RequestStream(settings, self.ownership, on_record=self._on_record, on_revoked=self._on_revoked)
+
+    async def _on_record(self, message: Any) -> None:
+        claim = self.ownership.deliver(PartitionId(message.topic, message.partition), message.offset)
+        if claim is not None:
+            self.delivered.append(claim)
+
+    async def _on_revoked(self) -> None:
+        self.revocations += 1
+
+    @property
+    def offsets(self) -> list[int]:
+        return [claim.offset for claim in self.delivered]
+
+    @property
+    def current(self) -> list[Claim]:
+        """What was delivered in the present assignment."""
+        return [claim for claim in self.delivered if self.ownership.is_current(claim)]
+
+    def settle(self, claims: Iterable[Claim]) -> None:
+        """Commit these as done, in one go."""
+        fatal: list[Exception] = []
+        producer = Producer(transactional_producer(self.settings, f"{self.settings.instance_id}-settler", 10_000))
+        transactions = TransactionLoop(producer, self.ownership, on_fatal=fatal.append)
+        transactions.start()
+        transactions.submit_many([Settlement(claim) for claim in claims])
+        assert transactions.drain(10)
+        transactions.stop()
+        assert not fatal, fatal
+
+    async def upkeep(self) -> None:
+        """What the dispatcher does again and again about pauses."""
+        while True:
+            if self.ownership.partitions() and not self.stream.rebalancing:
+                self.stream.refresh_membership()
+                self.ownership.flow()
+                self.stream.apply_pauses(self.ownership.paused())
+            await asyncio.sleep(_INTERVAL_S)
+
+
+@asynccontextmanager
+async def joined(
+    settings: Settings, topics: Iterable[str], max_span: int = 1_000, *, wait: bool = True
+) -> AsyncIterator[StreamMember]:
+    """A member of the group; by default one that has its assignment already."""
+    member = StreamMember(settings, max_span)
+    # Faust starts once the first assignment is complete, and that may wait for an open transaction.
+    starting = asyncio.create_task(member.stream.start(topics))
+    upkeep = asyncio.create_task(member.upkeep())
+    try:
+        if wait:
+            await starting
+            await until(member.ownership.partitions, what="an assignment")
+        yield member
+    finally:
+        upkeep.cancel()
+        with suppress(asyncio.CancelledError):
+            await upkeep
+        await starting
+        await member.stream.stop()
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "the condition") -> None:
+    """Return as soon as ``condition()`` is true; AssertionError if it is not within ``timeout_s``."""
+    deadline = monotonic() + timeout_s
+    while not condition():
+        assert monotonic() < deadline, f"{what} did not come about within {timeout_s:g} s"
+        await asyncio.sleep(_INTERVAL_S)
+
+
+async def stays(condition: Callable[[], object], for_s: float = 0.7) -> None:
+    """AssertionError if ``condition()`` is not true all the time."""
+    deadline = monotonic() + for_s
+    while monotonic() < deadline:
+        assert condition()
+        await asyncio.sleep(_INTERVAL_S)
+
+
+def create_topics(settings: Settings, *topics: str) -> None:
+    """Topics of one partition."""
+    admin = AdminClient(connection(settings))
+    for created in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
+        created.result(10)

@@ -202,7 +202,8 @@ def _setting(name: str, field: FieldInfo) -> Variable:
 
 def _written(default: Any) -> str:
     value = default.get_secret_value() if isinstance(default, SecretStr) else default
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    text = "" if value is None else str(value)
+    return text.removesuffix(".0") if isinstance(value, float) else text
 
 
 def _values(field: FieldInfo) -> str:

@@ -1,8 +1,9 @@
 """Where a group left off: committed offsets with their metadata, and where the log itself begins."""
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -15,6 +16,7 @@ from fairlane.ownership import PartitionId
 log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 5.0
+_BACKOFF_S = 0.1
 
 
 class OffsetSource(Protocol):
@@ -57,15 +59,20 @@ def _committed(source: OffsetSource, wanted: list[TopicPartition], deadline: flo
         remaining = deadline - monotonic()
         try:
             found = source.committed(wanted, timeout=max(0.1, min(_CALL_TIMEOUT_S, remaining)))
+            _raise_errors(found)
         except KafkaException as error:
             # It waits for pending transactional offsets and gives up at its own time-out: the answer is to ask again.
             if error.args[0].code() not in _ASK_AGAIN or monotonic() > deadline:
                 raise
-            continue
-        for partition in found:
-            if partition.error is not None:
-                raise KafkaException(partition.error)
-        return found
+        else:
+            return found
+        sleep(random.uniform(0.5, 1.0) * _BACKOFF_S)  # noqa: S311 - jitter, not a secret
+
+
+def _raise_errors(found: list[TopicPartition]) -> None:
+    for partition in found:
+        if partition.error is not None:
+            raise KafkaException(partition.error)
 
 
 def _resume(source: OffsetSource, found: TopicPartition, deadline: float) -> Resume:

@@ -47,12 +47,15 @@ def idempotent_producer(settings: KafkaSettings) -> ClientConfig:
 def transactional_producer(settings: KafkaSettings, transactional_id: str, timeout_ms: int) -> ClientConfig:
     """A producer for the two exactly-once hops.
 
-    librdkafka waits ``retry.backoff.ms`` on CONCURRENT_TRANSACTIONS: with its default every commit takes 100 ms.
+    librdkafka waits ``retry.backoff.ms`` on CONCURRENT_TRANSACTIONS: with its default every commit takes 100 ms. A
+    record that cannot be delivered must fail well before the broker ends the transaction: then it can be aborted and
+    tried without that record; a transaction that expired fences its producer instead.
     """
     return idempotent_producer(settings) | {
         "transactional.id": transactional_id,
         "transaction.timeout.ms": timeout_ms,
-        "delivery.timeout.ms": timeout_ms,
+        "delivery.timeout.ms": timeout_ms // 2,
+        "topic.metadata.propagation.max.ms": timeout_ms // 5,
         "linger.ms": 0,
         "retry.backoff.ms": 2,
         "retry.backoff.max.ms": 50,

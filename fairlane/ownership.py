@@ -8,7 +8,6 @@ from typing import NamedTuple
 from fairlane import metrics
 from fairlane.offsets import MAX_SPAN, CommitPoint, Flow, OffsetTracker
 
-
 _POINT_BYTES = 128
 """What an offset takes in a transaction besides its metadata: the topic's name and the fixed fields."""
 
@@ -107,6 +106,12 @@ class Ownership:
     @property
     def membership(self) -> Membership | None:
         return self._membership
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether the group knows this member, so that a commit of it can be fenced."""
+        membership = self._membership
+        return membership is not None and membership.may_commit
 
     def partitions(self) -> tuple[PartitionId, ...]:
         with self._lock:
@@ -217,12 +222,6 @@ class Ownership:
                     by_partition.setdefault(claim.partition, []).append(claim.offset)
             for partition, offsets in by_partition.items():
                 self._owned[partition].tracker.settle(offsets)
-
-    @property
-    def may_commit(self) -> bool:
-        """Whether the group knows this member, so that a commit of it can be fenced."""
-        membership = self._membership
-        return membership is not None and membership.may_commit
 
     def _is_current(self, claim: Claim) -> bool:
         owned = self._owned.get(claim.partition)

@@ -6,7 +6,6 @@ finished and the last one has ended; none stays open across an engine or any oth
 """
 
 import contextlib
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,28 +13,29 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from fairlane import metrics
 from fairlane.logs import get_logger
-from fairlane.ownership import Claim, CommitPlan, Ownership
+from fairlane.ownership import Claim, Ownership
+from fairlane.transactional_producer import (
+    FatalTransactionError,
+    OutRecord,
+    RefusedTransactionError,
+    TransactionalProducer,
+    backoff_s,
+)
+from fairlane.watchdog import Watchdog
+
+__all__ = ["Committed", "FatalTransactionError", "OutRecord", "Settlement", "TransactionLoop"]
 
 log = get_logger(__name__)
 
 MAX_TRANSACTION_METADATA_BYTES = 512 * 1024
-_SEND_TIMEOUT_S = 10.0
-_FIRST_BACKOFF_S = 0.02
-_MAX_BACKOFF_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class OutRecord:
-    """A record to be written in a transaction."""
-
-    topic: str
-    key: bytes | None
-    value: bytes
-    headers: Sequence[tuple[str, bytes]] = ()
+_INIT_TIMEOUT_S = 30.0
+_TRIES_ALONE = 3
+_REFUSALS_BEFORE_HALVING = 3
+_RECHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,10 @@ class Settlement:
     claim: Claim
     outputs: tuple[OutRecord, ...] = ()
 
-
-class FatalTransactionError(Exception):
-    """This producer can never commit again: it was fenced or broke. The process must end and be restarted.
-
-    Rebuilding the producer in place would let two processes that share a slot fence each other for ever.
-    """
-
-
-class _RefusedCommitError(Exception):
-    """The transaction was aborted; the same records may be tried again if they are still owned."""
-
-    def __init__(self, reason: str, *, split: bool = False, topic: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.split = split
-        self.topic = topic
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the outputs' values."""
+        return sum(len(record.value) for record in self.outputs)
 
 
 class Committed(Protocol):
@@ -76,7 +64,7 @@ def _ignore(_settlements: Sequence[Settlement], /) -> None: ...
 class TransactionLoop:
     """Owns the transactional producer and the thread that uses it.
 
-    ``on_fatal`` is called once, on the loop's thread, when nothing can be committed any more.
+    ``on_fatal`` is called once, on a thread of the loop's, when nothing can be committed any more.
     """
 
     producer: Producer
@@ -84,52 +72,62 @@ class TransactionLoop:
     on_fatal: Callable[[Exception], None]
     on_committed: Committed = _ignore
     fallback: Callable[[Settlement, str], Settlement] | None = None
-    """What to commit instead of a settlement whose outputs the broker keeps refusing, given the reason."""
+    """What to commit instead of a settlement whose outputs the broker refuses for good, given the reason."""
     max_records: int = 512
+    max_bytes: int = 32 * 1024 * 1024
+    """Bound of one transaction's outputs, so that it ends well within its time-out; a larger settlement goes alone."""
+    hang_timeout_s: float = 30.0
+    """A call of the producer that takes longer never returns: librdkafka's send_offsets_to_transaction ignores its
+    time-out while the group's coordinator is away (its issue 5456). Above the time-outs that calls are given."""
     _pending: deque[Settlement] = field(default_factory=deque)
+    _taken: int = 0
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _transaction: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
+    _watchdog: Watchdog = field(init=False)
+    _transactional: TransactionalProducer = field(init=False)
     _stopping: bool = False
     _failed: bool = False
-    _in_transaction: bool = False
     _positions_wanted: bool = False
-    _size_limit: int = 0
-    _delivery_error: tuple[KafkaError, str] | None = None
+    _size_limit: int = field(init=False)
+    _replaced: Claim | None = None
+
+    def __post_init__(self) -> None:
+        self._size_limit = self.max_records
+        self._watchdog = Watchdog(self.hang_timeout_s, self._hung)
+        self._transactional = TransactionalProducer(self.producer, self._watchdog)
 
     def start(self) -> None:
         """Register the producer (this aborts what a predecessor left open, and fences it) and start the thread.
 
         Raises KafkaException when the broker does not answer within 30 s.
         """
-        self._size_limit = self.max_records
-        self.producer.init_transactions(30.0)
+        self.producer.init_transactions(_INIT_TIMEOUT_S)
         self._thread = threading.Thread(target=self._run, name="transactions", daemon=True)
         self._thread.start()
+        self._watchdog.start()
 
     def submit(self, settlement: Settlement) -> None:
         """Hand over a finished record. It is committed with the next transaction."""
-        with self._wake:
-            self._pending.append(settlement)
-            self._wake.notify()
+        self.submit_many((settlement,))
 
     def submit_many(self, settlements: Sequence[Settlement]) -> None:
         """Hand over several at once; they may still fall into different transactions."""
         with self._wake:
             self._pending.extend(settlements)
-            self._wake.notify()
+            self._wake.notify_all()
 
     def commit_positions(self) -> None:
         """Commit the positions of idle partitions, if they moved. Call it now and then; mostly it costs nothing."""
-        if self.ownership.position_plan() is not None:
+        if self.ownership.position_plan(MAX_TRANSACTION_METADATA_BYTES) is not None:
             with self._wake:
                 self._positions_wanted = True
-                self._wake.notify()
+                self._wake.notify_all()
 
     @property
     def pending_count(self) -> int:
         """Settlements not yet committed, the open transaction's included. Callers bound themselves by it."""
-        return len(self._pending)
+        return len(self._pending) + self._taken
 
     @contextlib.contextmanager
     def between_transactions(self, timeout_s: float) -> Iterator[bool]:
@@ -146,188 +144,135 @@ class TransactionLoop:
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything handed over is committed or no longer owned. False when the time ran out."""
-        deadline = monotonic() + timeout_s
         with self._wake:
-            while (self._pending or self._in_transaction) and not self._failed:
-                remaining = deadline - monotonic()
-                if remaining <= 0:
-                    return False
-                self._wake.wait(min(remaining, 0.5))
-        return not self._failed
+            self._wake.wait_for(lambda: self._failed or not self.pending_count, timeout_s)
+            return not self._failed and not self.pending_count
 
     def stop(self, timeout_s: float = 15.0) -> None:
         """End the thread after the open transaction; what is still pending stays undone in the log."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        if self._thread is not None:
+        if self._thread is not None and not self._failed:
             self._thread.join(timeout_s)
+        self._watchdog.stop()
 
     def _run(self) -> None:
         try:
             self._loop()
         except Exception as error:  # noqa: BLE001 - whatever ends this thread ends the process, never silently
-            with self._wake:
-                self._failed = True
-                self._wake.notify_all()
-            if not self._stopping:
-                log.error("transactions_stopped", error=str(error), kind=type(error).__name__)
-                self.on_fatal(error)
+            self._fail(error)
+
+    def _hung(self, call: str) -> None:
+        self._fail(FatalTransactionError(f"{call} did not return within {self.hang_timeout_s:g} s"))
+
+    def _fail(self, error: Exception) -> None:
+        with self._wake:
+            told = self._failed or self._stopping
+            self._failed = True
+            self._wake.notify_all()
+        if not told:
+            log.error("transactions_stopped", error=str(error), kind=type(error).__name__)
+            self.on_fatal(error)
 
     def _loop(self) -> None:
-        failures = 0
-        while True:
-            batch = self._next_batch()
-            if batch is None:
-                return
-            committed: Sequence[Settlement] = ()
-            refused = False
+        failures = passed_over = 0
+        while (batch := self._next_batch()) is not None:
             try:
                 committed = self._commit(batch)
-                failures = 0
-                self._size_limit = min(self.max_records, self._size_limit * 2)
-            except _RefusedCommitError as refusal:
-                failures += 1
-                refused = True
-                metrics.TRANSACTIONS_ABORTED.labels(reason=refusal.reason).inc()
-                log.warning("transaction_aborted", reason=refusal.reason, topic=refusal.topic, records=len(batch))
-                if refusal.split or failures > 2:
-                    self._size_limit = max(1, len(batch) // 2)
-                if refusal.topic is not None and len(batch) == 1 and failures > 1 and self.fallback is not None:
-                    batch = [self.fallback(batch[0], refusal.reason)]
-            self._return_unsettled(batch, committed, refused=refused)
+            except RefusedTransactionError as refusal:
+                failures = self._refused(batch, refusal, failures)
+                continue
+            failures = 0
+            self._size_limit = min(self.max_records, self._size_limit * 2)
+            # What the offset bitmaps could not reach goes to the back: lower offsets must settle first.
+            kept = self._put_back(batch, committed, front=False)
+            passed_over = 0 if committed else passed_over + kept
             if committed:
                 self.on_committed(committed)
-            if failures:
-                backoff_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(failures, 10))
-                with self._wake:
-                    if not self._stopping:
-                        self._wake.wait(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+            elif passed_over >= len(self._pending) > 0:
+                self._await_more()
+                passed_over = 0
 
     def _next_batch(self) -> list[Settlement] | None:
         with self._wake:
-            while not self._pending and not self._positions_wanted:
-                if self._stopping:
-                    return None
-                self._wake.wait()
-            if self._stopping:
+            self._wake.wait_for(lambda: self._pending or self._positions_wanted or self._stopping or self._failed)
+            if self._stopping or self._failed:
                 return None
             self._positions_wanted = False
-            count = min(len(self._pending), self._size_limit)
-            self._in_transaction = True
-            return [self._pending.popleft() for _ in range(count)]
+            batch: list[Settlement] = []
+            size_bytes = 0
+            while self._pending and len(batch) < self._size_limit:
+                size_bytes += self._pending[0].size_bytes
+                if batch and size_bytes > self.max_bytes:
+                    break
+                batch.append(self._pending.popleft())
+            self._taken = len(batch)
+            return batch
 
-    def _return_unsettled(self, batch: list[Settlement], committed: Sequence[Settlement], *, refused: bool) -> None:
-        """Put back what was not committed and is still owned; the rest is void.
+    def _commit(self, batch: Sequence[Settlement]) -> Sequence[Settlement]:
+        """One transaction. Returns what it committed. Raises RefusedTransactionError or FatalTransactionError."""
+        with self._transaction:
+            plan = (
+                self.ownership.plan((settlement.claim for settlement in batch), MAX_TRANSACTION_METADATA_BYTES)
+                if batch
+                else self.ownership.position_plan(MAX_TRANSACTION_METADATA_BYTES)
+            )
+            if plan is None:
+                if not self.ownership.may_commit and any(self.ownership.is_current(item.claim) for item in batch):
+                    raise RefusedTransactionError("no_membership")
+                return ()
+            settlements = {item.claim: item for item in batch}
+            planned = [settlements[claim] for claim in plan.claims]
+            started = monotonic()
+            self._transactional.commit((record for item in planned for record in item.outputs), plan)
+            self.ownership.settle(plan)
+            metrics.TRANSACTION_SECONDS.observe(monotonic() - started)
+            metrics.TRANSACTION_RECORDS.observe(len(planned))
+            return planned
 
-        After a refusal it goes to the front and is tried again. What the offset bitmap could not reach goes to the
-        back: lower offsets must settle first.
-        """
+    def _refused(self, batch: list[Settlement], refusal: RefusedTransactionError, failures: int) -> int:
+        """Decide what is tried next. Returns the failures in a row, this one included."""
+        metrics.TRANSACTIONS_ABORTED.labels(reason=refusal.reason).inc()
+        log.warning("transaction_aborted", reason=refusal.reason, topic=refusal.topic, records=len(batch))
+        if refusal.smaller and len(batch) > 1:
+            # Halving is progress, so it needs no waiting.
+            self._size_limit = len(batch) // 2
+            self._put_back(batch, (), front=True)
+            return failures
+        failures += 1
+        if failures >= _REFUSALS_BEFORE_HALVING:
+            self._size_limit = max(1, len(batch) // 2)
+        front = True
+        if len(batch) == 1 and refusal.topic is not None and failures >= _TRIES_ALONE:
+            if refusal.record_refused and self.fallback is not None and batch[0].claim != self._replaced:
+                batch = [self.fallback(batch[0], refusal.reason)]
+                self._replaced = batch[0].claim
+            else:
+                front = False  # a topic that takes nothing holds up nobody else
+        self._put_back(batch, (), front=front)
+        with self._wake:
+            self._wake.wait_for(lambda: self._stopping or self._failed, backoff_s(failures))
+        return failures
+
+    def _put_back(self, batch: Sequence[Settlement], committed: Sequence[Settlement], *, front: bool) -> int:
+        """Keep what was not committed and still waits for it; the rest is void. Returns how many were kept."""
         done = {settlement.claim for settlement in committed}
         rest = [settlement for settlement in batch if settlement.claim not in done]
         kept = [settlement for settlement in rest if self.ownership.is_current(settlement.claim)]
         if len(kept) < len(rest):
             metrics.STALE_SETTLEMENTS.inc(len(rest) - len(kept))
         with self._wake:
-            if refused:
+            if front:
                 self._pending.extendleft(reversed(kept))
             else:
                 self._pending.extend(kept)
-            self._in_transaction = False
+            self._taken = 0
             self._wake.notify_all()
+        return len(kept)
 
-    def _commit(self, batch: list[Settlement]) -> Sequence[Settlement]:
-        """One transaction. Returns what it committed. Raises _RefusedCommitError or FatalTransactionError."""
-        with self._transaction:
-            claims = (settlement.claim for settlement in batch)
-            plan = (
-                self.ownership.plan(claims, MAX_TRANSACTION_METADATA_BYTES) if batch else self.ownership.position_plan()
-            )
-            if plan is None:
-                if any(self.ownership.is_current(settlement.claim) for settlement in batch):
-                    raise _RefusedCommitError("not_committable_yet")
-                return ()
-            planned = set(plan.claims)
-            settlements = [settlement for settlement in batch if settlement.claim in planned]
-            started = monotonic()
-            try:
-                self._send(plan, settlements)
-            except KafkaException as error:
-                self._abort(error)
-            self.ownership.settle(plan)
-            metrics.TRANSACTION_SECONDS.observe(monotonic() - started)
-            metrics.TRANSACTION_RECORDS.observe(len(settlements))
-            return settlements
-
-    def _send(self, plan: CommitPlan, settlements: Sequence[Settlement]) -> None:
-        self._delivery_error = None
-        self.producer.begin_transaction()
-        for settlement in settlements:
-            for record in settlement.outputs:
-                self._produce(record)
-        offsets = topic_partitions(plan)
-        _retrying(
-            lambda: self.producer.send_offsets_to_transaction(offsets, plan.membership.group_metadata, _SEND_TIMEOUT_S)
-        )
-        _retrying(lambda: self.producer.commit_transaction(_SEND_TIMEOUT_S))
-
-    def _produce(self, record: OutRecord) -> None:
-        deadline = monotonic() + _SEND_TIMEOUT_S
-        while True:
-            try:
-                self.producer.produce(
-                    record.topic,
-                    value=record.value,
-                    key=record.key,
-                    headers=list(record.headers),
-                    on_delivery=self._on_delivery,
-                )
-            except BufferError:
-                if monotonic() > deadline:
-                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
-                self.producer.poll(0.01)
-            except KafkaException as error:
-                self._delivery_error = (error.args[0], record.topic)
-                raise
-            else:
-                return
-
-    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and self._delivery_error is None:
-            self._delivery_error = (error, str(message.topic()))
-
-    def _abort(self, error: KafkaException) -> None:
-        """Abort and say why. Always raises."""
-        cause = error.args[0]
-        if cause.fatal() or cause.code() == KafkaError._FENCED:
-            raise FatalTransactionError(f"{cause.name()}: {cause.str()}") from error
-        try:
-            _retrying(lambda: self.producer.abort_transaction(_SEND_TIMEOUT_S))
-        except KafkaException as abort_error:
-            raise FatalTransactionError(f"abort failed: {abort_error.args[0].name()}") from abort_error
-        delivery = self._delivery_error
-        reason = cause.name() if delivery is None else delivery[0].name()
-        topic = None if delivery is None else delivery[1]
-        split = reason in {"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "UNKNOWN", "OFFSET_METADATA_TOO_LARGE"}
-        raise _RefusedCommitError(reason, split=split, topic=topic) from error
-
-
-def topic_partitions(plan: CommitPlan) -> list[TopicPartition]:
-    """The plan's offsets as confluent-kafka takes them, the bitmaps in the metadata."""
-    return [
-        TopicPartition(partition.topic, partition.partition, point.offset, metadata=point.metadata)
-        for partition, point in plan.points.items()
-    ]
-
-
-def _retrying(call: Callable[[], None]) -> None:
-    """Repeat a transactional call while the broker says that repeating may help; bounded in time."""
-    deadline = monotonic() + 3 * _SEND_TIMEOUT_S
-    while True:
-        try:
-            call()
-        except KafkaException as error:
-            if not error.args[0].retriable() or monotonic() > deadline:
-                raise
-        else:
-            return
+    def _await_more(self) -> None:
+        """Nothing that waits can be committed before something else is: wait for that, or look again."""
+        with self._wake:
+            waiting = len(self._pending)
+            self._wake.wait_for(lambda: self._stopping or self._failed or len(self._pending) > waiting, _RECHECK_S)

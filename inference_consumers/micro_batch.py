@@ -6,7 +6,7 @@ goes first and low is never starved.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from fairlane.outcomes import Priority
@@ -92,39 +92,45 @@ class MicroBatcher:
 
     def due_at_ms(self, *, idle: bool) -> int | None:
         """When the next batch closes at the latest: the time bound of the oldest item. None when nothing waits."""
-        oldest = min(
-            (queue[0].received_at_ms for models in self._waiting.values() for queue in models.values()), default=None
+        return min(
+            (
+                queue[0].received_at_ms + (0 if idle else self._limits(key).timeout_ms)
+                for models in self._waiting.values()
+                for key, queue in models.items()
+            ),
+            default=None,
         )
-        if oldest is None:
-            return None
-        return oldest if idle else oldest + self.limits.timeout_ms
 
     def next_batch(self, now_ms: int, *, idle: bool) -> MicroBatch | None:
         """The batch to run now; None while it pays to wait for more."""
         due = self.due_at_ms(idle=idle)
         if due is None:
             return None
-        priority = self._pick_priority(spend=False)
-        key = self._oldest_model(priority)
-        if due > now_ms and not self._is_full(key):
-            return None
-        self._pick_priority(spend=True)
+        ready = {key for models in self._waiting.values() for key in models}
+        if due > now_ms:
+            ready = {key for key in ready if self._is_full(key)}
+            if not ready:
+                return None
+        priority = self._pick_priority(ready)
+        key = self._oldest_model(priority, ready)
         return MicroBatch(key, tuple(self._fill(priority, key)))
 
-    def _pick_priority(self, *, spend: bool) -> str:
-        """Smooth weighted round robin over the priorities that have work (the algorithm of nginx's upstreams)."""
-        present = [priority for priority in PRIORITY_WEIGHTS if self._items[priority]]
-        credit = {priority: self._credit[priority] + PRIORITY_WEIGHTS[priority] for priority in present}
-        picked = max(present, key=lambda priority: credit[priority])
-        if spend:
-            credit[picked] -= sum(PRIORITY_WEIGHTS[priority] for priority in present)
-            # A priority without work keeps no credit: it must not save up for a burst.
-            self._credit = {priority: credit.get(priority, 0) for priority in PRIORITY_WEIGHTS}
+    def _pick_priority(self, ready: Set[ModelKey]) -> str:
+        """Smooth weighted round robin over the priorities with work to run (the algorithm of nginx's upstreams)."""
+        present = [priority for priority in PRIORITY_WEIGHTS if not ready.isdisjoint(self._waiting[priority])]
+        for priority in PRIORITY_WEIGHTS:
+            if priority in present:
+                self._credit[priority] += PRIORITY_WEIGHTS[priority]
+            elif not self._items[priority]:
+                # A priority without work keeps no credit: it must not save up for a burst.
+                self._credit[priority] = 0
+        picked = max(present, key=lambda priority: self._credit[priority])
+        self._credit[picked] -= sum(PRIORITY_WEIGHTS[priority] for priority in present)
         return picked
 
-    def _oldest_model(self, priority: str) -> ModelKey:
+    def _oldest_model(self, priority: str, ready: Set[ModelKey]) -> ModelKey:
         models = self._waiting[priority]
-        return min(models, key=lambda key: models[key][0].received_at_ms)
+        return min((key for key in models if key in ready), key=lambda key: models[key][0].received_at_ms)
 
     def _limits(self, key: ModelKey) -> BatchLimits:
         return self.limits_by_model.get(key, self.limits)
@@ -163,13 +169,15 @@ class MicroBatcher:
         removed: list[ReceivedWork] = []
         for priority, models in self._waiting.items():
             for key in list(models):
-                gone = [work for work in models[key] if condition(work)]
+                # Judged once each: the answer may change meanwhile.
+                judged = [(work, condition(work)) for work in models[key]]
+                gone = [work for work, matches in judged if matches]
                 if not gone:
                     continue
                 removed.extend(gone)
                 self._items[priority] -= len(gone)
                 self._bytes -= sum(work.size_bytes for work in gone)
-                kept = deque(work for work in models[key] if not condition(work))
+                kept = deque(work for work, matches in judged if not matches)
                 if kept:
                     models[key] = kept
                 else:

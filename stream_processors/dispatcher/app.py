@@ -21,7 +21,7 @@ from fairlane.registry import codec_for
 from fairlane.service import HealthServer, Readiness
 from fairlane.settings import Settings
 from fairlane.transactions import Settlement, TransactionLoop
-from stream_processors.dispatcher.archive import NoArchive
+from stream_processors.dispatcher.archive import LoggedReplies
 from stream_processors.dispatcher.decisions import DecisionWriter
 from stream_processors.dispatcher.dispatcher import Dispatcher
 from stream_processors.dispatcher.duplicates import DuplicateIndex, NoDuplicateIndex, RedisDuplicateIndex
@@ -49,6 +49,7 @@ class DispatcherApp:
         self._models = Feed(settings, self._codec, names.CONTROL_MODELS, ModelVersion)
         self._admin = AdminClient(connection(settings))
         self._ownership = Ownership(settings.max_undone_span)
+        self._archive = LoggedReplies(settings, self._codec)
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -82,6 +83,7 @@ class DispatcherApp:
             if await self._start(stream):
                 tasks = [
                     asyncio.create_task(dispatcher.run(), name="intake"),
+                    asyncio.create_task(dispatcher.settle_duplicates(), name="duplicates"),
                     asyncio.create_task(self._upkeep(stream, dispatcher, transactions), name="upkeep"),
                 ]
                 for task in tasks:
@@ -121,7 +123,7 @@ class DispatcherApp:
             writer=DecisionWriter(self._codec, settings.instance_id),
             queue=ArrivalOrder(),
             duplicates=duplicates,
-            archive=NoArchive(),
+            archive=self._archive,
             limits=Limits(
                 settings.max_input_bytes, settings.max_input_items, settings.max_timeout_ms, settings.max_output_tokens
             ),
@@ -238,6 +240,7 @@ class DispatcherApp:
         await loop.run_in_executor(None, transactions.stop)
         for feed in (self._tenants, self._models):
             await loop.run_in_executor(None, feed.stop)
+        self._archive.close()
         if redis is not None:
             await redis.aclose()
         self._health.stop()

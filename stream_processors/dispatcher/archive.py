@@ -1,10 +1,84 @@
-"""Settled replies, looked up in the recorder's projection."""
+"""Settled replies: where they stand is in the recorder's projection, what they say is in the log."""
 
-from fairlane.records import InferenceReply
+import asyncio
+import threading
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+
+from fairlane.codec import Codec
+from fairlane.kafka import read_committed_consumer
+from fairlane.logs import get_logger
+from fairlane.postgres import act_for, connect, deadline
+from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane.settings import Settings
+
+log = get_logger(__name__)
+
+_READ_TIMEOUT_S = 2.0
+_QUERY_TIMEOUT_S = 2.0
+_WHERE = """
+SELECT reply_topic, reply_partition, reply_offset FROM results
+WHERE request_id = %s AND tenant = %s AND source_topic = %s AND source_partition = %s AND source_offset = %s
+"""
 
 
-class NoArchive:
-    """Nothing can be looked up."""
+class LoggedReplies:
+    """Finds the committed reply to a request by the place the request stood at.
 
-    async def find(self, tenant: str, request_id: str) -> InferenceReply | None:  # noqa: ARG002 - the protocol's
-        return None
+    One look-up at a time, on a thread of its own: repeated ids are rare, and must not cost anybody else anything. A
+    look-up that fails finds nothing.
+    """
+
+    def __init__(self, settings: Settings, codec: Codec) -> None:
+        self._dsn = settings.postgres_dsn
+        self._codec = codec
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._connection: psycopg.Connection | None = None
+        self._consumer: Consumer | None = None
+
+    async def find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
+        return await asyncio.get_running_loop().run_in_executor(None, self._find, tenant, request_id, source)
+
+    def close(self) -> None:
+        """Let go of both connections."""
+        with self._lock:
+            self._reset()
+
+    def _find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
+        with self._lock:
+            try:
+                place = self._place(tenant, request_id, source)
+                return None if place is None else self._read(place)
+            except (psycopg.Error, OSError, ValueError) as error:
+                log.warning("reply_lookup_failed", tenant=tenant, request_id=request_id, error=type(error).__name__)
+                self._reset()
+                return None
+
+    def _place(self, tenant: str, request_id: str, source: SourceCoordinate) -> SourceCoordinate | None:
+        if self._connection is None:
+            self._connection = connect(self._dsn.get_secret_value(), "fairlane-dispatcher")
+        with deadline(self._connection, _QUERY_TIMEOUT_S), self._connection.transaction():
+            act_for(self._connection, tenant)
+            arguments = (request_id, tenant, source.topic, source.partition, source.offset)
+            row = self._connection.execute(_WHERE, arguments).fetchone()
+        return None if row is None else SourceCoordinate(*row)
+
+    def _read(self, place: SourceCoordinate) -> InferenceReply | None:
+        """The reply at its place in the log; None when retention removed it meanwhile."""
+        if self._consumer is None:
+            group = f"{self._settings.group_prefix}.dispatcher.archive"
+            self._consumer = Consumer(read_committed_consumer(self._settings, group))
+        self._consumer.assign([TopicPartition(place.topic, place.partition, place.offset)])
+        message = self._consumer.poll(_READ_TIMEOUT_S)
+        if message is None or message.error() is not None or message.offset() != place.offset:
+            return None
+        return self._codec.decode_as(InferenceReply, message.value())
+
+    def _reset(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._consumer is not None:
+            self._consumer.close()
+        self._connection = self._consumer = None

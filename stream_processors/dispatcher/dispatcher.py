@@ -25,14 +25,15 @@ log = get_logger(__name__)
 
 _MAX_INTAKE_BATCH = 512
 _LINGER_S = 0.002
+_MAX_REPEATED = 1_000
 _LINGER_FROM_ITEMS = 4
 
 
 class ReplyArchive(Protocol):
     """Where settled replies can be looked up."""
 
-    async def find(self, tenant: str, request_id: str) -> InferenceReply | None:
-        """The committed reply, if there is one already and the archive can be reached."""
+    async def find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
+        """The committed reply to the request that stood at ``source``, if there is one and it can be reached."""
 
 
 @dataclass(slots=True)
@@ -54,6 +55,9 @@ class Dispatcher:
     _arrived: list[tuple[Claim, Arrival]] = field(default_factory=list)
     _something_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _repeated: "asyncio.Queue[tuple[QueuedRequest, SourceCoordinate]]" = field(
+        default_factory=lambda: asyncio.Queue(_MAX_REPEATED)
+    )
     _read: Counter[str] = field(default_factory=Counter)
     _decided: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
@@ -187,16 +191,26 @@ class Dispatcher:
         firsts = await self.duplicates.first_seen(entries)
         for queued, first in zip(admitted, firsts, strict=True):
             if first is not None:
-                await self._settle_duplicate(queued, first)
+                self._count(queued.tenant, Decision.DUPLICATE, "")
+                self._settle_duplicate(queued, first)
             elif self.ownership.is_current(queued.claim):
                 self.queue.push(queued)
 
-    async def _settle_duplicate(self, queued: QueuedRequest, first: SourceCoordinate) -> None:
-        self._count(queued.tenant, Decision.DUPLICATE, "")
-        reply = await self.archive.find(queued.tenant, queued.request.request_id)
-        replayed = None if reply is None else (queued.reply_topic, replace(reply, replayed=True))
-        outputs = self.writer.duplicate(queued, first, replayed, self.clock())
-        self.transactions.submit(Settlement(queued.claim, outputs))
+    def _settle_duplicate(self, queued: QueuedRequest, first: SourceCoordinate) -> None:
+        """Queue it for look-up, apart from intake; what does not fit is settled without a copy of the reply."""
+        try:
+            self._repeated.put_nowait((queued, first))
+        except asyncio.QueueFull:
+            self.transactions.submit(Settlement(queued.claim, self.writer.duplicate(queued, first, None, self.clock())))
+
+    async def settle_duplicates(self) -> None:
+        """Send stored replies again, one look-up after the other."""
+        while True:
+            queued, first = await self._repeated.get()
+            reply = await self.archive.find(queued.tenant, queued.request.request_id, first)
+            replayed = None if reply is None else (queued.reply_topic, replace(reply, replayed=True))
+            outputs = self.writer.duplicate(queued, first, replayed, self.clock())
+            self.transactions.submit(Settlement(queued.claim, outputs))
 
     def _dispatch_one(self, queued: QueuedRequest, now_ms: int) -> Settlement:
         if now_ms > queued.deadline_at_ms:

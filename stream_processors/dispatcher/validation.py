@@ -93,7 +93,8 @@ def validate(
         return refusal
     timeout_ms = request.timeout_ms
     if timeout_ms is None:
-        timeout_ms = DEFAULT_BACKFILL_TIMEOUT_MS if backfill else DEFAULT_TIMEOUT_MS[request.priority]
+        default_ms = DEFAULT_BACKFILL_TIMEOUT_MS if backfill else DEFAULT_TIMEOUT_MS[request.priority]
+        timeout_ms = min(default_ms, limits.max_timeout_ms)
     return Valid(model, request.reply_to or replies_topic(tenant), timeout_ms, input_bytes)
 
 

@@ -1,0 +1,160 @@
+"""A stream of replies against a broker that stops answering."""
+
+import threading
+from typing import cast
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from fairlane.client import group_member
+from fairlane.client.group_member import GroupMember
+from fairlane.client.sequence import Sequence
+from fairlane.errors import Unavailable
+from fairlane.records import InferenceReply
+from fairlane.schema_files import default_codec
+from tests.unit.client_fakes import FakeConsumer, error_message, reply_message
+from tests.waiting import eventually
+
+
+class FakeMember(FakeConsumer):
+    """A consumer whose group consists of itself; its commits block while `answers` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.answers.set()
+        self.commits: list[list[tuple[int, int]]] = []
+        self.async_commits = 0
+        self.commit_error: KafkaError | None = None
+
+    def subscribe(self, topics: list[str], **callbacks: object) -> None:
+        on_assign = callbacks["on_assign"]
+        assert callable(on_assign)
+        on_assign(self, [TopicPartition(topics[0], 0)])
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return partitions
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self.assigned = partitions
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        if asynchronous:
+            self.async_commits += 1
+            return []
+        self.answers.wait(30)
+        if self.commit_error is not None:
+            raise KafkaException(self.commit_error)
+        self.commits.append([(offset.partition, offset.offset) for offset in offsets])
+        return offsets
+
+
+@pytest.fixture
+def consumer() -> FakeMember:
+    return FakeMember()
+
+
+@pytest.fixture
+def member(consumer: FakeMember, monkeypatch: pytest.MonkeyPatch) -> GroupMember:
+    monkeypatch.setattr(group_member, "_COMMIT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(group_member, "_CLOSE_TIMEOUT_S", 0.05)
+    return GroupMember(
+        cast("Consumer", consumer),
+        "replies.acme",
+        default_codec(),
+        from_beginning=True,
+        on_undecodable=None,
+        idle_timeout_s=0.01,
+        start_timeout_s=1.0,
+    )
+
+
+def push(consumer: FakeMember) -> None:
+    consumer.push(reply_message(InferenceReply("1", "acme", "ok")))  # at offset 7
+
+
+def test_only_what_is_done_is_committed_at_the_close(member: GroupMember, consumer: FakeMember) -> None:
+    push(consumer)
+    assert member.next() is not None
+    member.close()
+    assert consumer.commits == [[(0, 0)]]
+    assert consumer.closed
+
+
+def test_an_ack_is_committed_before_it_returns(member: GroupMember, consumer: FakeMember) -> None:
+    push(consumer)
+    member.next()
+    member.ack()
+    assert consumer.commits == [[(0, 8)]]
+
+
+def test_asking_for_the_next_one_is_an_ack(member: GroupMember, consumer: FakeMember) -> None:
+    push(consumer)
+    member.next()
+    assert member.next() is None  # idle
+    assert consumer.commits == [[(0, 8)]]
+
+
+def test_a_broker_that_does_not_answer_holds_up_neither_ack_nor_close(
+    member: GroupMember, consumer: FakeMember
+) -> None:
+    push(consumer)
+    member.next()
+    consumer.answers.clear()
+    with pytest.raises(Unavailable, match="no answer within"):
+        member.ack()
+    member.close()
+    assert not consumer.closed, "a consumer is never closed under a call that is still in it"
+    consumer.answers.set()
+    eventually(lambda: consumer.closed)
+    assert member.next() is None
+
+
+def test_a_refused_commit_is_said_by_ack_and_not_fatal_to_close(member: GroupMember, consumer: FakeMember) -> None:
+    push(consumer)
+    member.next()
+    consumer.commit_error = KafkaError(KafkaError.ILLEGAL_GENERATION, "not a member")
+    with pytest.raises(Unavailable, match="not committed: not a member"):
+        member.ack()
+    member.close()
+    assert consumer.closed
+
+
+def test_a_lost_head_of_the_log_is_said_and_reading_goes_on(
+    member: GroupMember, consumer: FakeMember, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer.push(error_message(KafkaError._AUTO_OFFSET_RESET))
+    push(consumer)
+    assert member.next() is not None
+    assert len(consumer.sought) == 1
+    assert "replies_lost" in caplog.text
+
+
+def test_a_permanent_error_ends_the_iteration(member: GroupMember, consumer: FakeMember) -> None:
+    consumer.push(error_message(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    with pytest.raises(Unavailable, match="says the broker"):
+        member.next()
+
+
+def test_blocking_calls_are_made_one_after_the_other() -> None:
+    sequence = Sequence()
+    gate = threading.Event()
+    order: list[int] = []
+
+    def first() -> None:
+        gate.wait(30)
+        order.append(1)
+
+    with pytest.raises(TimeoutError):
+        sequence.call(first, 0.01)
+    with pytest.raises(TimeoutError):
+        sequence.call(lambda: order.append(2), 0.01)
+    gate.set()
+    assert sequence.call(lambda: len(order), 10) == 2
+    assert order == [1, 2]
+    with pytest.raises(LookupError, match="from the call"):
+        sequence.call(_raise, 10)
+
+
+def _raise() -> None:
+    raise LookupError("from the call")

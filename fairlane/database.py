@@ -94,7 +94,7 @@ def _alembic(settings: Settings) -> Iterator[tuple[Any, Any, str]]:
         from alembic.util.exc import CommandError
     except ImportError as error:
         raise DatabaseError(
-            f"this needs the extra `db`: pip install 'fairlane[db]' ({error.name} is missing)"
+            f"this needs the extra `db`: pip install 'fairlane[db]' ({(error.name or '').partition('.')[0]} is missing)"
         ) from None
     dsn = (settings.postgres_owner_dsn or settings.postgres_dsn).get_secret_value()
     try:

@@ -87,7 +87,13 @@ class KafkaConnector:
         """A consumer to join its group with. Raises KafkaException for settings it refuses."""
         config = quiet(read_committed_consumer(self._settings, group_id), self._errors)
         return Consumer(
-            config | {"max.poll.interval.ms": max_poll_interval_ms, "session.timeout.ms": session_timeout_ms}
+            config
+            | {
+                "max.poll.interval.ms": max_poll_interval_ms,
+                "session.timeout.ms": session_timeout_ms,
+                # A member learns from its heartbeat that another joined; until then neither reads on.
+                "heartbeat.interval.ms": 1_000,
+            }
         )
 
     def last_error(self) -> str | None:

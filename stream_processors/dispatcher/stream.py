@@ -174,7 +174,8 @@ class RequestStream:
 
     async def subscribe(self, topics: Iterable[str]) -> None:
         """Read these topics from now on, without a restart. They must exist."""
-        self._topic.topics = sorted(topics)
+        # In place: the agent reads a clone of the topic, and the clone shares this list.
+        self._topic.topics[:] = sorted(topics)
         conductor = self._app.topics
         names = await conductor._update_indices()
         await self._app.consumer.subscribe(names)

@@ -8,6 +8,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from faust.exceptions import ConsumerNotStarted
 
 from fairlane.kafka import connection, transactional_producer
 from fairlane.ownership import Claim, Ownership, PartitionId
@@ -42,8 +43,16 @@ class StreamMember:
 
     @property
     def current(self) -> list[Claim]:
-        """What was delivered in the present assignment."""
+        """What was delivered in the present assignment and is not settled."""
         return [claim for claim in self.delivered if self.ownership.is_current(claim)]
+
+    @property
+    def assigned(self) -> bool:
+        """Whether the group gave it partitions, whether or not it knows yet where they were left."""
+        try:
+            return bool(self.stream._app.consumer.assignment())
+        except ConsumerNotStarted:
+            return False
 
     def settle(self, claims: Iterable[Claim]) -> None:
         """Commit these as done, in one go."""

@@ -102,7 +102,6 @@ def test_the_broker_accepts_nobody_so_we_never_commit_as_nobody(ground: Ground) 
     claim = ownership.deliver(partition, 0)
     assert claim is not None
     assert ownership.plan([claim], 1_000) is None
-    assert ownership.position_plan() is None
     ownership.refresh(nobody)
     assert ownership.plan([claim], 1_000) is None
 
@@ -171,7 +170,7 @@ def test_an_assignment_waits_for_a_transaction_that_is_still_open(ground: Ground
             metadata = membership_of(predecessor).group_metadata
             pending = await asyncio.to_thread(ground.send_offset, metadata, 6)
         async with joined(ground.slot(2), [ground.topic], wait=False) as successor:
-            await until(successor.stream._app.consumer.assignment, what="the group's assignment")
+            await until(lambda: successor.assigned, what="the group's assignment")
             await stays(lambda: not successor.delivered and not successor.ownership.partitions())
             await asyncio.to_thread(pending.commit_transaction if commits else pending.abort_transaction, 10)
             await until(lambda: successor.offsets[-1:] == [9])

@@ -72,10 +72,28 @@ class Ownership:
         self._owned: dict[PartitionId, _Owned] = {}
         self._membership: Membership | None = None
         self._epoch = 0
+        self._revocations = 0
 
-    def assign(self, committed: Mapping[PartitionId, CommitPoint | None], membership: Membership) -> None:
-        """These partitions are ours now. One that already was keeps its tracker."""
+    @property
+    def revocations(self) -> int:
+        """How often partitions were taken away. Read it before looking up where to resume; hand it to ``assign``."""
+        return self._revocations
+
+    def assign(
+        self,
+        committed: Mapping[PartitionId, CommitPoint | None],
+        membership: Membership,
+        *,
+        unless_revoked_since: int | None = None,
+    ) -> bool:
+        """These partitions are ours now. One that already was keeps its tracker.
+
+        False, and nothing changed, when partitions were revoked since ``unless_revoked_since``: what was looked up may
+        by now belong to somebody else, and a tracker made from it would outlive its assignment.
+        """
         with self._lock:
+            if unless_revoked_since is not None and unless_revoked_since != self._revocations:
+                return False
             self._epoch += 1
             self._membership = membership
             for partition, point in committed.items():
@@ -83,16 +101,19 @@ class Ownership:
                     self._owned[partition] = _Owned(
                         self._epoch, OffsetTracker(point, self._max_span), None if point is None else point.offset
                     )
+            return True
 
     def revoke(self, partitions: Iterable[PartitionId]) -> None:
         """These are no longer ours; whatever is claimed of them is void from now on."""
         with self._lock:
+            self._revocations += 1
             for partition in partitions:
                 self._owned.pop(partition, None)
             self._count_paused()
 
     def revoke_all(self) -> None:
         with self._lock:
+            self._revocations += 1
             self._owned.clear()
             self._count_paused()
 

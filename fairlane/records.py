@@ -21,7 +21,7 @@ class RequestInput:
     """What the model is given. Which fields must be set follows from the task.
 
     generate: ``messages`` or ``prompt``; embed: ``texts``; rank: ``query`` and ``documents``; classify: ``image``
-    (raw 8-bit grey pixels, row by row, or a PNG).
+    (raw 8-bit grey pixels, row by row).
     """
 
     messages: tuple[Message, ...] | None = None

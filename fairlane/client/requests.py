@@ -39,7 +39,7 @@ class RequestFields(TypedDict, total=False):
         texts: embed: the texts, one vector each.
         query: rank: what the documents are ranked against.
         documents: rank: the documents, one score each, in this order.
-        image: classify: raw 8-bit grey pixels, row by row, or a PNG.
+        image: classify: raw 8-bit grey pixels, row by row.
         max_tokens: generate: most tokens of the answer.
         temperature: generate: 0 (default) is greedy.
         top_p: generate: nucleus sampling, above 0 and at most 1.

@@ -65,19 +65,21 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
 
     async def _seek_to_committed(self) -> Mapping[Any, int]:
         consumer = self._ensure_consumer()
-        membership = self.membership()
+        membership, revocations = self.membership(), self.ownership.revocations
         assigned = {PartitionId(tp.topic, tp.partition): tp for tp in consumer.assignment()}
         missing = [partition for partition in assigned if partition not in set(self.ownership.partitions())]
         ask = partial(resume_points, self.offsets, missing, _SEEK_TIMEOUT_S)
         found = await asyncio.get_running_loop().run_in_executor(None, ask)
-        if self.membership().generation != membership.generation:
+        points = {partition: resume.committed for partition, resume in found.items()}
+        if self.membership().generation != membership.generation or not self.ownership.assign(
+            points, membership, unless_revoked_since=revocations
+        ):
             return {}  # another rebalance began meanwhile; its own seek follows
         positions = {partition: resume.position for partition, resume in found.items()}
-        self.ownership.assign({partition: resume.committed for partition, resume in found.items()}, membership)
         positions = self.ownership.resume_points() | positions
         for partition, tp in assigned.items():
             if partition in positions:
-                consumer._subscription.seek(tp, positions[partition])
+                consumer.seek(tp, positions[partition])
         log.info("assigned", partitions=len(assigned), generation=membership.generation)
         return {tp: positions[partition] for partition, tp in assigned.items() if partition in positions}
 

@@ -259,7 +259,7 @@ def test_restarts_and_limits(service: ComposeService) -> None:
     assert re.fullmatch(r"\d+[mg]", service.raw["deploy"]["resources"]["limits"]["memory"])
     if not service.is_one_shot:
         check = service.raw["healthcheck"]
-        assert seconds(check["timeout"]) <= seconds(check["interval"]) or service.name == "kafka"
+        assert seconds(check["timeout"]) <= seconds(check["interval"])
         assert check["retries"] >= 3
 
 

@@ -1,6 +1,8 @@
 """The images of docker-compose.yml, the Dockerfile of ours, and how the servers in containers are set up."""
 
+import ast
 import fnmatch
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -259,6 +261,32 @@ def find_spec(name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError:
         return None
+
+
+@pytest.mark.parametrize(
+    ("target", "files"),
+    [("service", ["base.txt"]), ("model-preparation", ["base.txt", "models.txt", "dev.txt"])],
+)
+def test_every_package_that_is_imported_is_installed(target: str, files: list[str]) -> None:
+    """Late imports too: what tests and tools bring along is not in the image."""
+    installed = {re.split(r"[=\[]", line)[0] for file in files for line in requirements(file).splitlines()}
+    of_module = importlib.metadata.packages_distributions()
+    for source, _ in copied(target):
+        for file in (PROJECT_ROOT / source).rglob("*.py"):
+            for module in imported(file) - sys.stdlib_module_names - set(OUR_PACKAGES):
+                names = {re.sub(r"[-_.]+", "-", name).lower() for name in of_module.get(module, [module])}
+                assert names & installed, f"{file.relative_to(PROJECT_ROOT)}: {module}"
+
+
+def imported(file: Path) -> set[str]:
+    """The top-level packages that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(str(node.module).split(".")[0])
+    return found
 
 
 def test_the_service_port_is_the_one_that_the_image_names() -> None:

@@ -111,11 +111,6 @@ class Tables:
         """How many results a tenant has."""
         return int(self.rows("SELECT count(*) FROM results WHERE tenant = %s", tenant)[0][0])
 
-    def other_sessions(self) -> int:
-        """How many sessions of this role there are in this database besides the one that asks."""
-        condition = "datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()"
-        return int(self.rows(f"SELECT count(*) FROM pg_stat_activity WHERE {condition}")[0][0])  # noqa: S608 - ours
-
     def assert_exactly(self, tenant: str, numbers: Sequence[int]) -> None:
         """Every one of these replies is there once, was seen once, and nothing else is there."""
         rows = self.rows(

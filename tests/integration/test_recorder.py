@@ -90,7 +90,6 @@ def start_recorder(
     for process in started:
         process.kill()
     claims.close()
-    eventually(lambda: tables.other_sessions() == 0, what="the end of the recorders' sessions")
 
 
 def test_rows_equal_what_was_written(
@@ -117,7 +116,13 @@ def test_rows_equal_what_was_written(
     work = SourceCoordinate(f"priority.{tenant}.normal", 3, 1)
     usage = UsageEvent(reply.request_id, tenant, "p", "words", "1", "normal", "ok", None, 3, 4, 1, 11, 25, 70, work)
     audit = AuditEvent(
-        reply.request_id, tenant, "accepted", "dispatcher-1", 20, SourceCoordinate("requests.a", 0, 1), inputs={"a": "b"}
+        reply.request_id,
+        tenant,
+        "accepted",
+        "dispatcher-1",
+        20,
+        SourceCoordinate("requests.a", 0, 1),
+        inputs={"a": "b"},
     )
     spec = TenantSpec(tenant, weight=2.5, classes=("low",), services=("search",), tokens_per_day=7)
     model = ModelVersion(f"{tenant}-model", "1", "p", "simulated", ("embed", "rank"), "m", 100, 0)
@@ -135,25 +140,29 @@ def test_rows_equal_what_was_written(
     eventually(lambda: tables.rows("SELECT 1 FROM tenants WHERE tenant = %s", tenant), what="the tenant")
 
     stored = dict_row(tables, "results", tenant, "outcome", "ok")
-    assert stored | {
-        "source_offset": 1,
-        "reply_topic": replies_topic(tenant),
-        "reply_offset": first,
-        "model": "words",
-        "task": "classify",
-        "engine": "simulated",
-        "output": {"text": "zero\u2400byte", "labels": [{"label": "seven", "score": 0.75}], "scores": ["NaN"]},
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "cached_tokens": 1,
-        "submitted_at_ms": 10,
-        "engine_finished_at_ms": 60,
-        "batch_size": 8,
-        "degradations": ["shorter-context"],
-        "passages": [{"passage_id": "p1", "score": 0.5}],
-        "replies_seen": 1,
-        "replays_seen": 0,
-    } == stored
+    assert (
+        stored
+        | {
+            "source_offset": 1,
+            "reply_topic": replies_topic(tenant),
+            "reply_offset": first,
+            "model": "words",
+            "task": "classify",
+            "engine": "simulated",
+            "output": {"text": "zero\u2400byte", "labels": [{"label": "seven", "score": 0.75}], "scores": ["NaN"]},
+            "prompt_tokens": 3,
+            "completion_tokens": 4,
+            "cached_tokens": 1,
+            "submitted_at_ms": 10,
+            "engine_finished_at_ms": 60,
+            "batch_size": 8,
+            "degradations": ["shorter-context"],
+            "passages": [{"passage_id": "p1", "score": 0.5}],
+            "replies_seen": 1,
+            "replays_seen": 0,
+        }
+        == stored
+    )
     refused = dict_row(tables, "results", tenant, "outcome", "rejected")
     assert (refused["code"], refused["field"], refused["message"], refused["retry_after_ms"], refused["output"]) == (
         *("invalid", "input", "empty", 5),
@@ -347,7 +356,9 @@ def test_a_log_truncated_under_the_stored_offset_is_an_alarm(
     assert recorder.metric("fairlane_log_truncated_total", topic=topic) == 1
 
 
-def dict_row(tables: Tables, table: str, tenant: str, column: str = "tenant", value: str | None = None) -> dict[str, Any]:
+def dict_row(
+    tables: Tables, table: str, tenant: str, column: str = "tenant", value: str | None = None
+) -> dict[str, Any]:
     """The one row of a tenant with this value in a column, every column by its name."""
     query = f"SELECT to_jsonb(t) FROM {table} t WHERE tenant = %s AND {column} = %s"  # noqa: S608 - names of ours
     ((row,),) = tables.rows(query, tenant, value or tenant)

@@ -266,7 +266,5 @@ def test_lag_is_reported_and_forgotten_with_its_topic() -> None:
 
 
 @pytest.mark.parametrize(("failures", "chance", "delay_s"), [(1, 0.0, 0.1), (3, 0.0, 0.4), (10_000, 1.0, 1.5)])
-def test_delays_double_up_to_a_bound_and_are_shortened_by_chance(
-    failures: int, chance: float, delay_s: float
-) -> None:
+def test_delays_double_up_to_a_bound_and_are_shortened_by_chance(failures: int, chance: float, delay_s: float) -> None:
     assert Backoff(first_s=0.1, longest_s=3.0, jitter=0.5).delay_s(failures, chance) == pytest.approx(delay_s)

@@ -1,0 +1,144 @@
+"""A member that is stopped with work in its hands and wakes after its group moved on: what it holds is not committed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairlane import names
+from fairlane.outcomes import Outcome, Priority
+from fairlane.records import InferenceRequest, Parameters
+from tests.faults.groups import Place, members
+from tests.faults.promise import examine, unsettled
+from tests.integration.log_reader import LogReader
+from tests.integration.pipeline import Pipeline
+from tests.integration.processes import ServiceProcess
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.broker
+
+TENANTS = ("a", "b", "c")
+_TIMEOUT_MS = 600_000
+_HOLD_TIMEOUT_S = 30.0
+_MOVE_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 90.0
+_WAKE_UP_EVENTS = ("transaction_aborted", "transactions_stopped", "dropped_revoked_work", "revoked", "consumer_failed")
+
+Say = Callable[[str], None]
+
+
+def test_a_paused_consumer_that_wakes_commits_nothing(broker: str, unique: str, tmp_path: Path, say: Say) -> None:
+    # A batch takes half a second: the stopped consumer holds one in its engine and others in memory.
+    env = {"MAX_BATCH_SIZE": "4", "SIMULATED_DECODE_TOKENS_PER_S": "64"}
+    with Pipeline(broker, tmp_path, unique, tenants=TENANTS, env=env) as pipeline:
+        pipeline.start(dispatchers=1, consumers=2)
+        sleeper, other = (pipeline.processes[f"consumer-{pipeline.pool}-{number}"] for number in (1, 2))
+        work = [names.priority_topic(pipeline.pool, priority) for priority in Priority]
+        requests = publish(pipeline, 20)
+
+        def holds_work() -> bool:
+            return sleeper.metric("fairlane_prefetched_items") >= 8
+
+        eventually(holds_work, _HOLD_TIMEOUT_S, "work in the memory of a consumer")
+        check_paused(pipeline, pipeline.pool_group(), work, sleeper, other, requests, say)
+
+
+def test_a_paused_dispatcher_that_wakes_commits_nothing(broker: str, unique: str, tmp_path: Path, say: Say) -> None:
+    # One record a transaction: what was read waits in memory until its turn comes.
+    env = {"MAX_TRANSACTION_RECORDS": "1", "DISPATCHER_SESSION_TIMEOUT_MS": "3000"}
+    with Pipeline(broker, tmp_path, unique, tenants=TENANTS, env=env) as pipeline:
+        pipeline.start(dispatchers=2, consumers=1)
+        sleeper, other = (pipeline.processes[f"dispatcher-{number}"] for number in (1, 2))
+        topics = [names.requests_topic(tenant) for tenant in pipeline.tenants]
+        topics += [names.backfill_topic(tenant) for tenant in pipeline.tenants]
+        requests = publish(pipeline, 200)
+
+        def holds_work() -> bool:
+            read = sleeper.metric("fairlane_requests_read_total")
+            return read - sleeper.metric("fairlane_transaction_records_sum") >= 50
+
+        eventually(holds_work, _HOLD_TIMEOUT_S, "requests in the memory of a dispatcher")
+        check_paused(pipeline, pipeline.dispatcher_group, topics, sleeper, other, requests, say)
+
+
+def publish(pipeline: Pipeline, per_tenant: int) -> list[InferenceRequest]:
+    """Requests of every tenant and priority."""
+    published = []
+    for name in TENANTS:
+        requests = [
+            pipeline.request(
+                parameters=Parameters(max_tokens=8),
+                priority=str(list(Priority)[number % len(Priority)]),
+                timeout_ms=_TIMEOUT_MS,
+            )
+            for number in range(per_tenant)
+        ]
+        pipeline.publish(name, *requests)
+        published += requests
+    return published
+
+
+def check_paused(
+    pipeline: Pipeline,
+    group: str,
+    topics: list[str],
+    sleeper: ServiceProcess,
+    other: ServiceProcess,
+    requests: list[InferenceRequest],
+    say: Say,
+) -> None:
+    """Stop ``sleeper``, let ``other`` do everything, wake ``sleeper``: one reply to each, and it works again."""
+    owned = pipeline.assignments(group)
+    assert owned[sleeper.name], owned
+    assert owned[other.name], owned
+    sleeper.pause()
+    pid = sleeper.pid
+    try:
+        reader = pipeline.reader(*topics)
+        held = left_undone(pipeline, group, reader, owned[sleeper.name])
+        assert held, f"{sleeper.name} was stopped with nothing in its hands"
+        everything = {place for partitions in owned.values() for place in partitions}
+
+        def moved_on() -> bool:
+            here = members(pipeline.admin, group)
+            return [member.name for member in here] == [other.name] and here[0].partitions == everything
+
+        eventually(moved_on, _MOVE_TIMEOUT_S, f"all partitions with {other.name}")
+        replies = pipeline.replies()
+        replies.wait((request.request_id for request in requests), _ANSWER_TIMEOUT_S)
+        say(f"{sleeper.name} slept on {held} undone records of its partitions, {other.name} did them")
+    finally:
+        sleeper.resume()
+
+    def is_back() -> bool:
+        if not sleeper.alive:
+            say(f"{sleeper.name} ended with {sleeper.exit_status}: {wake_up_events(sleeper)}")
+            assert sleeper.exit_status == 1, sleeper.last_words()
+            sleeper.start()  # as its supervisor would
+        here = members(pipeline.admin, group)
+        return sorted(member.name for member in here) == sorted((sleeper.name, other.name)) and all(
+            member.partitions for member in here
+        )
+
+    eventually(is_back, _MOVE_TIMEOUT_S, f"{sleeper.name} as a member with partitions")
+    if sleeper.pid == pid:
+        say(f"{sleeper.name} went on: {wake_up_events(sleeper)}")
+    more = publish(pipeline, 4)
+    replies.wait((request.request_id for request in more), _ANSWER_TIMEOUT_S)
+    expected = {request.request_id: str(Outcome.OK) for request in requests + more}
+    findings = examine(pipeline, expected, postgres_dsn=None, timeout_s=0)
+    assert findings.problems == []
+
+
+def left_undone(pipeline: Pipeline, group: str, reader: LogReader, places: set[Place]) -> int:
+    """How many of the records that the reader finds in these partitions the group has not settled."""
+    reader.poll()
+    reader.read_to_end()
+    return sum(partition in places for partition, _offset in unsettled(pipeline, group, reader))
+
+
+def wake_up_events(process: ServiceProcess) -> str:
+    """What a woken process said about it, by event."""
+    counts = {event: len(process.events(event)) for event in _WAKE_UP_EVENTS}
+    reasons = {str(entry.get("reason")) for entry in process.events("transaction_aborted")}
+    return ", ".join(f"{event} {count}" for event, count in counts.items() if count) + f" {sorted(reasons)}"

@@ -1,0 +1,216 @@
+"""The migrations and what they promise: repeatable, safe side by side, rows of one tenant hidden from another."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairlane.database import DatabaseError, status, upgrade
+from fairlane.postgres import ALL_TENANTS, act_for, connect, deadline, describe, role_of
+from fairlane.settings import Settings
+from stream_processors.recorder.positions import Partition
+from stream_processors.recorder.projection import Projection
+from stream_processors.recorder.store import Store, StoreUnavailableError
+from stream_processors.recorder.tables import ALL_TABLES
+from tests.stack import PostgresServer
+
+TENANT_TABLES = ("results", "usage", "audit_logs", "tenants")
+AUDIT = (
+    "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"
+)
+
+
+@pytest.fixture
+def settings(database: PostgresServer) -> Settings:
+    """Settings for an empty database."""
+    return Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn)
+
+
+@pytest.fixture
+def migrated(settings: Settings, database: PostgresServer) -> PostgresServer:
+    """A database with the tables."""
+    upgrade(settings)
+    return database
+
+
+def test_upgrade_says_what_it_did_and_may_be_repeated(settings: Settings, database: PostgresServer) -> None:
+    assert status(settings).pending == ("0001",)
+    first, second = upgrade(settings), upgrade(settings)
+    assert (first.before, first.after, first.applied) == (None, "0001", ("0001",))
+    assert (second.before, second.after, second.applied) == ("0001", "0001", ())
+    assert status(settings).pending == ()
+    assert first.database == describe(database.owner_dsn)
+
+
+def test_upgrades_at_the_same_time_wait_for_one_another(database: PostgresServer) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: fairlane(database, "upgrade", "--json"), range(3)))
+    assert [entry.returncode for entry in done] == [0, 0, 0]
+    assert sorted(json.loads(entry.stdout)["applied"] for entry in done) == [[], [], ["0001"]]
+
+
+def test_the_recorder_knows_every_column(migrated: PostgresServer) -> None:
+    query = """
+        SELECT column_name, data_type, is_nullable = 'NO' AND column_default IS NULL FROM information_schema.columns
+        WHERE table_schema = 'public' AND table_name = %s ORDER BY ordinal_position
+    """
+    key_query = """
+        SELECT a.attname FROM pg_index i, unnest(i.indkey) WITH ORDINALITY AS k (attnum, position), pg_attribute a
+        WHERE i.indisprimary AND i.indrelid = %s::regclass AND a.attrelid = i.indrelid AND a.attnum = k.attnum
+        ORDER BY k.position
+    """
+    with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as connection:
+        for table in ALL_TABLES:
+            stored = {name: kind for name, kind, _ in connection.execute(query, (table.name,))}
+            assert stored.pop("recorded_at") == "timestamp with time zone"
+            assert stored == dict(table.columns)
+            assert tuple(name for (name,) in connection.execute(key_query, (table.name,))) == table.key
+
+
+def test_a_tenant_sees_and_writes_its_own_rows_only(migrated: PostgresServer) -> None:
+    with connect(migrated.dsn, "test") as connection:
+        with connection.transaction():
+            act_for(connection, ALL_TENANTS)
+            connection.execute(AUDIT, (1, "a"))
+            connection.execute(AUDIT, (2, "b"))
+        assert tenants_seen(connection, None) == []
+        assert tenants_seen(connection, "a") == ["a"]
+        assert tenants_seen(connection, "b") == ["b"]
+        assert tenants_seen(connection, ALL_TENANTS) == ["a", "b"]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+            act_for(connection, "a")
+            connection.execute(AUDIT, (3, "b"))
+        # What a transaction acts for ends with it.
+        assert tenants_seen(connection, None) == []
+    with connect(migrated.owner_dsn, "test") as owner:
+        assert tenants_seen(owner, None) == []
+
+
+def test_every_table_with_a_tenant_is_protected_even_from_its_owner(migrated: PostgresServer) -> None:
+    query = """
+        SELECT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attname = 'tenant'
+        AND (c.relrowsecurity, c.relforcerowsecurity) = %s ORDER BY 1
+    """
+    with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as connection:
+        protected = connection.execute(query.replace("%s", "(true, true)").encode()).fetchall()
+        others = connection.execute(query.replace("= %s", "<> (true, true)").encode()).fetchall()
+    assert sorted(name for (name,) in protected) == sorted(TENANT_TABLES)
+    assert others == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE audit_logs SET decision = 'x'",
+        "DELETE FROM audit_logs",
+        "DELETE FROM results",
+        "DELETE FROM usage",
+        "DELETE FROM source_offsets",
+        "TRUNCATE tenants",
+        "DROP TABLE models",
+        "ALTER TABLE results DISABLE ROW LEVEL SECURITY",
+        "DROP POLICY own_rows ON results",
+        "UPDATE alembic_version SET version_num = 'x'",
+        "CREATE TABLE mine (id int)",
+    ],
+)
+def test_the_services_role_may_do_no_more_than_it_needs(migrated: PostgresServer, statement: str) -> None:
+    with (
+        connect(migrated.dsn, "test") as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+        connection.transaction(),
+    ):
+        act_for(connection, ALL_TENANTS)
+        connection.execute(statement.encode())
+
+
+def test_a_store_without_tables_says_so_and_works_once_they_are_there(
+    settings: Settings, database: PostgresServer
+) -> None:
+    store = Store(database.dsn)
+    with pytest.raises(StoreUnavailableError, match='UndefinedTable: relation "source_offsets" does not exist'):
+        store.next_offsets([])
+    upgrade(settings)
+    assert store.next_offsets([Partition("replies.a", 0)]) == {}
+    assert store.write(Projection(), {}) == []
+    store.close()
+
+
+def test_a_call_that_takes_too_long_is_cut(database: PostgresServer) -> None:
+    with connect(database.dsn, "test") as connection:
+        with deadline(connection, 5):
+            connection.execute("SELECT 1")
+        with pytest.raises(psycopg.OperationalError), deadline(connection, 0.1):
+            connection.execute("SELECT pg_sleep(2)")
+        assert connection.closed
+
+
+def test_connection_strings_are_shown_without_their_password() -> None:
+    dsn = "postgresql://fairlane:hush@db.internal:6432/fairlane?sslmode=verify-full"
+    assert describe(dsn) == "fairlane@db.internal:6432/fairlane"
+    assert describe("user=fairlane password=hush dbname=f") == "fairlane@localhost:5432/f"
+    assert role_of("postgresql://db.internal/fairlane") is None
+    with pytest.raises(ValueError, match="not a Postgres connection string") as caught:
+        describe("postgresql://fairlane:hush@[")
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("owner_dsn", "dsn", "said"),
+    [
+        ("nonsense hush", None, "not a Postgres connection string"),
+        ("postgresql://fairlane_owner:hush@127.0.0.1:1/fairlane", None, "fairlane_owner@127.0.0.1:1/fairlane: "),
+        (None, "postgresql://nobody-such@127.0.0.1:1/fairlane", 'role "nobody-such" does not exist'),
+    ],
+)
+def test_what_is_wrong_is_one_line_without_a_secret(
+    database: PostgresServer, owner_dsn: str | None, dsn: str | None, said: str
+) -> None:
+    settings = Settings(postgres_dsn=dsn or database.dsn, postgres_owner_dsn=owner_dsn or database.owner_dsn)
+    with pytest.raises(DatabaseError) as caught:
+        upgrade(settings)
+    message = str(caught.value)
+    assert said in message
+    assert "hush" not in message
+    assert "\n" not in message
+
+
+def test_the_command_line(database: PostgresServer) -> None:
+    before = fairlane(database, "status")
+    assert before.returncode == 2
+    assert "to be applied: 0001" in before.stdout
+    assert "applied 0001" in fairlane(database, "upgrade").stdout
+    state = fairlane(database, "status", "--json")
+    assert (state.returncode, json.loads(state.stdout)["pending"]) == (0, [])
+
+
+def test_without_the_extra_the_command_says_what_to_install(database: PostgresServer) -> None:
+    script = "import sys; sys.modules['alembic'] = None; from fairlane.cli import main; main(['db', 'upgrade'])"
+    done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: this needs the extra `db`: pip install 'fairlane[db]' (alembic is missing)"
+
+
+def fairlane(database: PostgresServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``fairlane db``."""
+    return subprocess.run(
+        (sys.executable, "-m", "fairlane.cli", "db", *arguments),
+        env={"POSTGRES_DSN": database.dsn, "POSTGRES_OWNER_DSN": database.owner_dsn},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def tenants_seen(connection: "psycopg.Connection[Any]", acting_for: str | None) -> list[str]:
+    """The tenants whose audit a transaction can read."""
+    with connection.transaction():
+        if acting_for is not None:
+            act_for(connection, acting_for)
+        return [tenant for (tenant,) in connection.execute("SELECT tenant FROM audit_logs ORDER BY tenant")]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -193,9 +193,13 @@ class DispatcherApp:
         )
 
     async def _existing_topics(self) -> frozenset[str]:
-        """The wanted topics that the cluster already shows with a leader."""
+        """The wanted topics that the cluster already shows with a leader; none while it does not answer."""
         loop = asyncio.get_running_loop()
-        metadata = await loop.run_in_executor(None, lambda: self._admin.list_topics(timeout=_METADATA_TIMEOUT_S))
+        try:
+            metadata = await loop.run_in_executor(None, lambda: self._admin.list_topics(timeout=_METADATA_TIMEOUT_S))
+        except KafkaException as error:
+            log.warning("metadata_unavailable", error=error.args[0].name())
+            return frozenset()
         return frozenset(
             topic
             for topic in self._wanted_topics()

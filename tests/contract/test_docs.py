@@ -25,7 +25,9 @@ OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"
 DOCUMENTS = (README, PROJECT_ROOT / "schemas" / "README.md", *sorted((PROJECT_ROOT / "docs").rglob("*.md")))
 DECISIONS = sorted((PROJECT_ROOT / "docs" / "adr").glob("*.md"))
 # Variables that are read by make, the shell or the tests, and so are in no settings class.
-OTHER_VARIABLES = frozenset({"ARGS", "FAIRLANE_PIP_ARGS", "FAIRLANE_TEST_STACK", "JAVA_HOME", "MVN", "PYTHON"})
+OTHER_VARIABLES = frozenset(
+    {"ARGS", "FAIRLANE_FAULT_SEED", "FAIRLANE_PIP_ARGS", "FAIRLANE_TEST_STACK", "JAVA_HOME", "MVN", "PYTHON"}
+)
 ROOMS = (
     "fairlane",
     "stream_processors",

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from deploy.local.lifecycle import State
+from deploy.local.lifecycle import ProcessView, State
 from deploy.local.restarts import RestartPolicy
 from deploy.local.services import Service, Step
 from deploy.local.stack import LocalStack
@@ -70,6 +70,7 @@ class Rig:
         }
         self._members: dict[str, Member] = {}
         self._dead: set[str] = set()
+        self._dead_pids: set[int | None] = {None}
 
     def __enter__(self) -> Self:
         """Start everything and wait until each service that shares work owns partitions."""
@@ -112,8 +113,8 @@ class Rig:
         def settled() -> bool:
             failure = self._stack.supervisor.failure
             assert failure is None, failure
-            views = self._stack.supervisor.processes()
-            return all(view.state in {State.READY, State.DONE} for view in views) and self.all_own()
+            # The supervisor may not have seen a death yet.
+            return all(self._is_up(view) for view in self._stack.supervisor.processes()) and self.all_own()
 
         eventually(settled, timeout_s, "every service ready and partitions for each of both groups")
 
@@ -121,10 +122,13 @@ class Rig:
         """SIGKILL these at once. ``all_own`` must have been true just before."""
         assert self.all_own(), f"not everybody owns partitions before the kill of {names}"
         for name in names:
-            self._stack.supervisor.kill(name, signal.SIGKILL)
+            self._dead_pids.add(self._stack.supervisor.kill(name, signal.SIGKILL))
             self.kills += 1
             if name in self._members:
                 self._dead.add(self._members[name].member_id)
+
+    def _is_up(self, view: ProcessView) -> bool:
+        return view.state is State.DONE or (view.state is State.READY and view.pid not in self._dead_pids)
 
     @property
     def deaths(self) -> int:

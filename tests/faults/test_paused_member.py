@@ -1,4 +1,4 @@
-"""A member that is stopped with work in its hands and wakes after its group moved on: what it holds is not committed."""
+"""A member is stopped with work in its hands and wakes after its group moved on: what it holds is not committed."""
 
 from collections.abc import Callable
 from pathlib import Path

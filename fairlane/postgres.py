@@ -23,12 +23,11 @@ CONNECT_TIMEOUT_S = 3
 def connect(dsn: str, application_name: str, **options: Any) -> "psycopg.Connection":
     """A connection that gives up after ``connect_timeout`` (3 s unless the string says otherwise).
 
-    Raises psycopg.Error: it cannot be had.
+    Raises psycopg.Error: it cannot be had; ValueError: ``dsn`` is no connection string.
     """
     import psycopg
-    from psycopg.conninfo import conninfo_to_dict
 
-    given = conninfo_to_dict(dsn)
+    given = _parsed(dsn)
     defaults = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application_name}
     return psycopg.connect(dsn, **{**{name: value for name, value in defaults.items() if name not in given}, **options})
 

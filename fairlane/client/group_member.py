@@ -7,7 +7,7 @@ from time import monotonic
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from fairlane.client.positions import PERMANENT_ERRORS, end_of, existing_partitions
+from fairlane.client.positions import PERMANENT_ERRORS, ask, end_of, existing_partitions
 from fairlane.client.seams import log
 from fairlane.client.sequence import Sequence
 from fairlane.cluster import reason_of
@@ -238,11 +238,12 @@ class GroupMember:
     def _take_up(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         ids = [PartitionId(self.topic, partition.partition) for partition in partitions]
         starts = []
-        for partition, resume in resume_points(consumer, ids, _ASSIGN_TIMEOUT_S).items():
+        deadline = monotonic() + _ASSIGN_TIMEOUT_S
+        for partition, resume in ask(lambda timeout_s: resume_points(consumer, ids, timeout_s), deadline).items():
             position = resume.position
             if resume.committed is None:
                 if not self._from_beginning:
-                    position = end_of(consumer, self.topic, partition.partition, monotonic() + _ASSIGN_TIMEOUT_S)
+                    position = end_of(consumer, self.topic, partition.partition, deadline)
                 # Committed at once: a crash before the first reply must not move the start.
                 self._done[partition.partition] = position
             starts.append(TopicPartition(self.topic, partition.partition, position))

@@ -57,7 +57,7 @@ def existing_partitions(source: TopicSource, topic: str, deadline: float) -> lis
     """
     # Metadata of a topic that was made a moment ago may still be on its way.
     missing_until = min(deadline, monotonic() + _TOPIC_GRACE_S)
-    while not (partitions := _ask(lambda timeout_s: partitions_of(source, topic, timeout_s), deadline)):
+    while not (partitions := ask(lambda timeout_s: partitions_of(source, topic, timeout_s), deadline)):
         if monotonic() >= missing_until:
             raise Unavailable(f"{topic} does not exist; `fairlane tenants apply` makes a tenant's topics")
         time.sleep(_RETRY_S)
@@ -71,11 +71,11 @@ def end_of(source: TopicSource, topic: str, partition: int, deadline: float) -> 
         KafkaException: no answer before the deadline.
     """
     wanted = TopicPartition(topic, partition)
-    _low, end = _ask(lambda timeout_s: source.get_watermark_offsets(wanted, timeout=timeout_s), deadline)
+    _low, end = ask(lambda timeout_s: source.get_watermark_offsets(wanted, timeout=timeout_s), deadline)
     return end
 
 
-def _ask(call: Callable[[float], AnswerT], deadline: float) -> AnswerT:
+def ask(call: Callable[[float], AnswerT], deadline: float) -> AnswerT:
     """Call with a timeout, again until it answers. Raises the last KafkaException when the deadline has passed."""
     while True:
         try:

@@ -3,6 +3,7 @@
 from confluent_kafka import KafkaException
 
 from fairlane import logs
+from fairlane.postgres import describe
 from fairlane.registry import codec_for
 from fairlane.service import HealthServer, Readiness, StopSignal
 from fairlane.settings import Settings
@@ -14,9 +15,15 @@ log = logs.get_logger(__name__)
 
 
 def main() -> int:
-    """Run a recorder in this process. Returns the exit status: 0 after a stop signal, 1 after a fatal Kafka error."""
+    """Run a recorder in this process. Returns the exit status: 0 after a stop signal, 1 when it cannot go on."""
     settings = Settings()
     logs.configure(settings, "recorder")
+    dsn = settings.postgres_dsn.get_secret_value()
+    try:
+        database = describe(dsn)
+    except ValueError as error:
+        log.error("recorder_failed", reason=f"POSTGRES_DSN: {error}")
+        return 1
     stop = StopSignal()
     stop.install()
     readiness = Readiness(*CONDITIONS)
@@ -24,12 +31,12 @@ def main() -> int:
     health.start()
     recorder = Recorder(
         Source(settings),
-        Store(settings.postgres_dsn.get_secret_value()),
+        Store(dsn),
         codec_for(settings),
         readiness,
         batch_records=settings.recorder_batch_records,
     )
-    log.info("recorder_started")
+    log.info("recorder_started", database=database)
     try:
         recorder.run(lambda: stop.stopping)
     except KafkaException as error:

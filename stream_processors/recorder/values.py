@@ -9,6 +9,7 @@ NUL_PICTURE = "\u2400"
 """SYMBOL FOR NULL, what a NUL is stored as: visible, and the row is not lost."""
 
 _ESCAPED_NUL = "\\u0000"
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def storable(value: Any) -> Any:
@@ -19,14 +20,10 @@ def storable(value: Any) -> Any:
 def json_text(value: Any) -> str:
     """JSON for a ``jsonb`` column. NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity"."""
     try:
-        text = _dump(value)
+        text = _ENCODER.encode(value)
     except ValueError:
-        return _dump(_clean(value))
-    return _dump(_clean(value)) if _ESCAPED_NUL in text else text
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return _ENCODER.encode(_clean(value))
+    return _ENCODER.encode(_clean(value)) if _ESCAPED_NUL in text else text
 
 
 def _clean(value: Any) -> Any:

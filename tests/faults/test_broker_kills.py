@@ -47,6 +47,8 @@ def test_nothing_is_lost_or_doubled_when_kafka_is_killed(
         for number in range(1, KILLS + 1):
             traffic.trickle(share - 80)
             rig.wait_all_own(_TIMEOUT_S)
+            # The groups of before the kill are on disk: only replies show that everybody works again.
+            traffic.wait_replies(40, _TIMEOUT_S)
             traffic.burst(80)
             sleep(dice.uniform(0.0, 1.5))  # a random moment: the kill is to hit any phase of the loops
             killed = node.supervisor.kill("kafka", signal.SIGKILL)

@@ -28,19 +28,26 @@ Say = Callable[[str], None]
 
 
 def test_a_paused_consumer_that_wakes_commits_nothing(broker: str, unique: str, tmp_path: Path, say: Say) -> None:
-    # A batch takes half a second: the stopped consumer holds one in its engine and others in memory.
-    env = {"MAX_BATCH_SIZE": "4", "SIMULATED_DECODE_TOKENS_PER_S": "64"}
-    with Pipeline(broker, tmp_path, unique, tenants=TENANTS, env=env) as pipeline:
-        pipeline.start(dispatchers=1, consumers=2)
-        sleeper, other = (pipeline.processes[f"consumer-{pipeline.pool}-{number}"] for number in (1, 2))
-        work = [names.priority_topic(pipeline.pool, priority) for priority in Priority]
-        requests = publish(pipeline, 20)
+    """Stopped while its engine runs a batch: no transaction is open, and only the group's fence stands in its way."""
+    env = {"MAX_BATCH_SIZE": "4", "SIMULATED_DECODE_TOKENS_PER_S": "64"}  # half a second a batch
 
-        def holds_work() -> bool:
-            return sleeper.metric("fairlane_prefetched_items") >= 8
+    def holds_work(consumer: ServiceProcess) -> bool:
+        return consumer.metric("fairlane_prefetched_items") >= 8
 
-        eventually(holds_work, _HOLD_TIMEOUT_S, "work in the memory of a consumer")
-        check_paused(pipeline, pipeline.pool_group(), work, sleeper, other, requests, say)
+    pause_consumer(broker, unique, tmp_path, say, env, 20, holds_work)
+
+
+@pytest.mark.long
+def test_a_consumer_paused_in_a_transaction_commits_nothing(broker: str, unique: str, tmp_path: Path, say: Say) -> None:
+    """One record a transaction: one is nearly always open, and what the engine has finished waits for its turn."""
+    env = {"MAX_TRANSACTION_RECORDS": "1", "MAX_BATCH_SIZE": "16"}
+
+    def holds_work(consumer: ServiceProcess) -> bool:
+        finished = consumer.metric("fairlane_replies_total")
+        uncommitted = finished - consumer.metric("fairlane_transaction_records_sum")
+        return uncommitted >= 16 and consumer.metric("fairlane_prefetched_items") >= 16
+
+    pause_consumer(broker, unique, tmp_path, say, env, 200, holds_work)
 
 
 def test_a_paused_dispatcher_that_wakes_commits_nothing(broker: str, unique: str, tmp_path: Path, say: Say) -> None:
@@ -59,6 +66,27 @@ def test_a_paused_dispatcher_that_wakes_commits_nothing(broker: str, unique: str
 
         eventually(holds_work, _HOLD_TIMEOUT_S, "requests in the memory of a dispatcher")
         check_paused(pipeline, pipeline.dispatcher_group, topics, sleeper, other, requests, say)
+
+
+def pause_consumer(
+    broker: str,
+    unique: str,
+    folder: Path,
+    say: Say,
+    env: dict[str, str],
+    per_tenant: int,
+    holds_work: Callable[[ServiceProcess], bool],
+) -> None:
+    """Stop one of two consumers, that run with ``env``, once it holds work."""
+    with Pipeline(broker, folder, unique, tenants=TENANTS) as pipeline:
+        sleeper, other = pipeline.consumer(1, env), pipeline.consumer(2, env)
+        for process in (pipeline.dispatcher(), sleeper, other):
+            process.wait_ready()
+        pipeline.wait_all_own()
+        work = [names.priority_topic(pipeline.pool, priority) for priority in Priority]
+        requests = publish(pipeline, per_tenant)
+        eventually(lambda: holds_work(sleeper), _HOLD_TIMEOUT_S, f"work in the hands of {sleeper.name}")
+        check_paused(pipeline, pipeline.pool_group(), work, sleeper, other, requests, say)
 
 
 def publish(pipeline: Pipeline, per_tenant: int) -> list[InferenceRequest]:

@@ -97,6 +97,11 @@ class Traffic:
         """Wait until everything that was published is answered."""
         eventually(lambda: self.outstanding == 0, timeout_s, "a reply to every request")
 
+    def wait_replies(self, more: int, timeout_s: float) -> None:
+        """Wait until so many more requests than now are answered."""
+        wanted = len(self.replied_at) + more
+        eventually(lambda: len(self.replied_at) >= wanted, timeout_s, f"{more} more replies")
+
     def longest_gap_s(self) -> float:
         """The longest time in which requests were outstanding and no reply came."""
         return longest_gap_s(self.published_at, self.replied_at)

@@ -53,6 +53,7 @@ from tests.waiting import eventually
 
 _FLUSH_TIMEOUT_S = 30.0
 _ADMIN_TIMEOUT_S = 10.0
+_NO_ENGINE_TIME = {"SIMULATED_PREFILL_TOKENS_PER_S": "1e9", "SIMULATED_DECODE_TOKENS_PER_S": "1e9"}
 _OURS = re.compile(r"t[0-9a-f]{12}")
 """What the tenants of a pipeline begin with: a name made by the fixture ``unique`` or by ``unique_name``."""
 
@@ -77,7 +78,8 @@ class Pipeline:
         tenants: short names; ``tenant("a")`` is the whole one. Or whole specifications, under short names as well.
         models: what its one or more pools serve; by default one pool with a model for every task.
         redis_url: where duplicates are remembered, if anywhere.
-        env: settings of every process, for instance ``{"MAX_BATCH_SIZE": "8"}``.
+        env: settings of every process, for instance ``{"MAX_BATCH_SIZE": "8"}``. The simulated engine takes no time
+            unless they say otherwise.
     """
 
     _open: ClassVar[str | None] = None
@@ -106,6 +108,7 @@ class Pipeline:
             "GROUP_PREFIX": self.group_prefix,
             "MODELS_FILE": str(folder / "models.yaml"),
             "TENANTS_FILE": str(folder / "tenants.yaml"),
+            **_NO_ENGINE_TIME,
             **({} if redis_url is None else {"REDIS_URL": redis_url}),
             **(env or {}),
         }

@@ -44,6 +44,14 @@ def make_topics(bootstrap_servers: str, *tenants: TenantSpec) -> None:
     assert not failed, failed
 
 
+def delete_reply_topics(bootstrap_servers: str, prefix: str) -> None:
+    """Delete the reply topics of every tenant whose name begins like this."""
+    admin = Cluster(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)).admin
+    topics = [name for name in admin.list_topics(timeout=_TIMEOUT_S).topics if name.startswith(replies_topic(prefix))]
+    for deleted in admin.delete_topics(topics, operation_timeout=_TIMEOUT_S).values():
+        deleted.result(_TIMEOUT_S)
+
+
 def reply_to(tenant: str, number: int, **fields: Any) -> InferenceReply:
     """The reply to a tenant's request with this number."""
     defaults: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Faust as a consumer that is fenced and never commits, trap by trap, on the real broker."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -45,6 +46,13 @@ class Ground:
         finally:
             consumer.close()
         return found
+
+    def end(self) -> int:
+        consumer = Consumer(read_committed_consumer(self.settings, self.group))
+        try:
+            return consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=10)[1]
+        finally:
+            consumer.close()
 
     def send_offset(self, metadata: object, offset: int) -> Producer:
         """Put an offset for this group into a transaction and leave it open."""
@@ -218,12 +226,13 @@ def test_a_rebalance_voids_what_was_delivered_before(ground: Ground) -> None:
         ground.write(5)
         async with joined(ground.slot(1), [ground.topic]) as first:
             await until(lambda: len(first.delivered) == 5)
-            old = first.current
+            old, generation = first.current, membership_of(first).generation
             assert len(old) == 5
             async with joined(ground.slot(2), [ground.topic], wait=False):
                 await until(lambda: first.revocations == 2, 5, "a revocation")
             await until(lambda: len(first.delivered) == 10, what="the same records again")
             assert not any(first.ownership.is_current(claim) for claim in old)
+            assert membership_of(first).generation > generation
             await asyncio.to_thread(first.settle, old)
             assert ground.committed().offset < 0
             await asyncio.to_thread(first.settle, first.current)
@@ -246,36 +255,43 @@ def test_a_paused_partition_stays_paused_over_a_rebalance(ground: Ground) -> Non
                     (claim.offset for claim in member.current if claim.partition.topic == ground.topic), default=0
                 )
 
-            await until(member.ownership.paused, what="the pause")
-            ground.write(20)
-            await stays(lambda: newest() < 20)
+            async def paused() -> None:
+                """A fetch that was under way brings its records still; then nothing comes."""
+                await until(member.ownership.paused, what="the pause")
+                for _ in range(3):
+                    before = newest()
+                    ground.write(1)
+                    with suppress(AssertionError):
+                        await stays(lambda: newest() == before)  # noqa: B023 - waited for in this round
+                        return
+                pytest.fail("the partition is read in spite of its pause")
 
+            await paused()
             await member.stream.subscribe([ground.topic, other])
             await until(lambda: len(member.ownership.partitions()) == 2, 5, "the other topic")
-            await until(member.ownership.paused, what="the pause, again")
-            ground.write(20)
+            await paused()
             ground.write(1, other)
             await until(lambda: member.delivered[-1].partition.topic == other, what="the other topic's record")
-            await stays(lambda: newest() < 40)
 
-            while ground.committed().offset < 60:
+            end = ground.end()
+            while ground.committed().offset < end:
                 await until(lambda: member.current, what="the records behind the pause")
                 await asyncio.to_thread(member.settle, member.current)
 
     asyncio.run(run())
 
 
-def test_the_membership_follows_a_rebalance_that_changes_nothing_else(ground: Ground) -> None:
-    async def run() -> None:
-        async with joined(ground.slot(1), [ground.topic]) as first:
-            before = membership_of(first).generation
-            async with joined(ground.slot(2), [ground.topic], wait=False):
-                await until(lambda: first.revocations == 2, 5, "a revocation")
-            await until(first.ownership.partitions, 5, "the partition, again")
-            ground.write(1)
-            await until(lambda: first.current)
-            assert membership_of(first).generation > before
-            await asyncio.to_thread(first.settle, first.current)
-            assert ground.committed().offset == 1
+def test_a_pause_loses_nothing_that_was_fetched_already(ground: Ground) -> None:
+    """Faust forgets fetched records of a partition that is paused before they were handed on; the next record would
+    then make them look done."""
+    count = 4_000
 
-    asyncio.run(run())
+    async def run() -> list[int]:
+        ground.write(count)
+        async with joined(ground.settings, [ground.topic], max_span=10) as member:
+            while ground.committed().offset < count:
+                await until(lambda: member.current, what="the records behind the pause")
+                await asyncio.to_thread(member.settle, member.current)
+            return member.offsets
+
+    assert asyncio.run(run()) == list(range(count))

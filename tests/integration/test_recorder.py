@@ -32,7 +32,7 @@ from stream_processors.recorder.positions import Move, Partition
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.store import Store, SupersededError
 from tests.integration.processes import ServiceProcess
-from tests.integration.recorder_kit import LogWriter, Tables, make_topics, proxied, reply_to
+from tests.integration.recorder_kit import LogWriter, Tables, delete_reply_topics, make_topics, proxied, reply_to
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 
@@ -45,10 +45,12 @@ StartRecorder = Callable[..., ServiceProcess]
 
 
 @pytest.fixture
-def tenant(broker: str, unique: str) -> str:
+def tenant(broker: str, unique: str) -> Iterator[str]:
     """A tenant that nobody else has, with its reply topics."""
     make_topics(broker, TenantSpec(unique, services=("search",)))
-    return unique
+    yield unique
+    # The recorder of every later test would read them as well.
+    delete_reply_topics(broker, unique)
 
 
 @pytest.fixture
@@ -115,15 +117,8 @@ def test_rows_equal_what_was_written(
     )
     work = SourceCoordinate(f"priority.{tenant}.normal", 3, 1)
     usage = UsageEvent(reply.request_id, tenant, "p", "words", "1", "normal", "ok", None, 3, 4, 1, 11, 25, 70, work)
-    audit = AuditEvent(
-        reply.request_id,
-        tenant,
-        "accepted",
-        "dispatcher-1",
-        20,
-        SourceCoordinate("requests.a", 0, 1),
-        inputs={"a": "b"},
-    )
+    source = SourceCoordinate("requests.a", 0, 1)
+    audit = AuditEvent(reply.request_id, tenant, "accepted", "dispatcher-1", 20, source, inputs={"a": "b"})
     spec = TenantSpec(tenant, weight=2.5, classes=("low",), services=("search",), tokens_per_day=7)
     model = ModelVersion(f"{tenant}-model", "1", "p", "simulated", ("embed", "rank"), "m", 100, 0)
     (first, _) = writer.write(replies_topic(tenant), [reply, refusal])
@@ -139,7 +134,7 @@ def test_rows_equal_what_was_written(
     eventually(lambda: tables.rows("SELECT 1 FROM audit_logs WHERE tenant = %s", tenant), what="the audit")
     eventually(lambda: tables.rows("SELECT 1 FROM tenants WHERE tenant = %s", tenant), what="the tenant")
 
-    stored = dict_row(tables, "results", tenant, "outcome", "ok")
+    stored = dict_row(tables, "results", tenant, "outcome = 'ok'")
     assert (
         stored
         | {
@@ -163,7 +158,7 @@ def test_rows_equal_what_was_written(
         }
         == stored
     )
-    refused = dict_row(tables, "results", tenant, "outcome", "rejected")
+    refused = dict_row(tables, "results", tenant, "outcome = 'rejected'")
     assert (refused["code"], refused["field"], refused["message"], refused["retry_after_ms"], refused["output"]) == (
         *("invalid", "input", "empty", 5),
         None,
@@ -260,7 +255,7 @@ def test_killed_twice_in_the_middle(
     writer.replies(tenant, range(total), per_transaction=500)
     recorder = start_recorder(**SMALL_BATCH)
     for recorded in (100, 1_500):
-        eventually(lambda recorded=recorded: tables.count(tenant) > recorded, 30, "some results")
+        wait_for_more_than(tables, tenant, recorded)
         recorder.kill()
         assert recorded < tables.count(tenant) < total
         recorder.start()
@@ -274,7 +269,7 @@ def test_a_recorder_that_was_stopped_and_wakes_up_writes_nothing_twice(
     total = 3_000
     writer.replies(tenant, range(total), per_transaction=500)
     sleeper = start_recorder("recorder-1", **SMALL_BATCH)
-    eventually(lambda: tables.count(tenant) > 100, 30, "some results")
+    wait_for_more_than(tables, tenant, 100)
     sleeper.pause()
     asleep_at = tables.count(tenant)
     assert asleep_at < total
@@ -311,7 +306,7 @@ def test_an_outage_of_the_database_loses_nothing(
     with proxied(database) as (proxy, dsn):
         recorder = start_recorder(dsn=dsn, **SMALL_BATCH).wait_ready()
         writer.replies(tenant, range(300))
-        eventually(lambda: tables.count(tenant) > 20, what="some results")
+        wait_for_more_than(tables, tenant, 20)
         proxy.cut()
         writer.replies(tenant, range(300, 600))
         eventually(lambda: recorder.get("/health/ready")[0] == 503, what="the loss of readiness")
@@ -323,13 +318,13 @@ def test_an_outage_of_the_database_loses_nothing(
         recorder.wait_ready(15)
         eventually(lambda: tables.count(tenant) == 600, what="everything written before and in the outage")
         # And cut again and again in the middle of transactions and commits.
-        writer.replies(tenant, range(600, 2_000))
-        for recorded in range(700, 2_000, 200):
-            eventually(lambda recorded=recorded: tables.count(tenant) > recorded, 20, f"{recorded} results")
+        writer.replies(tenant, range(600, 1_400))
+        for recorded in range(700, 1_400, 200):
+            wait_for_more_than(tables, tenant, recorded)
             proxy.cut()
             proxy.restore()
-        eventually(lambda: tables.count(tenant) == 2_000, 20, "all results")
-        tables.assert_exactly(tenant, range(2_000))
+        eventually(lambda: tables.count(tenant) == 1_400, 20, "all results")
+        tables.assert_exactly(tenant, range(1_400))
         # It never left the group.
         assert not recorder.events("revoked")
         assert recorder.stop() == 0
@@ -356,14 +351,17 @@ def test_a_log_truncated_under_the_stored_offset_is_an_alarm(
     assert recorder.metric("fairlane_log_truncated_total", topic=topic) == 1
 
 
-def dict_row(
-    tables: Tables, table: str, tenant: str, column: str = "tenant", value: str | None = None
-) -> dict[str, Any]:
-    """The one row of a tenant with this value in a column, every column by its name."""
-    query = f"SELECT to_jsonb(t) FROM {table} t WHERE tenant = %s AND {column} = %s"  # noqa: S608 - names of ours
-    ((row,),) = tables.rows(query, tenant, value or tenant)
+def dict_row(tables: Tables, table: str, tenant: str, where: str = "true") -> dict[str, Any]:
+    """The one row of a tenant for which a condition holds, every column by its name."""
+    query = f"SELECT to_jsonb(t) FROM {table} t WHERE tenant = %s AND {where}"  # noqa: S608 - names of ours
+    ((row,),) = tables.rows(query, tenant)
     assert isinstance(row, dict)
     return row
+
+
+def wait_for_more_than(tables: Tables, tenant: str, count: int) -> None:
+    """Wait until a tenant has more results than this."""
+    eventually(lambda: tables.count(tenant) > count, 30, f"more than {count} results")
 
 
 def stored_offset(tables: Tables, topic: str) -> int | None:

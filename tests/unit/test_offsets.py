@@ -1,18 +1,32 @@
 """The offset tracker against a plain model of a partition: any delivery, any order of completion, any crash."""
 
 from bisect import bisect_left
+from enum import Enum
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fairlane.offsets import MAX_METADATA_CHARS, MAX_SPAN, CommitPoint, Flow, MetadataError, OffsetTracker
 
 REACH = 23_976
 """Offsets from the first undone that 4,000 characters can record."""
 
-GAPS = st.sampled_from((1, 2, 7, 300, 9_000, REACH - 1, REACH, REACH + 1, 10**6, 10**13))
+GAPS = st.sampled_from((0, 0, 1, 2, 7, 300, 9_000, REACH - 1, REACH, REACH + 1, 10**6, 10**13))
+
+
+class Ending(Enum):
+    """How a commit ends for the one who began it."""
+
+    SUCCEEDS = "succeeds"
+    FAILS = "fails"
+    UNHEARD = "it succeeds, and the reader crashes before it hears of that"
+
+
+ENDINGS = st.sampled_from((Ending.SUCCEEDS, Ending.SUCCEEDS, Ending.FAILS, Ending.UNHEARD))
+RANDOM = st.randoms(use_true_random=False)
 
 
 class PartitionModel(RuleBasedStateMachine):
@@ -23,9 +37,6 @@ class PartitionModel(RuleBasedStateMachine):
 
     MAX_SPAN = 40
 
-    finished = Bundle("finished")
-    """Offsets somebody worked on. They may be stale: their reader may have crashed since."""
-
     def __init__(self) -> None:
         super().__init__()
         self.records: list[int] = []
@@ -33,7 +44,6 @@ class PartitionModel(RuleBasedStateMachine):
         self.head = 0
         self.committed: tuple[int, str] | None = None
         self.done: set[int] = set()
-        self.paused = False
         self.begin()
 
     def begin(self) -> None:
@@ -42,32 +52,29 @@ class PartitionModel(RuleBasedStateMachine):
         self.tracker = OffsetTracker(point, self.MAX_SPAN)
         self.position = self.head if point is None else max(self.head, point.offset)
         self.in_hand: set[int] = set()
-        self.planned: tuple[frozenset[int], CommitPoint] | None = None
         self.paused = False
 
+    @initialize(runs=st.lists(st.tuples(st.integers(1, 30), GAPS), max_size=5))
+    def something_stands_in_the_log(self, runs: list[tuple[int, int]]) -> None:
+        self.write(runs)
+
+    @rule(runs=st.lists(st.tuples(st.integers(1, 30), GAPS), min_size=1, max_size=3))
+    def write(self, runs: list[tuple[int, int]]) -> None:
+        """Records, and gaps: the markers of transactions, the records of an aborted one."""
+        for count, gap in runs:
+            self.records.extend(range(self.end, self.end + count))
+            self.end += count + gap
+
     @rule(count=st.integers(1, 60))
-    def records_arrive(self, count: int) -> None:
-        self.records.extend(range(self.end, self.end + count))
-        self.end += count
-
-    @rule(size=GAPS)
-    def gap_arrives(self, size: int) -> None:
-        """Transaction markers, or the records of an aborted transaction."""
-        self.end += size
-
-    @rule(target=finished, count=st.integers(1, 60))
-    def read(self, count: int) -> object:
+    def read(self, count: int) -> None:
         start = bisect_left(self.records, self.position)
-        return multiple(*[offset for offset in self.records[start : start + count] if self.receive(offset)])
-
-    def receive(self, offset: int) -> bool:
-        wanted = self.tracker.deliver(offset)
-        known = offset in self.done or offset in self.in_hand
-        assert wanted is not known, f"{offset} was {'delivered again' if wanted else 'skipped'}"
-        if wanted:
-            self.in_hand.add(offset)
-        self.position = offset + 1
-        return wanted
+        for offset in self.records[start : start + count]:
+            wanted = self.tracker.deliver(offset)
+            known = offset in self.done or offset in self.in_hand
+            assert wanted is not known, f"{offset} was {'delivered again' if wanted else 'skipped'}"
+            if wanted:
+                self.in_hand.add(offset)
+            self.position = offset + 1
 
     @precondition(lambda self: bisect_left(self.records, self.position) == len(self.records))
     @rule()
@@ -75,47 +82,36 @@ class PartitionModel(RuleBasedStateMachine):
         self.tracker.advance(self.end)
         self.position = self.end
 
-    @rule()
-    def seek_back(self) -> None:
-        """A rebalance that leaves the partition where it is: the reader starts again at its first undone record."""
+    @rule(farther=st.integers(0, 30))
+    def seek_back(self, farther: int) -> None:
+        """A rebalance that leaves the partition where it is: the reader starts again at its first undone record, or
+        even before it."""
         first_undone = self.tracker.first_undone
-        self.position = max(self.head, self.head if first_undone is None else first_undone)
+        if first_undone is not None:
+            self.position = max(self.head, min(self.position, first_undone - farther))
 
-    @precondition(lambda self: self.planned is None)
-    @rule(offsets=st.lists(finished, max_size=30))
-    def begin_commit(self, offsets: list[int]) -> None:
-        settling = frozenset(offset for offset in offsets if offset in self.in_hand and self.tracker.can_settle(offset))
+    @rule(chance=st.floats(0, 1), oldest=st.booleans(), random=RANDOM, meanwhile=st.integers(0, 20), ending=ENDINGS)
+    def commit(self, chance: float, oldest: bool, random: Random, meanwhile: int, ending: Ending) -> None:
+        """Some of the work is finished, in any order; more is read between the plan and its end."""
+        settling = {offset for offset in sorted(self.in_hand) if random.random() < chance}
+        if oldest and self.in_hand:
+            settling.add(min(self.in_hand))
+        settling = {offset for offset in settling if self.tracker.can_settle(offset)}
         point = self.tracker.commit_point(settling)
-        if point is not None:
-            assert len(point.metadata) <= MAX_METADATA_CHARS
-            self.planned = settling, point
-
-    @precondition(lambda self: self.planned is not None)
-    @rule()
-    def commit_fails(self) -> None:
-        self.planned = None
-
-    @precondition(lambda self: self.planned is not None)
-    @rule()
-    def commit_succeeds(self) -> None:
-        settling = self.write_commit()
-        self.tracker.settle(settling)
-        self.in_hand -= settling
-
-    @precondition(lambda self: self.planned is not None)
-    @rule()
-    def commit_succeeds_and_crash(self) -> None:
-        self.write_commit()
-        self.begin()
-
-    def write_commit(self) -> frozenset[int]:
-        assert self.planned is not None
-        settling, point = self.planned
-        self.planned = None
+        if point is None:
+            return
+        assert len(point.metadata) <= MAX_METADATA_CHARS
+        self.read(meanwhile)
+        if ending is Ending.FAILS:
+            return
         assert not settling & self.done
         self.done |= settling
         self.committed = point.offset, point.metadata
-        return settling
+        if ending is Ending.UNHEARD:
+            self.begin()
+            return
+        self.tracker.settle(settling)
+        self.in_hand -= settling
 
     @rule()
     def crash(self) -> None:
@@ -125,8 +121,7 @@ class PartitionModel(RuleBasedStateMachine):
     def truncate(self, share: float) -> None:
         """Retention removes the oldest part of the log, done or not."""
         self.head = max(self.head, int(self.end * share))
-        kept = bisect_left(self.records, self.head)
-        del self.records[:kept]
+        del self.records[: bisect_left(self.records, self.head)]
         self.position = max(self.position, self.head)
 
     @rule()
@@ -164,22 +159,16 @@ class PartitionModel(RuleBasedStateMachine):
             assert marked is (offset in self.done)
 
     def teardown(self) -> None:
-        """A last reader finishes everything: what is done in the end is what ever stood in the log."""
+        """A last reader finishes everything: what is done in the end is what stands in the log."""
         self.begin()
-        for offset in self.records:
-            if offset >= self.position:
-                self.receive(offset)
+        self.read(len(self.records))
         while self.in_hand:
-            settling = frozenset(offset for offset in self.in_hand if self.tracker.can_settle(offset))
-            point = self.tracker.commit_point(settling)
-            assert point is not None
-            self.planned = settling, point
-            self.commit_succeeds()
+            self.commit(1.0, True, Random(0), 0, Ending.SUCCEEDS)
         assert self.done >= set(self.records)
 
 
 TestPartition = PartitionModel.TestCase
-TestPartition.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPartition.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
 
 
 @given(offset=st.integers(0, 2**62), done_beyond=st.integers(0, 2**REACH - 1))

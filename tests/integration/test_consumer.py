@@ -1,0 +1,246 @@
+"""Inference consumers on the real broker: assignment, micro-batches, deadlines, poison, draining, both protocols."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from time import monotonic
+
+import pytest
+
+from deploy.local.services import Service
+from fairlane import headers, names
+from fairlane.outcomes import Code, Outcome, Priority
+from fairlane.records import SourceCoordinate, UsageEvent, WorkItem
+from tests.integration.deployment import default_models
+from tests.integration.fragile_consumer import POISON
+from tests.integration.log_reader import LogReader, Replies
+from tests.integration.pipeline import Pipeline, header, unique_name
+from tests.integration.processes import ServiceProcess
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.broker
+
+SLOW = {"SIMULATED_DECODE_TOKENS_PER_S": "10000"}
+"""A full batch of 32 requests for 4 tokens each takes 13 ms."""
+
+
+@pytest.fixture(scope="module")
+def pipeline(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """A dispatcher, and two pools that have no consumer yet."""
+    folder, unique = tmp_path_factory.mktemp("consumer"), unique_name()
+    classic = replace(default_models(unique, f"{unique}-classic")[0], model=f"{unique}-classic")
+    models = (*default_models(unique, f"{unique}-pool"), classic)
+    with Pipeline(broker, folder, unique, models=models) as pipeline:
+        pipeline.dispatcher().wait_ready()
+        pipeline.wait_all_own()
+        yield pipeline
+
+
+@pytest.fixture(scope="module")
+def replies(pipeline: Pipeline) -> Replies:
+    return pipeline.replies()
+
+
+@pytest.fixture(scope="module")
+def usage(pipeline: Pipeline) -> LogReader:
+    return pipeline.reader(names.LEDGER_USAGE, from_beginning=False)
+
+
+@pytest.fixture(scope="module")
+def letters(pipeline: Pipeline) -> LogReader:
+    return pipeline.reader(names.DEAD_LETTER_WORK, from_beginning=False)
+
+
+def usage_of(pipeline: Pipeline, usage: LogReader, request_id: str) -> UsageEvent:
+    """The one usage event of a request."""
+
+    def found() -> list[UsageEvent]:
+        return [event for event in pipeline.decoded(usage, UsageEvent) if event.request_id == request_id]
+
+    usage.wait(found, what="a usage event")
+    usage.read_to_end()
+    (event,) = found()
+    return event
+
+
+def publish(pipeline: Pipeline, count: int, **fields: object) -> list[str]:
+    """So many requests over all classes. Returns their ids."""
+    requests = [
+        replace(pipeline.request(**fields), priority=str(tuple(Priority)[number % 3])) for number in range(count)
+    ]
+    pipeline.publish("a", *requests)
+    return [request.request_id for request in requests]
+
+
+def fragile(pipeline: Pipeline, env: dict[str, str] | None = None) -> ServiceProcess:
+    arguments = ("-m", "tests.integration.fragile_consumer", "--pool", pipeline.models[0].pool)
+    return pipeline.launch(Service("consumer-fragile", arguments, env or {}))
+
+
+def test_each_of_three_members_serves_all_classes_and_a_rolling_stop_loses_nothing(
+    pipeline: Pipeline, replies: Replies, usage: LogReader
+) -> None:
+    members = [pipeline.consumer(number, SLOW) for number in (1, 2, 3)]
+    for member in members:
+        member.wait_ready()
+    pool = pipeline.models[0].pool
+    topics = {names.priority_topic(pool, priority) for priority in Priority}
+
+    def balanced() -> bool:
+        owned = pipeline.assignments(pipeline.pool_group()).values()
+        return len(owned) == 3 and all({topic for topic, _ in partitions} == topics for partitions in owned)
+
+    eventually(balanced, 15, "partitions of every class for every member")
+
+    request_ids = publish(pipeline, 900)
+    for member in members[:2]:
+        request_ids += publish(pipeline, 300)
+        assert member.stop() == 0
+    answers = replies.wait(request_ids, 30)
+    assert {reply.outcome for reply in answers.values()} == {Outcome.OK}
+    sizes = [reply.batch_size for reply in answers.values()]
+    assert max(sizes) == 32
+    assert sum(sizes) / len(sizes) > 8
+
+    assert members[2].stop() == 0
+    replies.read_to_end()
+    replies.exactly_once(request_ids)
+    usage.read_to_end()
+    events = [event for event in pipeline.decoded(usage, UsageEvent) if event.request_id in answers]
+    assert len(events) == len({event.work for event in events}) == len(request_ids)
+
+
+def test_a_lone_request_waits_for_no_batch(pipeline: Pipeline, replies: Replies) -> None:
+    pipeline.consumer(1, {"BATCH_TIMEOUT_MS": "100"}).wait_ready()
+    pipeline.wait_all_own()
+    for _ in range(3):
+        (request_id,) = publish(pipeline, 1)
+        reply = replies.wait([request_id])[request_id]
+        assert reply.batch_size == 1
+        assert reply.timings.engine_started_at_ms is not None
+        assert reply.timings.received_at_ms is not None
+        assert reply.timings.engine_started_at_ms - reply.timings.received_at_ms < 100
+        eventually(lambda: True)
+    assert pipeline.processes[f"consumer-{pipeline.models[0].pool}-1"].stop() == 0
+
+
+def test_what_is_late_is_answered_expired_and_costs_nothing(
+    pipeline: Pipeline, replies: Replies, usage: LogReader
+) -> None:
+    slow = {"SIMULATED_DECODE_TOKENS_PER_S": "8", "MAX_BATCH_SIZE": "1"}
+    consumer = pipeline.consumer(1, slow).wait_ready()
+    pipeline.wait_all_own()
+    (first,) = publish(pipeline, 1)  # half a second
+    late = publish(pipeline, 3, timeout_ms=200)
+    answers = replies.wait([first, *late])
+    assert [answers[request_id].outcome for request_id in (first, *late)] == [Outcome.OK, *[Outcome.EXPIRED] * 3]
+    for request_id in late:
+        reply = answers[request_id]
+        assert reply.output is None
+        assert "deadline" in (reply.message or "")
+        event = usage_of(pipeline, usage, request_id)
+        assert (event.outcome, event.engine_ms, event.completion_tokens) == (Outcome.EXPIRED, 0, 0)
+    assert consumer.stop() == 0
+
+
+def test_an_item_the_engine_fails_on_fails_alone(
+    pipeline: Pipeline, replies: Replies, usage: LogReader, letters: LogReader
+) -> None:
+    poison = pipeline.request(prompt=f"please: {POISON}")
+    before, after = [pipeline.request() for _ in range(15)], [pipeline.request() for _ in range(15)]
+    pipeline.publish("a", *before, poison, *after)  # before there is a consumer, so that they make one batch
+    consumer = fragile(pipeline).wait_ready()
+
+    answers = replies.wait([request.request_id for request in (*before, poison, *after)])
+    reply = answers.pop(poison.request_id)
+    assert (reply.outcome, reply.code) == (Outcome.FAILED, Code.POISON)
+    assert {other.outcome for other in answers.values()} == {Outcome.OK}
+    assert reply.batch_size > 1
+
+    event = usage_of(pipeline, usage, poison.request_id)
+    assert (event.outcome, event.code) == (Outcome.FAILED, Code.POISON)
+    letters.wait(lambda: pipeline.dead_letters(letters))
+    letters.read_to_end()
+    (letter,) = pipeline.dead_letters(letters)
+    assert pipeline.codec.decode_as(WorkItem, letter.value()).request == poison
+    assert letter.key() == poison.request_id.encode()
+    assert header(letter, headers.DLT_ORIGINAL_TOPIC) == event.work.topic
+    assert int(header(letter, headers.DLT_ORIGINAL_OFFSET)) == event.work.offset
+    assert POISON not in repr(letter.headers())
+    assert POISON not in consumer.log()
+    assert consumer.events("engine_failed")
+
+
+def test_work_that_cannot_be_read_or_served_holds_up_nothing(
+    pipeline: Pipeline, replies: Replies, letters: LogReader
+) -> None:
+    """On the topic that only dispatchers write, all the same."""
+    topic = names.priority_topic(pipeline.models[0].pool, Priority.NORMAL)
+    (served,) = publish(pipeline, 1)
+    good = replies.wait([served])[served]
+    assert good.source is not None
+    item = WorkItem(
+        request=pipeline.request(),
+        tenant=good.tenant,
+        pool=pipeline.models[0].pool,
+        model_version="2",
+        priority_class=Priority.NORMAL,
+        cost_tokens=1,
+        submitted_at_ms=good.timings.submitted_at_ms or 0,
+        admitted_at_ms=0,
+        dispatched_at_ms=0,
+        deadline_at_ms=(good.timings.submitted_at_ms or 0) + 60_000,
+        reply_topic=names.replies_topic(good.tenant),
+        dispatcher_id="test",
+        source=good.source,
+    )
+    values: list[tuple[bytes | None, bytes | None]] = [
+        (b"k1", b"\x93no record"),
+        (b"k2", b""),
+        (b"k3", None),
+        (None, pipeline.codec.encode(pipeline.request())),
+    ]
+    bad = pipeline.write(topic, values)
+    pipeline.write(topic, [(None, pipeline.codec.encode(item))])
+    (after,) = publish(pipeline, 1)
+
+    answers = replies.wait([item.request.request_id, after])
+    assert answers[after].outcome == Outcome.OK
+    other_version = answers[item.request.request_id]
+    assert (other_version.outcome, other_version.code) == (Outcome.REJECTED, Code.UNKNOWN_MODEL)
+
+    def buried() -> dict[SourceCoordinate, tuple[bytes | None, bytes | None]]:
+        return {
+            SourceCoordinate(topic, int(header(letter, headers.DLT_ORIGINAL_PARTITION)), int(offset)): (
+                letter.key(),
+                letter.value(),
+            )
+            for letter in pipeline.dead_letters(letters)
+            if (offset := header(letter, headers.DLT_ORIGINAL_OFFSET))
+        }
+
+    letters.wait(lambda: set(bad) <= buried().keys(), what="a dead letter each")
+    assert [buried()[source] for source in bad] == [(key, value or b"") for key, value in values]
+    assert pipeline.processes["consumer-fragile"].stop() == 0
+
+
+def test_the_classic_protocol_serves_as_well(pipeline: Pipeline, replies: Replies) -> None:
+    pool, model = pipeline.models[-1].pool, pipeline.models[-1].model
+    env = {"CONSUMER_GROUP_PROTOCOL": "classic", **SLOW}
+    members = [pipeline.consumer(number, env, pool=pool) for number in (1, 2)]
+    for member in members:
+        member.wait_ready()
+    eventually(
+        lambda: sorted(map(len, pipeline.assignments(pipeline.pool_group(pool)).values())) == [6, 6],
+        15,
+        "half of the partitions for each",
+    )
+    request_ids = publish(pipeline, 300, model=model)
+    assert members[0].stop() == 0
+    request_ids += publish(pipeline, 100, model=model)
+    started = monotonic()
+    answers = replies.wait(request_ids, 30)
+    assert monotonic() - started < 30
+    assert {reply.outcome for reply in answers.values()} == {Outcome.OK}
+    replies.read_to_end()
+    replies.exactly_once(request_ids)
+    assert members[1].stop() == 0

@@ -8,6 +8,8 @@ codec: Faust consume that decodes each request and encodes the work item for it,
 import asyncio
 import signal
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -47,6 +49,7 @@ def build(kind: str, topics: list[str], settings: Settings) -> Any:
         broker_max_poll_records=2_000,
         consumer_auto_offset_reset="earliest",
         store="memory://",
+        datadir=str(Path(tempfile.gettempdir()) / "fairlane-faust"),
         topic_disable_leader=True,
         topic_allow_declare=False,
         web_enabled=False,

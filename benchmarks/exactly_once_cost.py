@@ -40,20 +40,19 @@ _TIMEOUT_S = 120.0
 
 
 class PlainLoop(TransactionLoop):
-    """The same loop without transactions: the outputs are produced, flushed, and the offsets committed after them."""
+    """The same loop without transactions: the outputs are produced and flushed, and no offset is committed at all."""
 
     def start(self) -> None:
-        self._size_limit = self.max_records
         self._thread = threading.Thread(target=self._run, name="plain", daemon=True)
         self._thread.start()
 
-    def _commit(self, batch: list[Settlement]) -> Sequence[Settlement]:
+    def _commit(self, batch: Sequence[Settlement]) -> Sequence[Settlement]:
         plan = self.ownership.plan((settlement.claim for settlement in batch), 1 << 20)
         if plan is None:
             return ()
         for settlement in batch:
             for record in settlement.outputs:
-                self._produce(record)
+                self.producer.produce(record.topic, value=record.value, key=record.key, headers=list(record.headers))
         self.producer.flush(10.0)
         self.ownership.settle(plan)
         return batch

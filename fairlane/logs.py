@@ -26,8 +26,15 @@ def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mu
 
 def configure(settings: Settings, service: str) -> None:
     """Set up logging of this process, the libraries' included. Called once, from the composition root."""
+    identity = {"service": service, "instance_id": settings.instance_id}
+
+    def identify(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        # Not context variables: threads do not inherit them.
+        event.update(identity)
+        return event
+
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
+        identify,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
@@ -55,7 +62,6 @@ def configure(settings: Settings, service: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service, instance_id=settings.instance_id)
 
 
 def get_logger(name: str) -> Any:

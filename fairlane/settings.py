@@ -13,7 +13,7 @@ SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 class KafkaSettings(BaseSettings):
     """How to reach Kafka. The only settings the client SDK reads."""
 
-    model_config = SettingsConfigDict(extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
     kafka_bootstrap_servers: str = Field(
         "127.0.0.1:9092", description="Brokers to start from, host:port, comma-separated"

@@ -14,6 +14,7 @@ from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
 from inference_consumers.micro_batch import ReceivedWork
 
 _MAX_REPLY_BYTES = MAX_MESSAGE_BYTES - 65_536
+_REFUSALS = frozenset({Code.INVALID, Code.UNKNOWN_MODEL})
 
 
 class PoisonError(Exception):
@@ -51,9 +52,8 @@ class AnswerWriter:
             value = self.codec.encode(reply)
         outputs = [self._reply_record(work, reply, value), self._usage(work, reply, run)]
         if isinstance(outcome, Failure) and outcome.code == Code.POISON:
-            letter = self.dead_letter(
-                work.claim, work.original_key, work.original_value, work.appended_at_ms, PoisonError()
-            )
+            poison = PoisonError(outcome.message)
+            letter = self.dead_letter(work.claim, work.original_key, work.original_value, work.appended_at_ms, poison)
             outputs.append(letter)
         return Settlement(work.claim, tuple(outputs))
 
@@ -120,6 +120,14 @@ class AnswerWriter:
         return OutRecord(names.LEDGER_USAGE, item.tenant.encode(), self.codec.encode(event))
 
 
+def outcome_of(outcome: ItemOutcome) -> Outcome:
+    """What the reply says became of the request."""
+    if isinstance(outcome, Success):
+        return Outcome.OK
+    # An engine may find an input invalid that only it can judge; everything else it reports is a failure.
+    return Outcome.REJECTED if outcome.code in _REFUSALS else Outcome.FAILED
+
+
 def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> InferenceReply:
     item = work.item
     reply = InferenceReply(
@@ -138,9 +146,7 @@ def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Inferenc
     )
     if isinstance(outcome, Success):
         return replace(reply, output=outcome.output, usage=outcome.usage, finish_reason=outcome.finish_reason)
-    # An engine may find an input invalid that only it can judge; everything else it reports is a failure.
-    became = Outcome.REJECTED if outcome.code == Code.INVALID else Outcome.FAILED
-    return replace(reply, outcome=became, code=outcome.code, field=outcome.field, message=outcome.message)
+    return replace(reply, outcome=outcome_of(outcome), code=outcome.code, field=outcome.field, message=outcome.message)
 
 
 def _timings(work: ReceivedWork, run: EngineRun | None) -> Timings:

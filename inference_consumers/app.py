@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping
 from functools import partial
+from time import monotonic
 
 from confluent_kafka import KafkaException, Producer
 
@@ -164,10 +165,11 @@ class ConsumerApp:
     ) -> None:
         """Finish the running batch, commit, leave the group. What waits in memory stays undone in the log."""
         self._readiness.set("assignment", "draining")
+        deadline = monotonic() + self._settings.drain_timeout_s
         consumer.stop()
         engine_thread.join(self._settings.drain_timeout_s)
         if self._failure is None:
-            transactions.drain(self._settings.drain_timeout_s)
+            transactions.drain(max(0.0, deadline - monotonic()))
         member.close()
         transactions.stop()
         for engine in engines.values():

@@ -16,7 +16,7 @@ from fairlane.outcomes import Code
 from fairlane.ownership import Claim, Ownership
 from fairlane.records import WorkItem
 from fairlane.transactions import Settlement, TransactionLoop
-from inference_consumers.answers import AnswerWriter, EngineRun
+from inference_consumers.answers import AnswerWriter, EngineRun, outcome_of
 from inference_consumers.engines.protocol import Engine, Failure, ItemOutcome, Success
 from inference_consumers.micro_batch import PRIORITY_WEIGHTS, MicroBatch, MicroBatcher, ModelKey, ReceivedWork
 from inference_consumers.runner import engine_items, run_batch
@@ -177,5 +177,5 @@ class InferenceConsumer:
             metrics.TOKENS.labels(tenant=tenant, model=model, kind="prompt").inc(outcome.usage.prompt_tokens)
             metrics.TOKENS.labels(tenant=tenant, model=model, kind="completion").inc(outcome.usage.completion_tokens)
         else:
-            metrics.REPLIES.labels(tenant=tenant, outcome="failed", code=outcome.code).inc()
+            metrics.REPLIES.labels(tenant=tenant, outcome=outcome_of(outcome), code=outcome.code).inc()
         return self.answers.answered(work, outcome, run)

@@ -5,6 +5,7 @@ from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane import metrics
 from fairlane.committed import resume_points
 from fairlane.kafka import ClientConfig, read_committed_consumer
 from fairlane.logs import get_logger
@@ -71,6 +72,10 @@ class PoolMember:
             return self._ownership.deliver(PartitionId(topic, partition), offset)
         if error.code() == KafkaError._PARTITION_EOF:
             self._ownership.advance(PartitionId(topic, partition), offset)
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            # Retention overtook this reader. The next assignment says how much is lost, and goes on from what is left.
+            metrics.LOG_TRUNCATED.labels(topic=topic).inc()
+            raise KafkaException(error)
         elif error.fatal():
             raise KafkaException(error)
         else:

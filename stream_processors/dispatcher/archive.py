@@ -4,13 +4,14 @@ import asyncio
 import threading
 
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from fairlane.codec import Codec
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.postgres import act_for, connect, deadline
 from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane.registry import RegistryError
 from fairlane.settings import Settings
 
 log = get_logger(__name__)
@@ -51,7 +52,7 @@ class LoggedReplies:
             try:
                 place = self._place(tenant, request_id, source)
                 return None if place is None else self._read(place)
-            except (psycopg.Error, OSError, ValueError) as error:
+            except (psycopg.Error, KafkaException, RegistryError, OSError, ValueError) as error:
                 log.warning("reply_lookup_failed", tenant=tenant, request_id=request_id, error=type(error).__name__)
                 self._reset()
                 return None

@@ -8,8 +8,10 @@ keeps what was fetched of it.
 
 import asyncio
 import struct
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -136,6 +138,8 @@ class RequestStream:
             # Where aiokafka would start by itself never counts: every assignment begins with our own seek.
             consumer_auto_offset_reset="earliest",
             store="memory://",
+            # Faust makes this folder although nothing of ours is kept in it.
+            datadir=str(Path(tempfile.gettempdir()) / "fairlane-faust"),
             topic_disable_leader=True,
             topic_allow_declare=False,
             web_enabled=False,

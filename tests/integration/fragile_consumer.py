@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import typer
 
 from fairlane.records import ModelVersion
 from inference_consumers import __main__ as service
-from inference_consumers import app
 from inference_consumers.engines.protocol import EngineItem, ItemOutcome
 from inference_consumers.engines.registry import limits_of
 from inference_consumers.engines.simulated import FREE, SimulatedCost, SimulatedEngine
@@ -39,5 +39,5 @@ def create_fragile_engine(
 
 
 if __name__ == "__main__":
-    app.create_engine = create_fragile_engine
-    typer.run(service.run)
+    with mock.patch("inference_consumers.app.create_engine", create_fragile_engine):
+        typer.run(service.run)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
@@ -284,21 +285,22 @@ class Pipeline:
         record_headers: Sequence[tuple[str, bytes]] = (),
     ) -> list[SourceCoordinate]:
         """Write any keys and values, and wait until the broker has them all. Returns where they stand, in order."""
-        written: list[SourceCoordinate] = []
+        written: dict[int, SourceCoordinate] = {}
         failures: list[str] = []
 
-        def delivered(error: Any, message: Message) -> None:
+        def delivered(number: int, error: Any, message: Message) -> None:
             if error is not None:
                 failures.append(error.str())
             else:
                 coordinate = str(message.topic()), message.partition() or 0, message.offset() or 0
-                written.append(SourceCoordinate(*coordinate))
+                written[number] = SourceCoordinate(*coordinate)
 
         producer = self.producer
-        for key, value in records:
+        for number, (key, value) in enumerate(records):
+            on_delivery = partial(delivered, number)
             while True:
                 try:
-                    producer.produce(topic, value, key, headers=list(record_headers), on_delivery=delivered)
+                    producer.produce(topic, value, key, headers=list(record_headers), on_delivery=on_delivery)
                     break
                 except BufferError:
                     producer.poll(0.1)
@@ -306,7 +308,7 @@ class Pipeline:
         unsent = producer.flush(_FLUSH_TIMEOUT_S)
         assert not unsent, f"{unsent} records were not acknowledged"
         assert not failures, failures[0]
-        return written
+        return [written[number] for number in sorted(written)]
 
     @property
     def producer(self) -> Producer:

@@ -42,7 +42,9 @@ def resume_points(
     """Ask the broker where the group left each partition.
 
     A committed offset that retention has truncated away is data loss: it is counted and logged as an alarm, and reading
-    goes on at the head of what is left. Raises KafkaException when the broker did not answer within ``timeout_s``.
+    goes on at the head of what is left. So is a committed offset beyond the end.
+
+    Raises KafkaException when the broker did not answer within ``timeout_s``.
     """
     wanted = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
     if not wanted:
@@ -76,8 +78,16 @@ def _raise_errors(found: list[TopicPartition]) -> None:
 
 
 def _resume(source: OffsetSource, found: TopicPartition, deadline: float) -> Resume:
-    low, _high = source.get_watermark_offsets(found, timeout=max(0.1, min(_CALL_TIMEOUT_S, deadline - monotonic())))
+    remaining = deadline - monotonic()
+    if remaining <= 0:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the positions were not found in time"))
+    low, high = source.get_watermark_offsets(found, timeout=min(_CALL_TIMEOUT_S, remaining))
     if found.offset < 0:
+        return Resume(None, low)
+    if found.offset > high:
+        # The log was replaced by a shorter one: what the group had done says nothing about what stands there now.
+        metrics.LOG_TRUNCATED.labels(topic=found.topic).inc()
+        log.error("log_replaced", topic=found.topic, partition=found.partition, committed=found.offset, end=high)
         return Resume(None, low)
     if found.offset < low:
         metrics.LOG_TRUNCATED.labels(topic=found.topic).inc()

@@ -38,6 +38,7 @@ class Feed(Generic[RecordT]):
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._on_failure: Callable[[Exception], None] | None = None
         self._listeners: list[Callable[[Mapping[str, RecordT]], None]] = []
 
     @property
@@ -47,6 +48,10 @@ class Feed(Generic[RecordT]):
     def on_change(self, listener: Callable[[Mapping[str, RecordT]], None]) -> None:
         """Call this with every new snapshot, on the feed's thread. Register before ``start``."""
         self._listeners.append(listener)
+
+    def on_failure(self, listener: Callable[[Exception], None]) -> None:
+        """Call this, on the feed's thread, when following ends by itself. Register before ``start``."""
+        self._on_failure = listener
 
     def start(self, timeout_s: float = 30.0) -> None:
         """Read the topic to its present end, then go on following it. Raises FeedUnavailableError."""
@@ -78,8 +83,11 @@ class Feed(Generic[RecordT]):
             self._follow(consumer)
         except Exception as error:  # noqa: BLE001 - handed to the waiting starter, or logged: never silent
             self._failure = error
+            started = self._caught_up.is_set()
             self._caught_up.set()
             log.error("feed_stopped", topic=self._topic, error=str(error))
+            if started and self._on_failure is not None:
+                self._on_failure(error)
         finally:
             consumer.close()
 

@@ -54,6 +54,11 @@ def is_backfill(topic: str) -> bool:
     return topic.startswith(_BACKFILL)
 
 
+def is_replies(topic: str) -> bool:
+    """Whether this is anybody's reply topic."""
+    return topic.startswith(_REPLIES)
+
+
 def is_replies_of(topic: str, tenant: str) -> bool:
     """Whether this is one of the tenant's own reply topics: the literal name, or the name and one service."""
     own = replies_topic(tenant)

@@ -138,11 +138,22 @@ class Ownership:
         with self._lock:
             return tuple(self._owned)
 
-    def deliver(self, partition: PartitionId, offset: int) -> Claim | None:
-        """A record arrived. None when it must be skipped: it is done, known already, or not ours."""
+    @property
+    def epoch(self) -> int:
+        """The number of the newest assignment. A reader that hands records on later stamps them with it."""
+        return self._epoch
+
+    def deliver(self, partition: PartitionId, offset: int, fetched_in_epoch: int | None = None) -> Claim | None:
+        """A record arrived. None when it must be skipped: it is done, known already, or not ours.
+
+        One that was fetched before its partition was assigned came from another position: taken as delivered, it would
+        make everything below it a gap that counts as done.
+        """
         with self._lock:
             owned = self._owned.get(partition)
-            if owned is None or not owned.tracker.deliver(offset):
+            if owned is None or (fetched_in_epoch is not None and fetched_in_epoch < owned.epoch):
+                return None
+            if not owned.tracker.deliver(offset):
                 return None
             return Claim(partition, offset, owned.epoch)
 
@@ -234,13 +245,14 @@ class Ownership:
     def settle(self, plan: CommitPlan) -> None:
         """The plan was committed."""
         with self._lock:
-            for partition, point in plan.points.items():
-                if partition in self._owned:
-                    self._owned[partition].committed = point.offset
             by_partition: dict[PartitionId, list[int]] = {}
             for claim in plan.claims:
                 if self._is_current(claim):
                     by_partition.setdefault(claim.partition, []).append(claim.offset)
+            for partition, point in plan.points.items():
+                # A plan that outlived its assignment says nothing about the present one.
+                if partition in self._owned and (partition in by_partition or not plan.claims):
+                    self._owned[partition].committed = point.offset
             for partition, offsets in by_partition.items():
                 self._owned[partition].tracker.settle(offsets)
 

@@ -1,6 +1,7 @@
 """Life of a process: signals, and a port for health and metrics that can never hurt a request."""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -106,6 +107,22 @@ def _handler(readiness: Readiness) -> type[BaseHTTPRequestHandler]:
             pass
 
     return Handler
+
+
+def exit_after(timeout_s: float) -> threading.Timer:
+    """End the process with status 1 if it is still there after ``timeout_s``; cancel the timer when it is shut down.
+
+    A shutdown that hangs must not keep a dead process in its slot.
+    """
+
+    def end() -> None:
+        log.error("shutdown_hung", timeout_s=timeout_s)
+        os._exit(1)
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 class StopSignal:

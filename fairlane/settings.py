@@ -86,6 +86,9 @@ class Settings(KafkaSettings):
     max_queue_size: int = Field(
         10_000, ge=1, description="Most requests a dispatcher holds in memory before it reads no more"
     )
+    max_queue_bytes: int = Field(
+        268_435_456, ge=1, description="Most bytes of requests a dispatcher holds in memory before it reads no more"
+    )
     dedupe_ttl_s: int = Field(86_400, ge=1, description="How long a request id is remembered to drop its duplicates")
 
     max_batch_size: int = Field(32, ge=1, le=1_024, description="Most items in one micro-batch")

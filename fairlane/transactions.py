@@ -129,6 +129,12 @@ class TransactionLoop:
         """Settlements not yet committed, the open transaction's included. Callers bound themselves by it."""
         return len(self._pending) + self._taken
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the outputs of what is pending; what the open transaction holds is not counted."""
+        with self._wake:
+            return sum(settlement.size_bytes for settlement in self._pending)
+
     @contextlib.contextmanager
     def between_transactions(self, timeout_s: float) -> Iterator[bool]:
         """Wait for the open transaction to end and keep the next one from starting; yields whether that worked in time.

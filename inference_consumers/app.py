@@ -1,7 +1,7 @@
 """Composition root of an inference consumer: reads the settings, loads the engines, joins the pool's group."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
 
@@ -14,7 +14,7 @@ from fairlane.models import load_models
 from fairlane.ownership import Ownership
 from fairlane.records import ModelVersion
 from fairlane.registry import codec_for
-from fairlane.service import HealthServer, Readiness, StopSignal
+from fairlane.service import HealthServer, Readiness, StopSignal, exit_after
 from fairlane.settings import Settings
 from fairlane.transactions import TransactionLoop
 from inference_consumers.answers import AnswerWriter
@@ -23,11 +23,13 @@ from inference_consumers.engines.protocol import Engine
 from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.simulated import SimulatedCost
 from inference_consumers.group import PoolMember
-from inference_consumers.micro_batch import BatchLimits, MicroBatcher, ModelKey
+from inference_consumers.micro_batch import PRIORITY_WEIGHTS, BatchLimits, MicroBatcher, ModelKey
 
 log = logs.get_logger(__name__)
 
 _REVOKE_TIMEOUT_S = 3.0
+_DRAIN_POLL_S = 0.02
+_EXIT_MARGIN_S = 3.0
 
 
 class NoSuchPoolError(Exception):
@@ -166,12 +168,20 @@ class ConsumerApp:
         """Finish the running batch, commit, leave the group. What waits in memory stays undone in the log."""
         self._readiness.set("assignment", "draining")
         deadline = monotonic() + self._settings.drain_timeout_s
+        exit_timer = exit_after(self._settings.drain_timeout_s + _EXIT_MARGIN_S)
         consumer.stop()
-        engine_thread.join(self._settings.drain_timeout_s)
+        self._poll_until(member, deadline, lambda: not engine_thread.is_alive())
         if self._failure is None:
-            transactions.drain(max(0.0, deadline - monotonic()))
+            self._poll_until(member, deadline, lambda: not transactions.pending_count)
         member.close()
         transactions.stop()
         for engine in engines.values():
             engine.close()
         self._health.stop()
+        exit_timer.cancel()
+
+    def _poll_until(self, member: PoolMember, deadline: float, done: Callable[[], bool]) -> None:
+        """Stay a member in good standing while work is finished: the group may move on, and commits must follow it."""
+        member.pause_priorities(PRIORITY_WEIGHTS)
+        while not done() and monotonic() < deadline and self._failure is None:
+            member.poll(_DRAIN_POLL_S)

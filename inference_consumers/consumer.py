@@ -171,6 +171,14 @@ class InferenceConsumer:
             metrics.BATCH_WAIT_SECONDS.labels(model=model).observe((started_at_ms - work.received_at_ms) / 1000)
 
     def _settle(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
+        try:
+            return self._settle_outcome(work, outcome, run)
+        except Exception as error:  # noqa: BLE001 - an answer that cannot be written must not take its batch along
+            log.error("answer_unwritable", request_id=work.item.request.request_id, error=type(error).__name__)
+            unwritable = Failure(Code.POISON, f"the answer cannot be written: {type(error).__name__}")
+            return self._settle_outcome(work, unwritable, run)
+
+    def _settle_outcome(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
         tenant, model = work.item.tenant, work.item.request.model
         if isinstance(outcome, Success):
             metrics.REPLIES.labels(tenant=tenant, outcome="ok", code="").inc()

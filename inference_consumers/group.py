@@ -48,9 +48,10 @@ class PoolMember:
         committed as done.
         """
         first = self._consumer.poll(timeout_s)
+        epoch = self._ownership.epoch
         messages = [] if first is None else [first, *self._consumer.consume(_MAX_POLL_RECORDS, 0)]
         self._refresh_membership()
-        return [(claim, message) for message in messages if (claim := self._claim(message)) is not None]
+        return [(claim, message) for message in messages if (claim := self._claim(message, epoch)) is not None]
 
     def pause_priorities(self, full: Iterable[str]) -> None:
         """Fetch nothing of these priorities, nor of partitions that hold too much undone work; fetch all others."""
@@ -61,7 +62,7 @@ class PoolMember:
         """Leave the group."""
         self._consumer.close()
 
-    def _claim(self, message: Message) -> Claim | None:
+    def _claim(self, message: Message, epoch: int) -> Claim | None:
         error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
         if topic is None or partition is None or offset is None:
             if error is not None and error.fatal():
@@ -69,7 +70,7 @@ class PoolMember:
             log.warning("consumer_error", error=None if error is None else error.name())
             return None
         if error is None:
-            return self._ownership.deliver(PartitionId(topic, partition), offset)
+            return self._ownership.deliver(PartitionId(topic, partition), offset, epoch)
         if error.code() == KafkaError._PARTITION_EOF:
             self._ownership.advance(PartitionId(topic, partition), offset)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -93,7 +94,9 @@ class PoolMember:
             consumer.incremental_assign(start)
         else:
             consumer.assign(start)
-        self._paused.clear()
+        # librdkafka remembers a pause over a reassignment, and would never fetch this partition again.
+        consumer.resume(start)
+        self._paused.difference_update(wanted)
         self._apply_pauses()
         log.info("assigned", partitions=[f"{partition.topic}-{partition.partition}" for partition in wanted])
 

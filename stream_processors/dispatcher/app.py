@@ -3,8 +3,9 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
@@ -19,7 +20,7 @@ from fairlane.kafka import connection, transactional_producer
 from fairlane.ownership import Ownership
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.registry import codec_for
-from fairlane.service import HealthServer, Readiness
+from fairlane.service import HealthServer, Readiness, exit_after
 from fairlane.settings import Settings
 from fairlane.transactions import Settlement, TransactionLoop
 from stream_processors.dispatcher.archive import LoggedReplies
@@ -33,6 +34,9 @@ from stream_processors.dispatcher.work_queue import ArrivalOrder
 log = logs.get_logger(__name__)
 
 _UPKEEP_S = 0.2
+_MAX_OUTSIDE_GROUP_S = 90.0
+_METADATA_EVERY_S = 1.0
+_EXIT_MARGIN_S = 4.0
 _SWITCH_INTERVAL_S = 0.0005
 _METADATA_TIMEOUT_S = 5.0
 _REVOKE_TIMEOUT_S = 3.0
@@ -53,6 +57,7 @@ class DispatcherApp:
         self._ownership = Ownership(settings.max_undone_span)
         self._archive = LoggedReplies(settings, self._codec)
         self._stopping = asyncio.Event()
+        self._member_at = monotonic()
         self._failure: BaseException | None = None
 
     async def run(self) -> int:
@@ -61,15 +66,21 @@ class DispatcherApp:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         self._health.start()
+
+        def failed(error: BaseException) -> None:
+            loop.call_soon_threadsafe(self._fail, error)
+
         for feed in (self._tenants, self._models):
+            feed.on_failure(failed)
             await loop.run_in_executor(None, feed.start)
         self._readiness.set("feeds")
         redis = self._redis()
-        transactions = self._transactions(loop)
+        transactions = self._transactions(failed)
         dispatcher = self._dispatcher(transactions, redis)
+        transactions.fallback = dispatcher.writer.unpublishable
 
         def committed(_settled: Sequence[Settlement]) -> None:
-            loop.call_soon_threadsafe(dispatcher.on_committed)
+            loop.call_soon_threadsafe(dispatcher.on_room)
 
         transactions.on_committed = committed
         await loop.run_in_executor(None, transactions.start)
@@ -79,6 +90,7 @@ class DispatcherApp:
             self._ownership,
             on_record=dispatcher.on_record,
             on_revoked=partial(self._revoked, dispatcher, transactions),
+            on_failure=failed,
         )
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -98,18 +110,14 @@ class DispatcherApp:
             return 1
         return 0
 
-    def _transactions(self, loop: asyncio.AbstractEventLoop) -> TransactionLoop:
+    def _transactions(self, failed: Callable[[BaseException], None]) -> TransactionLoop:
         settings = self._settings
         transactional_id = f"{settings.group_prefix}.dispatcher.{settings.instance_id}"
         producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
-
-        def fatal(error: Exception) -> None:
-            loop.call_soon_threadsafe(self._fail, error)
-
         return TransactionLoop(
             producer,
             self._ownership,
-            on_fatal=fatal,
+            on_fatal=failed,
             max_records=settings.max_transaction_records,
         )
 
@@ -130,6 +138,7 @@ class DispatcherApp:
                 settings.max_input_bytes, settings.max_input_items, settings.max_timeout_ms, settings.max_output_tokens
             ),
             max_held=settings.max_queue_size,
+            max_held_bytes=settings.max_queue_bytes,
             clock=now_ms,
             tenants=self._tenants.snapshot,
             models=self._models.snapshot,
@@ -159,6 +168,7 @@ class DispatcherApp:
 
     async def _upkeep(self, stream: RequestStream, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
         """What has to be looked at again and again: new tenants, paused partitions, the membership."""
+        look_at = 0.0
         # Before 3.12 wait_for loses a cancellation that comes together with what it waits for: being told ends it.
         while not self._stopping.is_set():
             dispatcher.tenants, dispatcher.models = self._tenants.snapshot, self._models.snapshot
@@ -166,7 +176,8 @@ class DispatcherApp:
                 raise RuntimeError("Faust stopped") from stream.crashed
             if not stream.rebalancing:
                 wanted = self._wanted_topics()
-                if wanted - stream.subscribed:
+                if wanted - stream.subscribed and monotonic() >= look_at:
+                    look_at = monotonic() + _METADATA_EVERY_S
                     topics = await self._existing_topics()
                     if topics - stream.subscribed and not stream.rebalancing:
                         log.info("subscribing", topics=sorted(topics - stream.subscribed))
@@ -176,9 +187,22 @@ class DispatcherApp:
                 stream.apply_pauses(self._ownership.paused())
                 dispatcher.dispatch()
                 transactions.commit_positions()
-                owned = self._ownership.membership
-                self._readiness.set("assignment", None if owned is not None else "waiting for the group")
+            # Settlements of revoked partitions vanish without a commit.
+            dispatcher.on_room()
+            self._check_membership(stream)
             await self._pause()
+
+    def _check_membership(self, stream: RequestStream) -> None:
+        """Ready only as a member; one that stays outside its group for long is stuck, and a restart is the cure."""
+        if self._ownership.may_commit and not stream.rebalancing:
+            self._member_at = monotonic()
+            self._readiness.set("assignment")
+            return
+        outside_s = monotonic() - self._member_at
+        if outside_s > _MAX_OUTSIDE_GROUP_S:
+            raise RuntimeError(f"no member of the group for {outside_s:.0f} s")
+        if not self._ownership.may_commit:
+            self._readiness.set("assignment", "waiting for the group")
 
     async def _pause(self) -> None:
         try:
@@ -236,6 +260,7 @@ class DispatcherApp:
         redis: "Redis | None",
     ) -> None:
         self._readiness.set("assignment", "stopping")
+        exit_timer = exit_after(self._settings.drain_timeout_s + _EXIT_MARGIN_S)
         loop = asyncio.get_running_loop()
         for task in tasks:
             task.cancel()
@@ -250,6 +275,7 @@ class DispatcherApp:
         if redis is not None:
             await redis.aclose()
         self._health.stop()
+        exit_timer.cancel()
 
 
 def main() -> int:

@@ -73,7 +73,9 @@ class LoggedReplies:
             self._consumer = Consumer(read_committed_consumer(self._settings, group))
         self._consumer.assign([TopicPartition(place.topic, place.partition, place.offset)])
         message = self._consumer.poll(_READ_TIMEOUT_S)
-        if message is None or message.error() is not None or message.offset() != place.offset:
+        if message is None or message.error() is not None:
+            return None
+        if (message.topic(), message.partition(), message.offset()) != (place.topic, place.partition, place.offset):
             return None
         return self._codec.decode_as(InferenceReply, message.value())
 

@@ -16,9 +16,13 @@ from fairlane.records import (
     Timings,
     WorkItem,
 )
-from fairlane.transactions import OutRecord
+from fairlane.transactions import OutRecord, Settlement
 from stream_processors.dispatcher.validation import MAX_ID_CHARS, Refusal, reply_topic_for_refusal
 from stream_processors.dispatcher.work_queue import QueuedRequest
+
+
+class UnpublishableError(Exception):
+    """A reply that its topic does not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,19 @@ class DecisionWriter:
             dead_letter_headers(arrival.coordinate, arrival.timestamp_ms, error),
         )
         return letter, self._audit(audit)
+
+    def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
+        """The broker refuses this settlement's outputs for good. A reply that its topic does not take is kept as a dead
+        letter; work is never given up: it waits until its pool's topic is there."""
+        first = settlement.outputs[0]
+        if not names.is_replies(first.topic):
+            return settlement
+        coordinate = SourceCoordinate(*settlement.claim.partition, settlement.claim.offset)
+        error = UnpublishableError(f"{first.topic}: {reason}")
+        letter = OutRecord(
+            names.DEAD_LETTER_REQUESTS, first.key, first.value, dead_letter_headers(coordinate, 0, error)
+        )
+        return Settlement(settlement.claim, (letter,))
 
     def _reply(self, topic: str, reply: InferenceReply) -> OutRecord:
         return OutRecord(topic, reply.request_id.encode(), self.codec.encode(reply))

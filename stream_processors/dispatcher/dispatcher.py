@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from traceback import extract_tb
 from typing import Any, Protocol
 
 from fairlane import headers, metrics
@@ -49,12 +50,14 @@ class Dispatcher:
     archive: ReplyArchive
     limits: Limits
     max_held: int
+    max_held_bytes: int
     clock: ClockMs
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     models: Mapping[str, ModelVersion] = field(default_factory=dict)
     _arrived: list[tuple[Claim, Arrival]] = field(default_factory=list)
     _something_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _read_bytes: int = 0
     _repeated: "asyncio.Queue[tuple[QueuedRequest, SourceCoordinate]]" = field(
         default_factory=lambda: asyncio.Queue(_MAX_REPEATED)
     )
@@ -64,7 +67,8 @@ class Dispatcher:
     async def on_record(self, message: Any) -> None:
         """Take one record from Faust. Waits while too much is held in memory, which stops the fetching."""
         partition = PartitionId(message.topic, message.partition)
-        claim = self.ownership.deliver(partition, message.offset)
+        # The fetching thread left the epoch of the assignment there.
+        claim = self.ownership.deliver(partition, message.offset, message.checksum)
         if claim is None:
             return
         arrival = Arrival(
@@ -76,15 +80,28 @@ class Dispatcher:
             tuple(message.headers),
         )
         self._arrived.append((claim, arrival))
+        self._read_bytes += len(arrival.value or b"")
         self._something_arrived.set()
-        while self._held >= self.max_held:
+        while not self._has_room():
             self._room.clear()
             await self._room.wait()
 
-    def on_committed(self) -> None:
-        """A transaction ended: there may be room again."""
-        if self._held < self.max_held:
+    def on_room(self) -> None:
+        """Something was committed or dropped: there may be room again. Spurious calls do no harm."""
+        if self._has_room():
             self._room.set()
+
+    def _has_room(self) -> bool:
+        if self._held >= self.max_held:
+            return False
+        if self._read_bytes >= self.max_held_bytes:
+            # Counting is dear, so it is done only when that much was read since the last time.
+            self._read_bytes = self._held_bytes()
+        return self._read_bytes < self.max_held_bytes
+
+    def _held_bytes(self) -> int:
+        arrived = sum(len(arrival.value or b"") for _, arrival in self._arrived)
+        return arrived + self.queue.size_bytes + self.transactions.pending_bytes
 
     def on_revoked(self) -> None:
         """Forget what waits of partitions that moved on; their new owner reads it again."""
@@ -138,8 +155,7 @@ class Dispatcher:
             except RegistryError:
                 # The registry is out of reach: the record may be perfectly good. End, restart, read it again.
                 raise
-            except Exception as error:
-                log.error("intake_failed", topic=arrival.partition.topic, offset=arrival.offset, exc_info=error)
+            except Exception as error:  # noqa: BLE001 - what our own code fails on is buried, and nothing else stops
                 verdict = self._broken(arrival, tenant, error)
             if isinstance(verdict, QueuedRequest):
                 admitted.append(verdict)
@@ -179,7 +195,15 @@ class Dispatcher:
     def _broken(self, arrival: Arrival, tenant: str, error: Exception) -> tuple[OutRecord, ...]:
         """A record that our own code failed on: keep its bytes where an operator sees them."""
         metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
-        # The type alone: the text of an unforeseen exception may quote the record.
+        # The type and the line alone: the text of an unforeseen exception may quote the record.
+        *_, frame = extract_tb(error.__traceback__)
+        log.error(
+            "intake_failed",
+            topic=arrival.partition.topic,
+            offset=arrival.offset,
+            error=type(error).__name__,
+            raised_at=f"{frame.filename}:{frame.lineno}",
+        )
         problem = DecodeError(DecodeProblem.INTAKE_FAILED, type(error).__name__)
         return self.writer.dead_letter(arrival, tenant, problem, self.clock())
 

@@ -1,6 +1,7 @@
 """Whether a request id was accepted before, at another place in the log. Kept in Redis, which may be missing."""
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import Protocol
 
 from redis.asyncio import Redis
@@ -10,6 +11,8 @@ from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
 
 log = get_logger(__name__)
+
+_RETRY_AFTER_S = 2.0
 
 # Whoever sets a key first stays; the answer is what stands there now. One script for a whole batch: one command to
 # write and one reply to parse, where a pipeline costs the event loop several times as much.
@@ -47,8 +50,11 @@ class RedisDuplicateIndex:
         self._remember = redis.register_script(_REMEMBER)
         self._ttl_s = ttl_s
         self._available = True
+        self._retry_at = 0.0
 
     async def first_seen(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> list[SourceCoordinate | None]:
+        if monotonic() < self._retry_at:
+            return [None] * len(entries)
         try:
             keys = [f"seen:{tenant}:{request_id}" for tenant, request_id, _ in entries]
             places = [_packed(coordinate) for _, _, coordinate in entries]
@@ -57,6 +63,8 @@ class RedisDuplicateIndex:
             if self._available:
                 log.warning("duplicate_index_unavailable", error=type(error).__name__)
             self._available = False
+            # A Redis that hangs must not cost every batch its time-out.
+            self._retry_at = monotonic() + _RETRY_AFTER_S
             return [None] * len(entries)
         self._available = True
         return [_other(answer, coordinate) for answer, (_, _, coordinate) in zip(answers, entries, strict=True)]
@@ -67,7 +75,12 @@ def _packed(coordinate: SourceCoordinate) -> str:
 
 
 def _other(answer: bytes | None, coordinate: SourceCoordinate) -> SourceCoordinate | None:
-    if answer is None or answer.decode() == _packed(coordinate):
+    if answer is None or answer == _packed(coordinate).encode():
         return None
-    topic, partition, offset = answer.decode().split("|")
-    return SourceCoordinate(topic, int(partition), int(offset))
+    try:
+        topic, partition, offset = answer.decode().split("|")
+        return SourceCoordinate(topic, int(partition), int(offset))
+    except ValueError:
+        # Not ours: somebody else writes these keys as well.
+        log.warning("duplicate_index_unreadable", topic=coordinate.topic, offset=coordinate.offset)
+        return None

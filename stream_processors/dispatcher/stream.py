@@ -6,91 +6,31 @@ being committed; generation and member id are handed on with the assignment they
 keeps what was fetched of it.
 """
 
-import asyncio
-import struct
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import faust
 from aiokafka.helpers import create_ssl_context
 from confluent_kafka import Consumer as ConfluentConsumer
-from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+from faust.transport.drivers.aiokafka import Consumer, Transport
 from faust.types import TP
 from yarl import URL
 
-from fairlane.committed import resume_points
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
-from fairlane.ownership import Membership, Ownership, PartitionId
+from fairlane.ownership import Ownership, PartitionId
 from fairlane.settings import Settings
+from stream_processors.dispatcher.fenced_thread import FencedThread
 
 log = get_logger(__name__)
 
-_FETCH_MAX_WAIT_MS = 200
 _RESUBSCRIBE_S = 0.1
-_SEEK_TIMEOUT_S = 30.0
-_NO_STATIC_INSTANCE = b"\x01"
+# aiokafka leaves the group for good when nobody fetches for this long, and one that owns nothing never fetches.
+_MAX_POLL_INTERVAL_S = 365 * 86_400.0
 
 Handler = Callable[[Any], Awaitable[None]]
-
-
-def group_metadata(group: str, generation: int, member_id: str) -> bytes:
-    """What librdkafka's ``consumer_group_metadata()`` would be for this member of a classic group (its format v2)."""
-    return (
-        b"CGMDv2:"
-        + struct.pack("<i", generation)
-        + group.encode()
-        + b"\0"
-        + member_id.encode()
-        + b"\0"
-        + _NO_STATIC_INSTANCE
-    )
-
-
-class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has no types
-    """The consumer thread: fetches committed data only and starts every assignment where the group really left off."""
-
-    ownership: Ownership
-    offsets: ConfluentConsumer
-
-    def _create_worker_consumer(self, transport: Any) -> Any:
-        consumer = super()._create_worker_consumer(transport)
-        # Faust sets these only in its own exactly-once mode, or not at all.
-        consumer._isolation_level = "read_committed"
-        consumer._fetch_max_wait_ms = _FETCH_MAX_WAIT_MS
-        return consumer
-
-    async def seek_to_committed(self) -> Mapping[Any, int]:
-        return dict(await self.call_thread(self._seek_to_committed))
-
-    async def _seek_to_committed(self) -> Mapping[Any, int]:
-        consumer = self._ensure_consumer()
-        membership, revocations = self.membership(), self.ownership.revocations
-        assigned = {PartitionId(tp.topic, tp.partition): tp for tp in consumer.assignment()}
-        missing = [partition for partition in assigned if partition not in set(self.ownership.partitions())]
-        ask = partial(resume_points, self.offsets, missing, _SEEK_TIMEOUT_S)
-        found = await asyncio.get_running_loop().run_in_executor(None, ask)
-        points = {partition: resume.committed for partition, resume in found.items()}
-        if self.membership().generation != membership.generation or not self.ownership.assign(
-            points, membership, unless_revoked_since=revocations
-        ):
-            return {}  # another rebalance began meanwhile; its own seek follows
-        positions = {partition: resume.position for partition, resume in found.items()}
-        positions = self.ownership.resume_points() | positions
-        for partition, tp in assigned.items():
-            if partition in positions:
-                consumer.seek(tp, positions[partition])
-        log.info("assigned", partitions=len(assigned), generation=membership.generation)
-        return {tp: positions[partition] for partition, tp in assigned.items() if partition in positions}
-
-    def membership(self) -> Membership:
-        """Who the coordinator says this consumer is now; a generation of -1 is nobody."""
-        coordinator = self._ensure_consumer()._coordinator
-        generation, member_id = int(coordinator.generation), str(coordinator.member_id)
-        return Membership(generation, member_id, group_metadata(self.app.conf.id, generation, member_id))
 
 
 class RequestStream:
@@ -106,10 +46,12 @@ class RequestStream:
         *,
         on_record: Handler,
         on_revoked: Callable[[], Awaitable[None]],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self.group = f"{settings.group_prefix}.dispatcher"
         self._ownership = ownership
         self._on_revoked = on_revoked
+        self._on_failure = on_failure
         self._offsets = ConfluentConsumer(read_committed_consumer(settings, self.group))
         self._app = self._build_app(settings)
         self._topic = self._app.topic("placeholder", key_serializer="raw", value_serializer="raw")
@@ -134,6 +76,7 @@ class RequestStream:
             broker_heartbeat_interval=session_s / 4,
             broker_request_timeout=max(40.0, session_s * 2),
             broker_max_poll_records=2_000,
+            broker_max_poll_interval=_MAX_POLL_INTERVAL_S,
             consumer_metadata_max_age_ms=2_000,
             # Where aiokafka would start by itself never counts: every assignment begins with our own seek.
             consumer_auto_offset_reset="earliest",
@@ -143,18 +86,18 @@ class RequestStream:
             topic_disable_leader=True,
             topic_allow_declare=False,
             web_enabled=False,
-            stream_buffer_maxsize=16_384,
+            stream_buffer_maxsize=1_024,
             # The default waits for unacknowledged messages for ever: the member then never rejoins.
             stream_wait_empty=False,
             # aiokafka's round robin: Faust's own assignor gives partition 0 of every topic to one member.
             table_standby_replicas=0,
         )
-        ownership, offsets = self._ownership, self._offsets
+        ownership, offsets, on_failure = self._ownership, self._offsets, self._on_failure
 
         class FencedConsumer(Consumer):  # type: ignore[misc]  # Faust has no types
             def _new_consumer_thread(self) -> FencedThread:
                 thread = FencedThread(self, loop=self.loop, beacon=self.beacon)
-                thread.ownership, thread.offsets = ownership, offsets
+                thread.ownership, thread.offsets, thread.on_failure = ownership, offsets, on_failure
                 return thread
 
             async def _wait_next_records(self, timeout: float) -> tuple[Any, None]:
@@ -229,6 +172,7 @@ class RequestStream:
         log.info("revoked", partitions=len(list(revoked)))
         self._paused.clear()
         self._ownership.revoke_all()
+        self._app.consumer._thread.allow_reset()
         await self._on_revoked()
 
 

@@ -41,6 +41,10 @@ class WorkQueue(Protocol):
 
     def claims(self) -> Iterable[Claim]: ...
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the requests that wait."""
+
     def __len__(self) -> int: ...
 
 
@@ -67,6 +71,10 @@ class ArrivalOrder:
 
     def claims(self) -> Iterable[Claim]:
         return tuple(self._waiting)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(request.size_bytes for request in self._waiting.values())
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -27,10 +27,17 @@ class StreamMember:
         self.ownership = Ownership(max_span)
         self.delivered: list[Claim] = []
         self.revocations = 0
-        self.stream = RequestStream(settings, self.ownership, on_record=self._on_record, on_revoked=self._on_revoked)
+        self.failures: list[BaseException] = []
+        self.stream = RequestStream(
+            settings,
+            self.ownership,
+            on_record=self._on_record,
+            on_revoked=self._on_revoked,
+            on_failure=self.failures.append,
+        )
 
     async def _on_record(self, message: Any) -> None:
-        claim = self.ownership.deliver(PartitionId(message.topic, message.partition), message.offset)
+        claim = self.ownership.deliver(PartitionId(message.topic, message.partition), message.offset, message.checksum)
         if claim is not None:
             self.delivered.append(claim)
 

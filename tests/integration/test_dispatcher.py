@@ -69,9 +69,12 @@ class Load:
 
 
 def owners(pipeline: Pipeline) -> dict[str, int]:
-    """How many partitions each dispatcher owns."""
+    """How many of our partitions each dispatcher owns."""
     found = pipeline.assignments(pipeline.dispatcher_group)
-    return {name: len(partitions) for name, partitions in found.items() if partitions}
+    counts = {
+        name: sum(pipeline.unique in topic for topic, _partition in partitions) for name, partitions in found.items()
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def undispatched(pipeline: Pipeline) -> int:

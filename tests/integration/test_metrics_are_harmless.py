@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
 
-SCRAPERS = 40
+SCRAPERS = 15
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +129,8 @@ def test_a_taken_port_changes_no_outcome(pipeline: Pipeline, replies: Replies) -
             stack.enter_context(closing(socket.create_server((HOST, process.metrics_port))))
             process.start()
         for process in (dispatcher, consumer):
-            eventually(
-                lambda process=process: process.events("metrics_port_unavailable"), 20, "the word about the port"
-            )
+            told = partial(process.events, "metrics_port_unavailable")
+            eventually(told, 20, f"what {process.name} says of its port")
         pipeline.wait_all_own()
         answers(pipeline, replies)
         assert [process.stop() for process in (dispatcher, consumer)] == [0, 0]

@@ -133,24 +133,21 @@ class GroupModel(RuleBasedStateMachine):
                 member.ownership.refresh(membership)
             member.positions.update((partition, point.offset if point else 0) for partition, point in found.items())
 
-    @rule(who=WHO)
-    def lose_the_coordinator(self, who: int) -> None:
-        """The client reports that it is nobody; what it holds it still believes its own."""
-        self.members[who].ownership.refresh(NOBODY)
-
-    @rule(who=WHO, assigned=st.booleans())
-    def crash(self, who: int, *, assigned: bool) -> None:
-        """The process starts again. It may even be told of partitions before it has a generation."""
+    @rule(who=WHO, crashed=st.booleans(), assigned=st.booleans())
+    def fall_out(self, who: int, *, crashed: bool, assigned: bool) -> None:
+        """The client reports that it is nobody, and the member believes that what it holds is still its own; or the
+        process starts again, and may even be told of partitions before it has a generation."""
         member = self.members[who]
+        if not crashed:
+            member.ownership.refresh(NOBODY)
+            return
         member.crash()
         if assigned:
             point = self.broker.resume(P0)
             member.ownership.assign({P0: point}, NOBODY)
             member.positions[P0] = point.offset if point else 0
 
-    @rule(who=WHO, count=st.integers(1, 40))
-    def read(self, who: int, count: int) -> None:
-        member = self.members[who]
+    def read(self, member: Member, count: int) -> None:
         for partition in member.ownership.partitions():
             position = member.positions.get(partition, 0)
             arriving = [offset for offset in self.records[partition] if offset >= position][:count]
@@ -171,7 +168,7 @@ class GroupModel(RuleBasedStateMachine):
         ending=st.sampled_from(tuple(Ending)),
         after=st.none() | REBALANCES,
     )
-    def commit(
+    def read_and_commit(
         self,
         who: int,
         chance: float,
@@ -184,7 +181,7 @@ class GroupModel(RuleBasedStateMachine):
         """Read on, and commit whatever is finished, claims of former assignments included. The group may move on while
         it is under way, and again before the member hears that it was committed."""
         member = self.members[who]
-        self.read(who, 10)
+        self.read(member, 10)
         finished = [claim for claim in member.claims if random.random() < chance]
         random.shuffle(finished)
         plan = member.ownership.plan(finished, bound) if finished else member.ownership.position_plan(bound)
@@ -194,12 +191,12 @@ class GroupModel(RuleBasedStateMachine):
         assert {claim.partition for claim in plan.claims} <= set(plan.points)
         if before is not None:
             self.rebalance(before)
-            self.read(who, 10)
+            self.read(member, 10)
         if ending is Ending.FAILS or not self.broker.commit(plan):
             return
         if after is not None:
             self.rebalance(after)
-            self.read(who, 10)
+            self.read(member, 10)
         if ending is Ending.UNHEARD:
             member.crash()
             return
@@ -223,7 +220,7 @@ class GroupModel(RuleBasedStateMachine):
         last = Member("last")
         self.members = [last, *self.members]
         self.rebalance(Rebalance(1, 0, cooperative=False))
-        self.read(0, max(len(records) for records in self.records.values()))
+        self.read(last, max(len(records) for records in self.records.values()))
         while last.claims:
             plan = last.ownership.plan(last.claims, NO_BOUND)
             assert plan is not None
@@ -235,7 +232,7 @@ class GroupModel(RuleBasedStateMachine):
 
 
 TestGroup = GroupModel.TestCase
-TestGroup.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestGroup.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 MEMBERSHIP = Membership(4, "me", b"metadata")

@@ -1,0 +1,175 @@
+"""Following a compacted topic, over a consumer that plays a script."""
+
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane.feeds import Feed, FeedUnavailableError
+from fairlane.records import ModelVersion, TenantSpec
+from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings
+from tests.waiting import eventually
+
+TOPIC = "control.tenants"
+CODEC = default_codec()
+
+
+class ScriptedConsumer:
+    """Plays the records and errors that a test puts into it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.script: SimpleQueue[Message | Exception] = SimpleQueue()
+        self.assigned: list[TopicPartition] = []
+        self.topic_error: KafkaError | None = None
+        self.closed = False
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        partitions = {} if self.topic_error is not None else {0: None}
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=self.topic_error, partitions=partitions)})
+
+    def get_watermark_offsets(self, _partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        return 5, 9
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self.assigned = partitions
+
+    def poll(self, timeout: float) -> Message | None:
+        try:
+            played = self.script.get(timeout=min(timeout, 0.02))
+        except Empty:
+            return None
+        if isinstance(played, Exception):
+            raise played
+        return played
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
+    made = ScriptedConsumer({})
+
+    def make(config: dict[str, Any]) -> ScriptedConsumer:
+        made.config = config
+        return made
+
+    monkeypatch.setattr("fairlane.feeds.Consumer", make)
+    return made
+
+
+@pytest.fixture
+def feed(consumer: ScriptedConsumer) -> Iterator[Feed[TenantSpec]]:
+    feed = Feed(KafkaSettings(), CODEC, TOPIC, TenantSpec)
+    yield feed
+    feed.stop()
+    assert consumer.closed
+
+
+def record(key: str, value: bytes | None) -> Message:
+    return Message(topic=TOPIC, partition=0, offset=1, key=key.encode(), value=value)
+
+
+def tenant(name: str, weight: float = 1.0) -> Message:
+    return record(name, CODEC.encode(TenantSpec(name, weight=weight)))
+
+
+def end() -> Message:
+    return Message(topic=TOPIC, partition=0, offset=9, error=KafkaError(KafkaError._PARTITION_EOF))
+
+
+def failure(code: int, *, fatal: bool = False) -> Message:
+    return Message(topic=TOPIC, partition=0, error=KafkaError(code, "says the broker", fatal))
+
+
+def play(consumer: ScriptedConsumer, *messages: Message | Exception) -> None:
+    for message in messages:
+        consumer.script.put(message)
+
+
+def test_it_has_read_everything_when_it_has_started(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
+    seen: list[set[str]] = []
+    feed.on_change(lambda content: seen.append(set(content)))
+    play(consumer, tenant("acme"), tenant("globex"), tenant("acme", 2.0), record("globex", None), end())
+    feed.start(5)
+    assert feed.snapshot == {"acme": TenantSpec("acme", weight=2.0)}
+    assert seen == [{"acme"}]  # nothing half read was shown
+    assert (consumer.assigned[0].topic, consumer.assigned[0].offset) == (TOPIC, 5)
+    assert consumer.config["isolation.level"] == "read_committed"
+    assert consumer.config["enable.auto.commit"] is False
+
+
+def test_a_change_makes_a_new_snapshot(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
+    play(consumer, tenant("acme"), end())
+    feed.start(5)
+    before = feed.snapshot
+    play(consumer, tenant("globex"))
+    eventually(lambda: set(feed.snapshot) == {"acme", "globex"})
+    play(consumer, record("acme", None))
+    eventually(lambda: set(feed.snapshot) == {"globex"})
+    assert set(before) == {"acme"}
+
+
+def test_an_empty_topic_is_an_empty_snapshot(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
+    play(consumer, end())
+    feed.start(5)
+    assert feed.snapshot == {}
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\x93", b"", CODEC.encode(ModelVersion("m", "1", "p", "e", ("embed",), "m", 1, 0))], ids=str
+)
+def test_a_record_that_cannot_be_read_changes_nothing(
+    consumer: ScriptedConsumer, feed: Feed[TenantSpec], bad: bytes
+) -> None:
+    play(consumer, tenant("acme"), record("acme", bad), tenant("globex"), end())
+    feed.start(5)
+    assert set(feed.snapshot) == {"acme", "globex"}
+
+
+def test_passing_errors_are_lived_through(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
+    play(consumer, failure(KafkaError._ALL_BROKERS_DOWN), tenant("acme"), failure(KafkaError._TRANSPORT), end())
+    feed.start(5)
+    assert set(feed.snapshot) == {"acme"}
+
+
+@pytest.mark.parametrize(
+    "event", [failure(KafkaError._FATAL, fatal=True), KafkaException(KafkaError(KafkaError._TIMED_OUT))]
+)
+def test_what_stops_it_later_is_told(
+    consumer: ScriptedConsumer, feed: Feed[TenantSpec], event: Message | Exception
+) -> None:
+    told: list[Exception] = []
+    feed.on_failure(told.append)
+    play(consumer, tenant("acme"), end())
+    feed.start(5)
+    play(consumer, event)
+    eventually(lambda: told)
+    assert isinstance(told[0], KafkaException)
+    assert set(feed.snapshot) == {"acme"}
+
+
+def test_what_stops_it_at_once_is_raised(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
+    told: list[Exception] = []
+    feed.on_failure(told.append)
+    play(consumer, KafkaException(KafkaError(KafkaError._TRANSPORT)))
+    with pytest.raises(FeedUnavailableError, match=TOPIC):
+        feed.start(5)
+    assert not told
+
+
+def test_a_topic_that_is_not_read_to_its_end_is_an_error(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
+    play(consumer, tenant("acme"))
+    with pytest.raises(FeedUnavailableError, match="not read to its end within 0.1 s"):
+        feed.start(0.1)
+
+
+def test_a_missing_topic_is_an_error(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
+    consumer.topic_error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    with pytest.raises(FeedUnavailableError, match=TOPIC):
+        feed.start(0.1)

@@ -56,7 +56,7 @@ class Settings(KafkaSettings):
     redis_url: SecretStr | None = Field(None, description="Redis; holds only what can be rebuilt, so it may be missing")
     instance_id: str = Field(
         "local-1",
-        pattern=r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}",
+        pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$",
         description="Stable name of this slot; part of its transactional.id",
     )
     metrics_port: int = Field(

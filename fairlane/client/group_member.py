@@ -196,9 +196,14 @@ class GroupMember:
             self._current = None
 
     def _commit_now_and_then(self) -> None:
-        if self._done == self._sent or monotonic() < self._next_commit:
+        if self._done != self._sent and monotonic() >= self._next_commit:
+            self._next_commit = monotonic() + _COMMIT_EVERY_S
+            self._send_commit()
+
+    def _send_commit(self) -> None:
+        """Commit all that is done, without waiting for the answer."""
+        if not self._done:
             return
-        self._next_commit = monotonic() + _COMMIT_EVERY_S
         try:
             self._consumer.commit(offsets=self._offsets(), asynchronous=True)
         except KafkaException as error:  # tried again in a moment; before the partitions go, it is waited for
@@ -252,7 +257,9 @@ class GroupMember:
         self._next_commit = 0.0
 
     def _on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
-        self._commit_or_log()
+        # Sent is enough: the coordinator takes it before the request to join again that follows it on the same
+        # connection, so the next owner starts behind it. To wait here could be for ever.
+        self._send_commit()
         self._forget()
 
     def _on_lost(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:

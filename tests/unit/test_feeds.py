@@ -165,7 +165,7 @@ def test_what_stops_it_at_once_is_raised(consumer: ScriptedConsumer, feed: Feed[
 
 def test_a_topic_that_is_not_read_to_its_end_is_an_error(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
     play(consumer, tenant("acme"))
-    with pytest.raises(FeedUnavailableError, match="not read to its end within 0.1 s"):
+    with pytest.raises(FeedUnavailableError, match=r"not read to its end within 0\.1 s"):
         feed.start(0.1)
 
 

@@ -45,11 +45,9 @@ def test_ready_means_that_every_condition_holds(readiness: Readiness) -> None:
     readiness.set("engines")
     readiness.set("assignment", "waiting for the group")
     assert readiness.reasons() == {"engines": None, "assignment": "waiting for the group"}
-    assert not readiness.ready
-    readiness.set("assignment")
-    assert readiness.ready
-    readiness.set("assignment", "draining")
-    assert not readiness.ready
+    for reason in ("waiting for the group", None, "draining"):
+        readiness.set("assignment", reason)
+        assert readiness.ready == (reason is None)
 
 
 def test_health_is_alive_before_it_is_ready(server: HealthServer, readiness: Readiness) -> None:

@@ -5,23 +5,18 @@ What a real broker can be made to do (refuse a generation, a record or a topic, 
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 from prometheus_client import REGISTRY
 
 from fairlane.offsets import CommitPoint
-from fairlane.ownership import Claim, Membership, Ownership, PartitionId
-from fairlane.transactions import FatalTransactionError, OutRecord, Settlement, TransactionLoop
+from fairlane.ownership import Claim, Membership
+from fairlane.transactions import FatalTransactionError, OutRecord, Settlement
+from tests.unit.scripted_producer import BUFFER_FULL, ME, OTHER, WORK, Bench
 from tests.waiting import eventually
 
-WORK = PartitionId("work", 0)
-OTHER = PartitionId("work", 1)
-ME = Membership(7, "me", "group metadata of generation 7")
 REACH = 23_976
 
 ABORTABLE = KafkaError(KafkaError.INVALID_TXN_STATE, txn_requires_abort=True)
@@ -29,155 +24,6 @@ RETRIABLE = KafkaError(KafkaError._TIMED_OUT, retriable=True)
 FATAL = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, fatal=True)
 FENCED = KafkaError(KafkaError._FENCED)
 TOO_MUCH = KafkaError(KafkaError.UNKNOWN, txn_requires_abort=True)
-FAILED_DELIVERY = KafkaError(KafkaError._INCONSISTENT, txn_requires_abort=True)
-
-
-@dataclass
-class Delivered:
-    """What a delivery callback is given."""
-
-    name: str
-
-    def topic(self) -> str:
-        return self.name
-
-
-@dataclass
-class Transaction:
-    """What one transaction held when it ended."""
-
-    records: list[tuple[str, bytes]]
-    offsets: dict[tuple[str, int], CommitPoint]
-    group_metadata: object
-
-
-@dataclass
-class ScriptedProducer:
-    """The transactional half of a producer: commits, unless an error stands in the script for the next such call."""
-
-    script: dict[str, deque[KafkaError | Callable[[], None]]] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)
-    """Topics whose records fail delivery, with the code."""
-    committed: list[Transaction] = field(default_factory=list)
-    aborted: list[Transaction] = field(default_factory=list)
-    begun: int = 0
-    _open: Transaction | None = None
-    _callbacks: list[tuple[Callable[..., None], str]] = field(default_factory=list)
-
-    def then(self, call: str, *steps: "KafkaError | Callable[[], None]") -> None:
-        self.script.setdefault(call, deque()).extend(steps)
-
-    def _follow(self, call: str) -> None:
-        steps = self.script.get(call)
-        if steps:
-            step = steps.popleft()
-            if isinstance(step, KafkaError):
-                raise KafkaException(step)
-            step()
-
-    def init_transactions(self, timeout: float) -> None:
-        self._follow("init")
-
-    def begin_transaction(self) -> None:
-        self._follow("begin")
-        assert self._open is None
-        self.begun += 1
-        self._open = Transaction([], {}, None)
-
-    def produce(
-        self, topic: str, value: bytes, key: bytes | None, headers: list[Any], on_delivery: Callable[..., None]
-    ) -> None:
-        steps = self.script.get("produce")
-        if steps and steps[0] is BUFFER_FULL:
-            steps.popleft()
-            raise BufferError
-        self._follow("produce")
-        assert self._open is not None
-        self._open.records.append((topic, value))
-        self._callbacks.append((on_delivery, topic))
-
-    def poll(self, timeout: float) -> int:
-        self._follow("poll")
-        return 0
-
-    def send_offsets_to_transaction(
-        self, offsets: list[TopicPartition], group_metadata: object, timeout: float
-    ) -> None:
-        self._follow("send")
-        assert self._open is not None
-        self._open.offsets = {(p.topic, p.partition): CommitPoint.parse(p.offset, p.metadata) for p in offsets}
-        self._open.group_metadata = group_metadata
-
-    def commit_transaction(self, timeout: float) -> None:
-        refused = False
-        for on_delivery, topic in self._callbacks:
-            code = self.refused.get(topic)
-            refused = refused or code is not None
-            on_delivery(None if code is None else KafkaError(code), Delivered(topic))
-        self._callbacks.clear()
-        if refused:
-            raise KafkaException(FAILED_DELIVERY)
-        self._follow("commit")
-        assert self._open is not None
-        self.committed.append(self._open)
-        self._open = None
-
-    def abort_transaction(self, timeout: float) -> None:
-        for on_delivery, topic in self._callbacks:
-            on_delivery(KafkaError(KafkaError._PURGE_QUEUE), Delivered(topic))
-        self._callbacks.clear()
-        self._follow("abort")
-        if self._open is not None:
-            self.aborted.append(self._open)
-        self._open = None
-
-    @property
-    def values(self) -> list[bytes]:
-        """Everything committed, in order."""
-        return [value for transaction in self.committed for _topic, value in transaction.records]
-
-
-def buffer_full() -> None:
-    """Stands in the script for a full local queue."""
-
-
-BUFFER_FULL = buffer_full
-
-
-@dataclass
-class Bench:
-    """A loop that owns two partitions, and what it told."""
-
-    producer: ScriptedProducer = field(default_factory=ScriptedProducer)
-    ownership: Ownership = field(default_factory=Ownership)
-    fatal: list[Exception] = field(default_factory=list)
-    told: list[Settlement] = field(default_factory=list)
-    loops: list[TransactionLoop] = field(default_factory=list)
-
-    def loop(self, **options: Any) -> TransactionLoop:
-        """A loop that was not started."""
-        made = TransactionLoop(
-            cast(Producer, self.producer),
-            self.ownership,
-            on_fatal=self.fatal.append,
-            on_committed=self.told.extend,
-            **options,
-        )
-        self.loops.append(made)
-        return made
-
-    def started(self, **options: Any) -> TransactionLoop:
-        made = self.loop(**options)
-        made.start()
-        return made
-
-    def settlements(self, *offsets: int, partition: PartitionId = WORK, topic: str = "out") -> list[Settlement]:
-        """Delivered just now, each with an output that holds its offset."""
-        return [
-            Settlement(claim, (OutRecord(topic, None, b"%d" % claim.offset),))
-            for offset in offsets
-            if (claim := self.ownership.deliver(partition, offset)) is not None
-        ]
 
 
 @pytest.fixture
@@ -311,7 +157,11 @@ def test_a_retriable_error_repeats_the_call_and_not_the_transaction(bench: Bench
 
 def test_a_call_that_never_returns_ends_the_process(bench: Bench) -> None:
     forever = threading.Event()
-    bench.producer.then("send", lambda: forever.wait(20) and None)
+
+    def hang() -> None:
+        forever.wait(20)
+
+    bench.producer.then("send", hang)
     loop = bench.loop(hang_timeout_s=0.2)
     loop.submit_many(bench.settlements(0))
     loop.start()
@@ -337,11 +187,9 @@ def test_a_transaction_that_is_too_large_is_halved(bench: Bench) -> None:
 
 def test_transactions_are_bounded_in_records_and_bytes(bench: Bench) -> None:
     loop = bench.loop(max_records=3, max_bytes=10)
+    outputs = [(OutRecord("out", None, b"x" * size),) for size in (1, 1, 1, 6, 4, 1, 50, 5, 5)]
     settlements = bench.settlements(*range(9))
-    sizes = [1, 1, 1, 6, 4, 1, 50, 5, 5]
-    loop.submit_many(
-        [Settlement(one.claim, (OutRecord("out", None, b"x" * size),)) for one, size in zip(settlements, sizes)]
-    )
+    loop.submit_many([Settlement(one.claim, output) for one, output in zip(settlements, outputs, strict=True)])
     loop.start()
     assert loop.drain(10)
     committed = [[len(value) for _topic, value in transaction.records] for transaction in bench.producer.committed]
@@ -419,10 +267,14 @@ def test_what_may_pass_later_is_never_replaced(bench: Bench, cause: str) -> None
     assert replaced == []
 
 
-@pytest.mark.parametrize("fallback", [None, lambda settlement, reason: settlement], ids=["none", "refused as well"])
-def test_a_topic_that_takes_nothing_holds_up_nobody_else(bench: Bench, fallback: Any) -> None:
+@pytest.mark.parametrize("has_fallback", [False, True], ids=["no fallback", "a fallback that is refused as well"])
+def test_a_topic_that_takes_nothing_holds_up_nobody_else(bench: Bench, has_fallback: bool) -> None:
     bench.producer.refused["gone"] = KafkaError.UNKNOWN_TOPIC_OR_PART
-    loop = bench.loop(fallback=fallback)
+
+    def fallback(settlement: Settlement, reason: str) -> Settlement:
+        return settlement
+
+    loop = bench.loop(fallback=fallback if has_fallback else None)
     bad = bench.settlements(0, topic="gone")
     loop.submit_many([*bad, *bench.settlements(1, 2, 3)])
     loop.start()

@@ -1,0 +1,137 @@
+"""Connections with SASL, by settings alone; and no password anywhere that somebody reads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from deploy.local.kafka import HOST, Kafka
+from deploy.local.layout import PROJECT_ROOT
+from deploy.local.ports import PortClaims
+from deploy.local.supervisor import Supervisor
+from fairlane.outcomes import Outcome
+from tests.integration.pipeline import Pipeline, unique_name
+
+pytestmark = pytest.mark.broker
+
+USER = "fairlane"
+PASSWORD = "planted-s3cret-of-kafka"
+OTHER_SECRETS = {
+    "POSTGRES_DSN": "postgresql://fairlane:planted-s3cret-of-postgres@127.0.0.1:1/fairlane",
+    "REDIS_URL": "redis://:planted-s3cret-of-redis@127.0.0.1:1/0",
+}
+MARK = "planted-s3cret"
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredKafka(Kafka):
+    """A node that asks clients for SCRAM on one more port."""
+
+    secured_port: int = field(kw_only=True)
+
+    def _properties(self) -> str:
+        plain = f"{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}"
+        secured = f"PLAINTEXT://{plain},SECURED://{HOST}:{self.secured_port}"
+        here = {
+            "listeners": secured,
+            "advertised.listeners": secured,
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_PLAINTEXT",
+            "listener.name.secured.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.secured.scram-sha-512.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+            ),
+        }
+        # The last of two lines counts.
+        return Kafka._properties(self) + "".join(f"{name}={value}\n" for name, value in here.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """Two ways into one broker."""
+
+    plain: str
+    secured: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a process needs for the secured one."""
+        return {
+            "KAFKA_BOOTSTRAP_SERVERS": self.secured,
+            "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "KAFKA_SASL_MECHANISM": "SCRAM-SHA-512",
+            "KAFKA_SASL_USERNAME": USER,
+            "KAFKA_SASL_PASSWORD": PASSWORD,
+        }
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    folder = tmp_path_factory.mktemp("secured")
+    ports = PortClaims()
+    node = SecuredKafka(
+        folder / "kafka", ports.take("kafka"), ports.take("controller"), secured_port=ports.take("secured")
+    )
+    (folder / "logs").mkdir()
+    with Supervisor(node.specs(), log_dir=folder / "logs", processes_file=folder / "processes.json"):
+        found = Brokers(node.bootstrap_servers, f"{HOST}:{node.secured_port}")
+        credentials: Any = UserScramCredentialUpsertion(
+            USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), PASSWORD.encode()
+        )
+        admin = AdminClient({"bootstrap.servers": found.plain})
+        admin.alter_user_scram_credentials([credentials])[USER].result(10)
+        yield found
+    ports.close()
+
+
+def cli(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (sys.executable, "-m", "fairlane.cli", *arguments),
+        cwd=PROJECT_ROOT,
+        env=dict(os.environ) | OTHER_SECRETS | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_everything_works_over_sasl_and_shows_no_password(brokers: Brokers, tmp_path: Path) -> None:
+    env = {**brokers.env, **OTHER_SECRETS, "LOG_LEVEL": "DEBUG"}
+    with Pipeline(brokers.plain, tmp_path, unique_name(), tenants=("a",), env=env) as pipeline:
+        pipeline.start()
+        replies = pipeline.replies()
+        request = pipeline.request()
+        pipeline.publish("a", request, request)  # the second one asks Redis and Postgres in vain
+        assert replies.wait([request.request_id])[request.request_id].outcome == Outcome.OK
+
+        shown = [
+            process.get(path)[1] for process in pipeline.processes.values() for path in ("/metrics", "/health/ready")
+        ]
+        files = ("--tenants-file", f"{tmp_path}/tenants.yaml", "--models-file", f"{tmp_path}/models.yaml")
+        for arguments in (("topics", "plan", "--json", *files), ("tenants", "list", "--json"), ("models", "list")):
+            done = cli(brokers.env, *arguments)
+            assert done.returncode in {0, 2}, done.stderr
+            shown += [done.stdout, done.stderr]
+        assert [process.stop() for process in pipeline.processes.values()] == [0, 0]
+        shown += [process.log() for process in pipeline.processes.values()]
+    assert all(shown)
+    assert MARK not in "".join(shown)
+
+
+def test_a_wrong_password_is_an_error_that_shows_no_password(brokers: Brokers, tmp_path: Path) -> None:
+    env = brokers.env | {"KAFKA_SASL_PASSWORD": f"{PASSWORD}-but-wrong", "LOG_LEVEL": "DEBUG"}
+    done = cli(env, "tenants", "list", "--json")
+    assert done.returncode == 1
+    assert "uthentication" in done.stderr
+    assert MARK not in done.stdout + done.stderr

@@ -36,8 +36,9 @@ def main(
             print(json.dumps(result.as_json()), flush=True)
         else:
             _show(console, result)
+        if name == "all":
+            write_markdown(DOCUMENT, results)
     if name == "all":
-        write_markdown(DOCUMENT, results)
         console.print(f"written to {DOCUMENT}")
     sys.exit(1 if check and not all(result.met for result in results) else 0)
 

@@ -33,6 +33,10 @@ class CommitPoint:
     offset: int
     done_beyond: int = 0
 
+    def __repr__(self) -> str:
+        # Python refuses to write so long an integer in decimal.
+        return f"CommitPoint(offset={self.offset}, done_beyond={self.done_beyond:#x})"
+
     @property
     def metadata(self) -> str:
         """The bitmap as a string; empty when nothing beyond the offset is done."""

@@ -143,6 +143,11 @@ class Ownership:
         """The number of the newest assignment. A reader that hands records on later stamps them with it."""
         return self._epoch
 
+    def assigned_after(self, epoch: int) -> tuple[PartitionId, ...]:
+        """The partitions that were assigned later than this: ``deliver`` refuses what was fetched of them in it."""
+        with self._lock:
+            return tuple(partition for partition, owned in self._owned.items() if owned.epoch > epoch)
+
     def deliver(self, partition: PartitionId, offset: int, fetched_in_epoch: int | None = None) -> Claim | None:
         """A record arrived. None when it must be skipped: it is done, known already, or not ours.
 
@@ -157,11 +162,11 @@ class Ownership:
                 return None
             return Claim(partition, offset, owned.epoch)
 
-    def advance(self, partition: PartitionId, position: int) -> None:
-        """The partition was read up to ``position``."""
+    def advance(self, partition: PartitionId, position: int, fetched_in_epoch: int | None = None) -> None:
+        """The partition was read up to ``position``. Of a former assignment this says nothing, as in ``deliver``."""
         with self._lock:
             owned = self._owned.get(partition)
-            if owned is not None:
+            if owned is not None and (fetched_in_epoch is None or fetched_in_epoch >= owned.epoch):
                 owned.tracker.advance(position)
 
     def is_current(self, claim: Claim) -> bool:

@@ -51,7 +51,9 @@ class PoolMember:
         epoch = self._ownership.epoch
         messages = [] if first is None else [first, *self._consumer.consume(_MAX_POLL_RECORDS, 0)]
         self._refresh_membership()
-        return [(claim, message) for message in messages if (claim := self._claim(message, epoch)) is not None]
+        claimed = [(claim, message) for message in messages if (claim := self._claim(message, epoch)) is not None]
+        self._reread(messages, epoch)
+        return claimed
 
     def pause_priorities(self, full: Iterable[str]) -> None:
         """Fetch nothing of these priorities, nor of partitions that hold too much undone work; fetch all others."""
@@ -61,6 +63,16 @@ class PoolMember:
     def close(self) -> None:
         """Leave the group."""
         self._consumer.close()
+
+    def _reread(self, messages: Iterable[Message], epoch: int) -> None:
+        """Go back in partitions that were assigned while these records were read: nothing of them was taken."""
+        new = set(self._ownership.assigned_after(epoch))
+        if not new:
+            return
+        start = self._ownership.resume_points()
+        touched = {(message.topic(), message.partition()) for message in messages if message.error() is None}
+        for partition in new & touched:
+            self._consumer.seek(TopicPartition(*partition, start[partition]))
 
     def _claim(self, message: Message, epoch: int) -> Claim | None:
         error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
@@ -72,7 +84,7 @@ class PoolMember:
         if error is None:
             return self._ownership.deliver(PartitionId(topic, partition), offset, epoch)
         if error.code() == KafkaError._PARTITION_EOF:
-            self._ownership.advance(PartitionId(topic, partition), offset)
+            self._ownership.advance(PartitionId(topic, partition), offset, epoch)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             # Retention overtook this reader. The next assignment says how much is lost, and goes on from what is left.
             metrics.LOG_TRUNCATED.labels(topic=topic).inc()
@@ -90,6 +102,9 @@ class PoolMember:
             {partition: resume.committed for partition, resume in found.items()}, self._membership(consumer)
         )
         start = [TopicPartition(*partition, found[partition].position) for partition in wanted]
+        for partition in wanted:
+            # A group that never committed here begins at this position, whatever is handed on first.
+            self._ownership.advance(partition, found[partition].position)
         if self._incremental:
             consumer.incremental_assign(start)
         else:

@@ -116,14 +116,13 @@ class MicroBatcher:
         return MicroBatch(key, tuple(self._fill(priority, key)))
 
     def _pick_priority(self, ready: Set[ModelKey]) -> str:
-        """Smooth weighted round robin over the priorities with work to run (the algorithm of nginx's upstreams)."""
+        """Smooth weighted round robin over the priorities with work to run (the algorithm of nginx's upstreams).
+
+        Credit is earned only in rounds that a priority takes part in: one that was away comes back with no burst.
+        """
         present = [priority for priority in PRIORITY_WEIGHTS if not ready.isdisjoint(self._waiting[priority])]
-        for priority in PRIORITY_WEIGHTS:
-            if priority in present:
-                self._credit[priority] += PRIORITY_WEIGHTS[priority]
-            elif not self._items[priority]:
-                # A priority without work keeps no credit: it must not save up for a burst.
-                self._credit[priority] = 0
+        for priority in present:
+            self._credit[priority] += PRIORITY_WEIGHTS[priority]
         picked = max(present, key=lambda priority: self._credit[priority])
         self._credit[picked] -= sum(PRIORITY_WEIGHTS[priority] for priority in present)
         return picked

@@ -84,8 +84,10 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
             points, membership, unless_revoked_since=revocations
         ):
             return {}  # another rebalance began meanwhile; its own seek follows
-        positions = {partition: resume.position for partition, resume in found.items()}
-        positions = self.ownership.resume_points() | positions
+        for partition, resume in found.items():
+            # A group that never committed here begins at this position, whatever is handed on first.
+            self.ownership.advance(partition, resume.position)
+        positions = self.ownership.resume_points()
         for partition, tp in assigned.items():
             if partition in positions:
                 consumer.seek(tp, positions[partition])

@@ -26,8 +26,9 @@ CONSUMERS = ("consumer-1", "consumer-2")
 RECORDER = "recorder-1"
 ALL_SERVICES = (*DISPATCHERS, *CONSUMERS, RECORDER)
 
-# What is killed every few seconds must not look like a crash loop.
-_KILLED_ON_PURPOSE = RestartPolicy(window_s=3.0)
+# What is killed every few seconds must not look like a crash loop, and a crash loop must not look like kills: between
+# two kills of the same service lie about six seconds, between two deaths in a loop at most three.
+RESTARTS = RestartPolicy(max_deaths=8, window_s=30.0, max_delay_s=1.0)
 
 
 class Rig:
@@ -62,7 +63,7 @@ class Rig:
                 "POSTGRES_OWNER_DSN": database.owner_dsn,
                 "REDIS_URL": redis_url,
             },
-            policy=_KILLED_ON_PURPOSE,
+            policy=RESTARTS,
         )
         self._groups: dict[str, tuple[tuple[str, ...], set[Place]]] = {
             pipeline.dispatcher_group: (DISPATCHERS, _request_partitions(pipeline)),
@@ -76,6 +77,7 @@ class Rig:
         """Start everything and wait until each service that shares work owns partitions."""
         self._stack.start()
         try:
+            assert self.deaths == 0, f"{self.deaths} services died before anything was killed"
             self.wait_all_own(60)
         except BaseException:
             self.__exit__(None, None, None)

@@ -108,6 +108,8 @@ def verify(rig: Rig, traffic: Traffic, database: PostgresServer, kills: Sequence
         f"{rig.deaths - rig.kills} further exits; longest gap {traffic.longest_gap_s():.1f} s"
     )
     assert findings.problems == []
+    # A fenced service ends by itself; one that does so again and again is broken, whatever the log says in the end.
+    assert rig.deaths - rig.kills <= rig.kills
     assert sum(kill.outstanding > 0 for kill in kills) * 2 >= len(kills), kills
     return findings
 

@@ -17,6 +17,7 @@ from fairlane.transactions import Settlement, TransactionLoop
 from stream_processors.dispatcher.stream import RequestStream
 
 _INTERVAL_S = 0.02
+_STOP_TIMEOUT_S = 30.0
 
 
 class StreamMember:
@@ -100,8 +101,8 @@ async def joined(
         upkeep.cancel()
         with suppress(asyncio.CancelledError):
             await upkeep
-        await starting
-        await member.stream.stop()
+        await asyncio.wait_for(starting, _STOP_TIMEOUT_S)
+        await asyncio.wait_for(member.stream.stop(), _STOP_TIMEOUT_S)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "the condition") -> None:

@@ -203,22 +203,6 @@ def test_done_offsets_are_skipped_after_a_restart(ground: Ground) -> None:
     assert asyncio.run(run()) == sorted(set(range(10)) - done)
 
 
-def test_two_members_share_topics_of_one_partition(ground: Ground) -> None:
-    topics = [f"{ground.topic}-{number}" for number in range(6)]
-    create_topics(ground.settings, *topics)
-
-    async def run() -> None:
-        async with joined(ground.slot(1), topics) as first:
-            assert len(first.ownership.partitions()) == 6
-            async with joined(ground.slot(2), topics) as second:
-                await until(lambda: first.revocations and first.ownership.partitions(), 5, "the rebalance")
-                assert len(first.ownership.partitions()) == len(second.ownership.partitions()) == 3
-                assert not set(first.ownership.partitions()) & set(second.ownership.partitions())
-            await until(lambda: len(first.ownership.partitions()) == 6, 5, "the leaver's partitions")
-
-    asyncio.run(run())
-
-
 def test_a_rebalance_voids_what_was_delivered_before(ground: Ground) -> None:
     """Epoch by epoch: a claim of the old assignment is not committed in the new one, although the broker would."""
 

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -20,6 +21,7 @@ from fairlane.errors import (
 )
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput, SourceCoordinate
 from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings
 from tests.unit.client_fakes import (
     MODEL_FIELDS,
     FakeConnector,
@@ -388,3 +390,22 @@ def test_options_of_replies_that_make_no_sense_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{field}: "):
         client.replies(**{"group_id": "g", **options})  # type: ignore[arg-type]  # the mistakes under test
+
+
+def test_settings_that_no_client_can_be_made_from_are_said(tmp_path: Path) -> None:
+    settings = KafkaSettings(kafka_security_protocol="SSL", kafka_ssl_ca_file=tmp_path / "missing.pem")
+    with Client("acme", settings=settings) as client:
+        with pytest.raises(Unavailable, match="settings of the connection are wrong"):
+            client.start()
+        with pytest.raises(Unavailable, match="settings of the connection are wrong"):
+            client.replies("group")
+
+
+def test_a_schema_registry_that_does_not_answer_is_said(kafka: FakeConnector) -> None:
+    settings = KafkaSettings(schema_registry_url="http://127.0.0.1:1")
+    with (
+        Client("acme", settings=settings, connector=kafka) as client,
+        pytest.raises(Unavailable, match="SCHEMA_REGISTRY_URL"),
+    ):
+        client.start()
+    assert kafka.made_consumer.steps == []

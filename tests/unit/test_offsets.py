@@ -179,6 +179,11 @@ def test_metadata_round_trip(offset: int, done_beyond: int) -> None:
     assert CommitPoint.parse(offset, point.metadata) == point
 
 
+def test_a_full_bitmap_can_be_shown() -> None:
+    assert repr(CommitPoint(7, 0b101)) == "CommitPoint(offset=7, done_beyond=0x5)"
+    assert len(repr(CommitPoint(7, 2**REACH - 1))) > REACH // 4
+
+
 def test_metadata_of_a_plain_offset_is_empty() -> None:
     assert CommitPoint(7).metadata == ""
     assert CommitPoint.parse(7, "") == CommitPoint.parse(7, None) == CommitPoint(7)

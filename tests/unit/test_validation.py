@@ -75,6 +75,7 @@ INVALID: dict[str, tuple[InferenceRequest, str]] = {
     "an id that is no UUID": (request(request_id="order-7"), "request_id"),
     "an id with more behind it": (request(request_id=f"{uuid4()}\n"), "request_id"),
     "an unknown task": (request(task="paint"), "task"),
+    "a task of 10,000 letters": (request(task="p" * 10_000), "task"),
     "a task that the model does not do": (request(task="embed", input=RequestInput(texts=("a",))), "task"),
     "an unknown priority": (request(priority="urgent"), "priority"),
     "a timeout of zero": (request(timeout_ms=0), "timeout_ms"),
@@ -163,6 +164,7 @@ def test_what_the_tenant_may_not_do_is_refused(
         "replies.zenith",
         "replies.acme2",
         "replies.acme2.search",
+        "replies.evil.search",
         "replies.acme.mail",
         "replies.acme.search.more",
         "replies.acme.",
@@ -265,47 +267,57 @@ ONE_INPUT = st.one_of(
 )
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 SMALL = st.integers(-2, 600)
-PARAMETERS = st.builds(
-    Parameters,
-    max_tokens=st.none() | SMALL | NUMBERS,
-    temperature=st.floats() | st.floats(0, 2),
-    top_p=st.floats() | st.floats(0, 1),
-    stop=st.lists(TEXT, max_size=10).map(tuple),
-    seed=st.none() | NUMBERS,
-    stream=st.booleans(),
-)
-REQUESTS = st.builds(
-    InferenceRequest,
-    request_id=st.uuids().map(str) | TEXT,
-    model=st.sampled_from(tuple(MODELS)) | TEXT,
-    task=st.sampled_from(("generate", "embed", "rank", "classify")) | TEXT,
-    input=ONE_INPUT | INPUTS,
-    parameters=st.just(Parameters()) | PARAMETERS,
-    priority=st.sampled_from(("high", "normal", "low")) | TEXT,
-    timeout_ms=st.none() | SMALL | NUMBERS,
-    tenant=st.none() | NAMES | TEXT,
-    reply_to=st.none() | NAMES | TEXT,
-    retrieval=st.none() | st.builds(Retrieval, TEXT, SMALL),
-    conversation_id=st.none() | TEXT,
-    metadata=st.dictionaries(TEXT, TEXT, max_size=3),
-)
-SPECS = st.none() | st.builds(
+GOOD_INPUTS = {
+    ("chat", "generate"): RequestInput(prompt="hi"),
+    ("embed", "embed"): RequestInput(texts=("a",)),
+    ("embed", "rank"): RequestInput(query="a", documents=("b", "c")),
+    ("digits", "classify"): RequestInput(image=b"pixels"),
+}
+CHANGES: dict[str, st.SearchStrategy[Any]] = {
+    "request_id": TEXT,
+    "model": st.sampled_from(tuple(MODELS)) | TEXT,
+    "task": st.sampled_from(("generate", "embed", "rank", "classify")) | TEXT,
+    "input": ONE_INPUT | INPUTS,
+    "priority": st.sampled_from(("high", "normal", "low")) | TEXT,
+    "timeout_ms": SMALL | NUMBERS,
+    "tenant": NAMES | TEXT,
+    "reply_to": NAMES | TEXT,
+    "retrieval": st.builds(Retrieval, TEXT, SMALL),
+    "conversation_id": TEXT,
+    "metadata": st.dictionaries(TEXT, TEXT, max_size=3),
+    "max_tokens": SMALL | NUMBERS,
+    "temperature": st.floats() | st.floats(0, 2),
+    "top_p": st.floats() | st.floats(0, 1),
+    "stop": st.lists(TEXT, max_size=10).map(tuple),
+    "seed": NUMBERS,
+}
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> InferenceRequest:
+    """A good request with a few fields changed to anything their types allow."""
+    (name, task), content = draw(st.sampled_from(tuple(GOOD_INPUTS.items())))
+    changed = draw(st.lists(st.sampled_from(tuple(CHANGES)), max_size=4, unique=True))
+    return request(
+        **{"model": name, "task": task, "input": content} | {field: draw(CHANGES[field]) for field in changed}
+    )
+
+
+SPECS = st.builds(
     TenantSpec,
     tenant=st.just("acme"),
-    classes=st.just(("high", "normal", "low")) | st.just(()),
-    models=st.just(()) | st.just(("chat",)),
-    services=st.just(()) | st.just(("search",)),
+    classes=st.sampled_from((("high", "normal", "low"), ("normal",))),
+    models=st.sampled_from(((), ("chat", "embed"))),
+    services=st.sampled_from(((), ("search",))),
 )
-LIMITS_SMALL = st.builds(Limits, st.integers(1, 40), st.integers(1, 4), st.integers(1, 10**8), st.integers(1, 600))
+LIMITS_SMALL = st.builds(Limits, st.integers(3, 40), st.integers(1, 4), st.integers(1, 10**8), st.integers(1, 600))
 
 
-@given(asked=REQUESTS, spec=SPECS, limits=LIMITS_SMALL, backfill=st.booleans())
+@given(asked=requests(), spec=SPECS, limits=LIMITS_SMALL, backfill=st.booleans())
 @example(asked=request(request_id="\ud800", model="\ud800"), spec=SPEC, limits=LIMITS, backfill=False)
 @example(asked=request(input=RequestInput(prompt="\ud800")), spec=SPEC, limits=LIMITS, backfill=False)
 @settings(max_examples=600, deadline=None)
-def test_a_verdict_on_anything(
-    asked: InferenceRequest, spec: TenantSpec | None, limits: Limits, backfill: bool
-) -> None:
+def test_a_verdict_on_anything(asked: InferenceRequest, spec: TenantSpec, limits: Limits, backfill: bool) -> None:
     """No request raises; a refusal names a field, and a valid request keeps every limit."""
     verdict = validate(asked, "acme", spec, MODELS, limits, backfill=backfill)
     if isinstance(verdict, Refusal):
@@ -316,7 +328,6 @@ def test_a_verdict_on_anything(
             part = getattr(part, name) if not isinstance(getattr(part, name), tuple) else Message("", "")
         assert 0 < len(verdict.message) < 300
         return
-    assert spec is not None
     assert asked.tenant in {None, "acme"}
     assert verdict.reply_topic in {"replies.acme", *(f"replies.acme.{service}" for service in spec.services)}
     assert verdict.reply_topic == (asked.reply_to or "replies.acme")

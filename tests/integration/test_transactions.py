@@ -1,0 +1,398 @@
+"""The transaction loop between a real consumer group and a real log: crashes, aborts, zombies, refusals."""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from prometheus_client import REGISTRY
+
+from fairlane.committed import Resume, resume_points
+from fairlane.kafka import MAX_MESSAGE_BYTES, connection, idempotent_producer, read_committed_consumer
+from fairlane.kafka import transactional_producer as transactional
+from fairlane.names import priority_topic
+from fairlane.offsets import MAX_METADATA_CHARS, CommitPoint
+from fairlane.outcomes import Priority
+from fairlane.ownership import Claim, Membership, Ownership, PartitionId
+from fairlane.settings import Settings
+from fairlane.transactions import FatalTransactionError, OutRecord, Settlement, TransactionLoop
+from inference_consumers.group import PoolMember
+from tests.integration.log_reader import LogReader
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.broker
+
+TRANSACTION_TIMEOUT_MS = 10_000
+JOIN_TIMEOUT_S = 30.0
+
+
+@dataclass
+class Worker:
+    """One process of the pool, as far as Kafka sees it: a member of the group and a transaction loop."""
+
+    member: PoolMember
+    ownership: Ownership
+    loop: TransactionLoop
+    out: str
+    fatal: list[Exception]
+    claims: dict[tuple[PartitionId, int], Claim] = field(default_factory=dict)
+    values: list[bytes] = field(default_factory=list)
+    """Of every record that was delivered to it."""
+
+    def poll(self) -> None:
+        for claim, message in self.member.poll(0.05):
+            self.claims[claim.partition, claim.offset] = claim
+            self.values.append(message.value() or b"")
+
+    def settlement(self, partition: PartitionId, offset: int, topic: str | None = None) -> Settlement:
+        """Its output holds the record's coordinate."""
+        value = f"{partition.topic}-{partition.partition}@{offset}".encode()
+        return Settlement(self.claims[partition, offset], (OutRecord(topic or self.out, None, value),))
+
+    def settle(self, partition: PartitionId, offsets: Iterable[int]) -> None:
+        self.loop.submit_many([self.settlement(partition, offset) for offset in offsets])
+        assert self.loop.drain(20)
+
+    def settle_silently(self, partition: PartitionId, offsets: Iterable[int]) -> None:
+        """Without any output."""
+        self.loop.submit_many([Settlement(self.claims[partition, offset]) for offset in offsets])
+        assert self.loop.drain(60)
+
+    def offsets(self, partition: PartitionId) -> list[int]:
+        return sorted(offset for of, offset in self.claims if of == partition)
+
+    def crash(self) -> None:
+        """It leaves nothing behind but what it committed: closing the member commits nothing either."""
+        self.loop.stop()
+        self.member.close()
+
+
+class Pool:
+    """The topics of one pool, its group and an output topic, on the broker and under names of their own."""
+
+    def __init__(self, broker: str, unique: str, partitions: int = 1) -> None:
+        self.settings = Settings(kafka_bootstrap_servers=broker, group_prefix=unique, instance_id="first")
+        self.name = unique
+        self.group = f"{unique}.pool.{unique}"
+        self.out, self.small = f"{unique}-out", f"{unique}-small"
+        self.work = priority_topic(unique, Priority.HIGH)
+        self.partition = PartitionId(self.work, 0)
+        self.admin = AdminClient(connection(self.settings))
+        topics = [NewTopic(priority_topic(unique, priority), partitions, 1) for priority in Priority]
+        topics += [NewTopic(self.out, 1, 1), NewTopic(self.small, 1, 1, config={"max.message.bytes": "2000"})]
+        for created in self.admin.create_topics(topics).values():
+            created.result(20)
+        self.workers: list[Worker] = []
+
+    def worker(self, slot: str = "first", **options: Any) -> Worker:
+        """A process that asks to join. Two with the same slot cannot live at once."""
+        ownership = Ownership()
+        settings = self.settings.model_copy(update={"instance_id": slot})
+        fatal: list[Exception] = []
+        loop = TransactionLoop(self.producer(slot), ownership, on_fatal=fatal.append, **options)
+        loop.start()
+        member = PoolMember(settings, self.name, ownership, lambda: None)
+        member.join()
+        made = Worker(member, ownership, loop, self.out, fatal)
+        self.workers.append(made)
+        return made
+
+    def producer(self, slot: str) -> Producer:
+        return Producer(transactional(self.settings, f"{self.name}.{slot}", TRANSACTION_TIMEOUT_MS))
+
+    def write(self, *values: str, partition: int = 0) -> None:
+        producer = Producer(idempotent_producer(self.settings))
+        for value in values:
+            producer.produce(self.work, value=value.encode(), partition=partition)
+        assert producer.flush(20) == 0
+
+    def resume(self) -> Resume:
+        """Where a successor would go on."""
+        consumer = Consumer(read_committed_consumer(self.settings, self.group))
+        try:
+            return resume_points(consumer, [self.partition], 20)[self.partition]
+        finally:
+            consumer.close()
+
+    def outputs(self, topic: str | None = None) -> list[str]:
+        """What a ``read_committed`` reader finds in the output topic, sorted."""
+        reader = LogReader(self.settings, [topic or self.out])
+        try:
+            reader.read_to_end()
+            return sorted((record.value() or b"").decode() for record in reader.records)
+        finally:
+            reader.close()
+
+    def expected(self, offsets: Iterable[int], partition: int = 0) -> list[str]:
+        return sorted(f"{self.work}-{partition}@{offset}" for offset in offsets)
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Poll for all members until the condition is true."""
+        deadline = monotonic() + timeout_s
+        while not condition():
+            assert monotonic() < deadline, f"{what} did not come about within {timeout_s:g} s"
+            for worker in self.workers:
+                worker.poll()
+
+    def crash(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        worker.crash()
+
+
+@pytest.fixture
+def pool(broker: str, unique: str) -> Iterator[Pool]:
+    made = Pool(broker, unique)
+    yield made
+    for worker in made.workers:
+        worker.crash()
+    # A producer lives until it is collected, and would miss its broker aloud.
+    made.workers.clear()
+    gc.collect()
+
+
+def aborted(reason: str) -> float:
+    return REGISTRY.get_sample_value("fairlane_transactions_aborted_total", {"reason": reason}) or 0.0
+
+
+def test_a_successor_does_exactly_what_was_left(pool: Pool) -> None:
+    pool.write(*map(str, range(60)))
+    first = pool.worker(max_records=7)
+    pool.until(lambda: len(first.claims) == 60, "60 records")
+    done = [offset for offset in reversed(range(60)) if offset % 3 and offset != 1]
+    first.settle(pool.partition, done)
+    pool.crash(first)
+    assert pool.resume() == Resume(CommitPoint(0, sum(1 << offset for offset in done)), 0)
+
+    second = pool.worker()
+    left = sorted(set(range(60)) - set(done))
+    pool.until(lambda: len(second.claims) >= len(left), "what was left")
+    second.settle(pool.partition, left)
+    assert second.offsets(pool.partition) == left
+    assert pool.outputs() == pool.expected(range(60))
+    pool.crash(second)
+    assert pool.resume().committed == CommitPoint(60)
+
+    third = pool.worker()
+    pool.write("60")
+    pool.until(lambda: third.claims, "the newest record")
+    assert third.offsets(pool.partition) == [60]
+
+
+def test_what_an_upstream_aborts_is_never_delivered(pool: Pool) -> None:
+    upstream = pool.producer("upstream")
+    upstream.init_transactions(20)
+    for values, kept in ((("a", "b"), True), (("x", "y", "z"), False), (("c", "d"), True), (("w",), False)):
+        upstream.begin_transaction()
+        for value in values:
+            upstream.produce(pool.work, value=value.encode(), partition=0)
+        upstream.flush(10)
+        if kept:
+            upstream.commit_transaction(10)
+        else:
+            upstream.abort_transaction(10)
+    # a b | commit | x y z | abort | c d | commit | w | abort
+    worker = pool.worker()
+    pool.until(lambda: len(worker.claims) == 4, "four records")
+    assert worker.values == [b"a", b"b", b"c", b"d"]
+    assert worker.offsets(pool.partition) == [0, 1, 7, 8]
+    worker.settle(pool.partition, [8, 1])
+    assert pool.resume().committed == CommitPoint(0, 1 << 1 | 1 << 8)
+    worker.settle(pool.partition, [0])
+    assert pool.resume().committed == CommitPoint(7, 0b10), "the gap before the first undone record is done"
+    worker.settle(pool.partition, [7])
+
+    def position_is_committed() -> bool:
+        worker.loop.commit_positions()
+        return pool.resume().committed == CommitPoint(12)
+
+    pool.until(position_is_committed, "the position behind the last marker")
+    assert pool.outputs() == pool.expected([0, 1, 7, 8])
+
+
+def test_a_zombie_commits_nothing(pool: Pool) -> None:
+    """It was away while the group moved on, and still believes in its partition and its generation."""
+    pool.write(*map(str, range(10)))
+    zombie = pool.worker("zombie")
+    pool.until(lambda: len(zombie.claims) == 10, "ten records")
+    zombie.settle(pool.partition, [3])
+    believed = zombie.ownership.membership
+    assert believed is not None
+    assert believed.may_commit
+
+    other = pool.worker("other")
+    pool.until(lambda: zombie.ownership.membership != believed, "a new generation")
+    asleep = Ownership()
+    asleep.assign({pool.partition: CommitPoint(0, 1 << 3)}, believed)
+    claims = [claim for offset in range(10) if (claim := asleep.deliver(pool.partition, offset)) is not None]
+    assert len(claims) == 9
+    fatal: list[Exception] = []
+    loop = TransactionLoop(pool.producer("asleep"), asleep, on_fatal=fatal.append)
+    loop.start()
+    names = ("ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH", "UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH")
+    before = sum(map(aborted, names))
+    loop.submit_many([Settlement(claim, (OutRecord(pool.out, None, b"from the grave"),)) for claim in claims])
+    eventually(lambda: sum(map(aborted, names)) >= before + 2, what="two refusals")
+    assert pool.resume().committed == CommitPoint(0, 1 << 3)
+    asleep.revoke_all()
+    assert loop.drain(10), "what moved on is dropped"
+    loop.stop()
+    assert not fatal
+
+    left = [offset for offset in range(10) if offset != 3]
+
+    def owner() -> Worker | None:
+        """Who holds all that is left."""
+        for worker in (zombie, other):
+            claims = [claim for claim in worker.claims.values() if worker.ownership.is_current(claim)]
+            if sorted(claim.offset for claim in claims) == left:
+                return worker
+        return None
+
+    pool.until(owner, "one owner of what is left")
+    living = owner()
+    assert living is not None
+    living.settle(pool.partition, left)
+    assert pool.outputs() == pool.expected(range(10))
+
+
+def test_a_commit_without_a_generation_is_never_sent(pool: Pool) -> None:
+    """The broker would let it pass: this is what keeps a member that lost its coordinator from committing."""
+    pool.write("0")
+    consumer = Consumer(read_committed_consumer(pool.settings, pool.group))
+    unassigned = consumer.consumer_group_metadata()
+    ownership = Ownership()
+    ownership.assign({pool.partition: None}, Membership(-1, "", unassigned))
+    claim = ownership.deliver(pool.partition, 0)
+    assert claim is not None
+    fatal: list[Exception] = []
+    loop = TransactionLoop(pool.producer("nobody"), ownership, on_fatal=fatal.append)
+    loop.start()
+    before = aborted("no_membership")
+    loop.submit(Settlement(claim, (OutRecord(pool.out, None, b"unfenced"),)))
+    eventually(lambda: aborted("no_membership") >= before + 2)
+    loop.stop()
+    consumer.close()
+    assert pool.resume().committed is None
+    assert pool.outputs() == []
+
+
+def test_the_fullest_bitmap_is_accepted_and_read_back(pool: Pool) -> None:
+    worker = pool.worker()
+    pool.until(worker.ownership.partitions, "an assignment")
+    reach = 23_976
+    for offset in range(reach + 1):
+        claim = worker.ownership.deliver(pool.partition, offset)
+        assert claim is not None
+        worker.claims[pool.partition, offset] = claim
+    worker.settle_silently(pool.partition, range(1, reach))
+    point = CommitPoint(0, (1 << reach) - 2)
+    assert MAX_METADATA_CHARS - 4 < len(point.metadata) <= MAX_METADATA_CHARS
+    assert pool.resume() == Resume(point, 0)
+
+
+def test_a_truncated_log_raises_the_alarm_and_goes_on(pool: Pool) -> None:
+    pool.write(*map(str, range(40)))
+    first = pool.worker()
+    pool.until(lambda: len(first.claims) == 40, "forty records")
+    first.settle(pool.partition, [*range(10), 35])
+    pool.crash(first)
+    pool.admin.delete_records([TopicPartition(pool.work, 0, 30)])[TopicPartition(pool.work, 0, 30)].result(10)
+    labels = {"topic": pool.work}
+    assert not REGISTRY.get_sample_value("fairlane_log_truncated_total", labels)
+    second = pool.worker()
+    left = [30, 31, 32, 33, 34, 36, 37, 38, 39]
+    pool.until(lambda: len(second.claims) >= len(left), "what is left of the log")
+    assert second.offsets(pool.partition) == left
+    assert REGISTRY.get_sample_value("fairlane_log_truncated_total", labels) == 1
+    second.settle(pool.partition, left)
+    assert pool.outputs() == pool.expected([*range(10), *range(30, 40)])
+    assert pool.resume().committed == CommitPoint(40)
+
+
+@pytest.mark.parametrize("refusal", ["a topic that is missing", "a topic that takes no record of this size"])
+def test_a_record_that_is_refused_is_replaced_and_the_others_are_committed(pool: Pool, refusal: str) -> None:
+    """The transaction is aborted while the broker still knows it: one that expired would fence the producer."""
+    replaced = []
+
+    def fallback(settlement: Settlement, reason: str) -> Settlement:
+        replaced.append((settlement.claim.offset, reason))
+        return Settlement(settlement.claim, (OutRecord(pool.out, None, b"instead"),))
+
+    pool.write(*map(str, range(20)))
+    worker = pool.worker(fallback=fallback)
+    pool.until(lambda: len(worker.claims) == 20, "twenty records")
+    settlements = [worker.settlement(pool.partition, offset) for offset in range(20)]
+    if refusal == "a topic that is missing":
+        poison, reasons = OutRecord(f"{pool.name}-gone", None, b"x"), {"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"}
+    else:
+        poison, reasons = OutRecord(pool.small, None, b"x" * 4_000), {"MSG_SIZE_TOO_LARGE"}
+    settlements[13] = Settlement(settlements[13].claim, (poison,))
+    worker.loop.submit_many(settlements)
+    assert worker.loop.drain(30)
+    assert len(replaced) == 1
+    assert replaced[0][0] == 13
+    assert replaced[0][1] in reasons
+    assert worker.fatal == []
+    assert pool.outputs() == sorted(["instead", *pool.expected(set(range(20)) - {13})])
+    assert pool.outputs(pool.small) == []
+    assert pool.resume().committed == CommitPoint(20)
+
+
+def test_a_record_larger_than_any_is_refused_before_it_is_sent(pool: Pool) -> None:
+    def fallback(settlement: Settlement, reason: str) -> Settlement:
+        return Settlement(settlement.claim)
+
+    pool.write("0", "1")
+    worker = pool.worker(fallback=fallback)
+    pool.until(lambda: len(worker.claims) == 2, "two records")
+    huge = OutRecord(pool.out, None, bytes(MAX_MESSAGE_BYTES + 1))
+    worker.loop.submit(Settlement(worker.claims[pool.partition, 0], (huge,)))
+    worker.loop.submit(worker.settlement(pool.partition, 1))
+    assert worker.loop.drain(20)
+    assert pool.outputs() == pool.expected([1])
+    assert pool.resume().committed == CommitPoint(2)
+
+
+def test_a_producer_whose_slot_was_taken_ends_its_process(pool: Pool) -> None:
+    pool.write(*map(str, range(5)))
+    worker = pool.worker("slot")
+    pool.until(lambda: len(worker.claims) == 5, "five records")
+    worker.settle(pool.partition, [0])
+    successor = pool.producer("slot")
+    successor.init_transactions(20)
+    worker.loop.submit_many([worker.settlement(pool.partition, offset) for offset in (1, 2)])
+    eventually(lambda: worker.fatal, what="the end")
+    assert not worker.loop.drain(1)
+    (error,) = worker.fatal
+    assert isinstance(error, FatalTransactionError)
+    assert pool.outputs() == pool.expected([0])
+    assert pool.resume().committed == CommitPoint(1)
+
+
+def test_an_open_transaction_of_a_dead_predecessor_ends_when_its_slot_starts_again(pool: Pool) -> None:
+    pool.write(*map(str, range(5)))
+    worker = pool.worker("slot")
+    pool.until(lambda: len(worker.claims) == 5, "five records")
+    worker.settle(pool.partition, [4])
+    membership = worker.ownership.membership
+    assert membership is not None
+    pool.crash(worker)
+    dead = pool.producer("slot")
+    dead.init_transactions(20)
+    dead.begin_transaction()
+    dead.produce(pool.out, value=b"never committed")
+    # Any group's offsets make the point: they are pending until the transaction ends.
+    with pytest.raises(KafkaException) as refused:
+        dead.send_offsets_to_transaction([TopicPartition(*pool.partition, 3)], membership.group_metadata, 10)
+    assert refused.value.args[0].code() == KafkaError.UNKNOWN_MEMBER_ID
+    dead.flush(10)
+    started = monotonic()
+    second = pool.worker("slot")
+    pool.until(lambda: len(second.claims) == 4, "what was left")
+    second.settle(pool.partition, range(4))
+    assert pool.outputs() == pool.expected(range(5))
+    assert monotonic() - started < TRANSACTION_TIMEOUT_MS / 1_000, "nobody waited for the transaction to expire"

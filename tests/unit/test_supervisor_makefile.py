@@ -40,7 +40,9 @@ def program(folder: Path, name: str, script: str) -> None:
 
 
 def test_help_lists_every_target_with_a_line() -> None:
-    answer = subprocess.run((MAKE, "help"), cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=30, check=True)
+    answer = subprocess.run(
+        (MAKE, "--no-print-directory", "help"), cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=30, check=True
+    )
     lines = dict(line.split(None, 1) for line in answer.stdout.splitlines())
     assert tuple(lines) == TARGETS
     phony = re.search(r"^\.PHONY: (.*)$", (PROJECT_ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -1,0 +1,41 @@
+"""Every benchmark in a short version: that it runs on real parts and says what it promises, not how fast they are."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from benchmarks import dispatch_rate, exactly_once_cost, hop_latency, recovery
+from benchmarks.result import Result
+
+Measure = Callable[[int], dict[str, float]]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(measure: Measure) -> tuple[dict[str, float], ...]:
+        return (measure(0),)
+
+    for module in (hop_latency, dispatch_rate, exactly_once_cost):
+        monkeypatch.setattr(module, "repeated", once)
+    monkeypatch.setattr(hop_latency, "REQUESTS", 10)
+    monkeypatch.setattr(hop_latency, "_WARM_UP", 2)
+    monkeypatch.setattr(dispatch_rate, "REQUESTS", 1_000)
+    monkeypatch.setattr(exactly_once_cost, "BATCHES", 6)
+
+
+@pytest.mark.parametrize("module", [hop_latency, dispatch_rate, exactly_once_cost], ids=lambda module: module.NAME)
+def test_a_benchmark_compares_itself_with_its_baseline_in_one_run(module: ModuleType) -> None:
+    result: Result = module.run()
+
+    assert result.benchmark == module.NAME
+    assert all(figure.value > 0 for figure in result.figures)
+    assert [figure.unit for figure in result.figures if figure.aim is not None][0] == "ratio"
+    assert len(result.runs) == 1
+
+
+def test_replies_flow_again_after_kills() -> None:
+    result = recovery.run(kills=2)
+
+    assert [run["dispatcher"] for run in result.runs] == [1.0, 0.0]
+    assert all(0 < run["s"] < 60 for run in result.runs)

@@ -30,7 +30,7 @@ def test_a_benchmark_compares_itself_with_its_baseline_in_one_run(module: Module
 
     assert result.benchmark == module.NAME
     assert all(figure.value > 0 for figure in result.figures)
-    assert [figure.unit for figure in result.figures if figure.aim is not None][0] == "ratio"
+    assert next(figure.unit for figure in result.figures if figure.aim is not None) == "ratio"
     assert len(result.runs) == 1
 
 

@@ -8,13 +8,13 @@ from time import monotonic, sleep
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from fairlane.backoff import Backoff
 from fairlane.ownership import CommitPlan
 from fairlane.watchdog import Watchdog
 
 _CALL_TIMEOUT_S = 10.0
 _RETRY_TIMEOUT_S = 30.0
-_FIRST_BACKOFF_S = 0.02
-_MAX_BACKOFF_S = 1.0
+_BACKOFF = Backoff(first_s=0.04, longest_s=1.0)
 
 _RECORD_REFUSED = frozenset(
     {
@@ -154,9 +154,8 @@ class TransactionalProducer:
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait after so many failures in a row: doubling, bounded, with jitter."""
-    longest_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures, 10))
-    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+    """How long to wait after so many failures in a row."""
+    return _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
 
 
 def topic_partitions(plan: CommitPlan) -> list[TopicPartition]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from fairlane import metrics
+from fairlane.backoff import Backoff
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.service import Readiness
-from stream_processors.recorder.backoff import Backoff
 from stream_processors.recorder.positions import Move, Partition, Positions
 from stream_processors.recorder.projection import LogRecord, Projection, project
 from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane import metrics
+from fairlane.backoff import Backoff
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.schema_files import default_codec
 from fairlane.service import Readiness
-from stream_processors.recorder.backoff import Backoff
 from stream_processors.recorder.positions import Move, Partition
 from stream_processors.recorder.projection import LogRecord, Projection
 from stream_processors.recorder.recorder import CONDITIONS, Recorder

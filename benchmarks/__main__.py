@@ -1,46 +1,124 @@
-"""``python -m benchmarks NAME [--json] [--check]``; ``all`` runs every one and writes docs/benchmarks.md."""
+"""``python -m benchmarks NAME [--json] [--check]``; ``all`` runs every one and writes docs/benchmarks.md.
+
+``python -m benchmarks report FILE...`` writes there what ``--json`` printed, and leaves the other benchmarks alone.
+"""
 
 import json
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import dispatch_rate, exactly_once_cost, hop_latency, recovery
-from benchmarks.report import write_markdown
+from benchmarks import (
+    backfill,
+    batching,
+    cache,
+    dispatch_rate,
+    exactly_once,
+    exactly_once_cost,
+    fairness,
+    gateway,
+    grounded,
+    hop_latency,
+    isolation,
+    overload,
+    pipeline_efficiency,
+    queue_cost,
+    recovery,
+    retrieval,
+    rolling_restart,
+    scale_out,
+    simulate,
+    streaming,
+    sync_call,
+    tenants,
+)
+from benchmarks.report import ReportError, read_results, write
 from benchmarks.result import Result
+from benchmarks.vllm_direct import VllmMissingError
 
-BENCHMARKS = {module.NAME: module.run for module in (hop_latency, dispatch_rate, exactly_once_cost, recovery)}
+_MODULES = (
+    hop_latency,
+    dispatch_rate,
+    exactly_once_cost,
+    exactly_once,
+    recovery,
+    rolling_restart,
+    queue_cost,
+    fairness,
+    isolation,
+    overload,
+    tenants,
+    simulate,
+    batching,
+    pipeline_efficiency,
+    scale_out,
+    streaming,
+    retrieval,
+    cache,
+    grounded,
+    gateway,
+    sync_call,
+    backfill,
+)
+BENCHMARKS: dict[str, Callable[[], Result]] = {module.NAME: module.run for module in _MODULES}
+HOW: dict[str, str] = {module.NAME: module.HOW for module in _MODULES}
 DOCUMENT = Path("docs/benchmarks.md")
 
 
 def main(
-    name: Annotated[str, typer.Argument(help=f"all, or one of: {', '.join(BENCHMARKS)}")],
+    name: Annotated[str, typer.Argument(help=f"report, all, or one of: {', '.join(BENCHMARKS)}")],
+    files: Annotated[list[Path] | None, typer.Argument(help="For report: what --json printed.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per benchmark.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when an aim is missed.")] = False,
 ) -> None:
-    """Measure what the project claims. Every ratio is taken in one run, three times; the median is reported."""
-    if name != "all" and name not in BENCHMARKS:
-        typer.echo(f"benchmarks: no benchmark is called {name!r}; there are: all, {', '.join(BENCHMARKS)}", err=True)
-        sys.exit(2)
+    """Measure what the project claims, every ratio in one run; or write results to docs/benchmarks.md."""
+    if name not in ("report", "all", *BENCHMARKS):
+        _refuse(f"no benchmark is called {name!r}; there are: all, {', '.join(BENCHMARKS)}")
+    if (name == "report") != bool(files):
+        _refuse("report takes one or more FILE, and nothing else does")
     console = Console(stderr=as_json)
-    results = []
-    for chosen in BENCHMARKS if name == "all" else (name,):
-        console.print(f"[bold]{chosen}[/bold] …")
-        result = BENCHMARKS[chosen]()
-        results.append(result)
-        if as_json:
-            print(json.dumps(result.as_json()), flush=True)
-        else:
-            _show(console, result)
-        if name == "all":
-            write_markdown(DOCUMENT, results)
-    if name == "all":
+    if name == "report":
+        try:
+            results = [result for file in files or () for result in read_results(file)]
+            write(DOCUMENT, results, HOW)
+        except ReportError as error:
+            _refuse(str(error))
+    else:
+        results = []
+        for chosen in BENCHMARKS if name == "all" else (name,):
+            results.append(_run(chosen, console, as_json=as_json))
+            if name == "all":
+                # At once: what fails later does not take it along.
+                write(DOCUMENT, results[-1:], HOW)
+    if name in ("report", "all"):
         console.print(f"written to {DOCUMENT}")
     sys.exit(1 if check and not all(result.met for result in results) else 0)
+
+
+def _run(name: str, console: Console, *, as_json: bool) -> Result:
+    console.print(f"[bold]{name}[/bold] …")
+    # What runs in this process logs to the standard output, which is for the result.
+    with redirect_stdout(sys.stderr):
+        try:
+            result = BENCHMARKS[name]()
+        except VllmMissingError as error:
+            _refuse(str(error))
+    if as_json:
+        print(json.dumps(result.as_json()), flush=True)
+    else:
+        _show(console, result)
+    return result
+
+
+def _refuse(why: str) -> NoReturn:
+    typer.echo(f"benchmarks: {why}", err=True)
+    sys.exit(2)
 
 
 def _show(console: Console, result: Result) -> None:

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka.admin import AdminClient, NewTopic
+import yaml
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from deploy.local.restarts import RestartPolicy
-from deploy.local.services import Service, Step
+from deploy.local.services import MODELS_FILE, Service, Step
 from deploy.local.stack import LocalStack
 from fairlane.kafka import connection
+from fairlane.restarts import RestartPolicy
 from fairlane.settings import Settings
 
 _CREATE_TIMEOUT_S = 30.0
@@ -33,15 +34,15 @@ class Cluster:
     env: Mapping[str, str]
 
     @contextmanager
-    def service(self, service: Service) -> Iterator[None]:
-        """Run one more service beside the stack, until it has left the group at the end."""
+    def service(self, service: Service) -> Iterator[int]:
+        """Run one more service beside the stack, until it has left the group at the end. Yields its process id."""
         environment = {**os.environ, **self.stack.endpoints.service_env, **self.env, **service.env}
         environment["INSTANCE_ID"] = service.name
         log_file = self.folder / f"{service.name}.log"
         with log_file.open("wb") as log:
             process = subprocess.Popen([sys.executable, *service.arguments], env=environment, stderr=log, stdout=log)
             try:
-                yield
+                yield process.pid
             finally:
                 process.terminate()
                 try:
@@ -56,37 +57,52 @@ def cluster(
     services: Sequence[Service],
     *,
     parts: Sequence[str] = ("kafka", "redis"),
-    tenants: Sequence[str] = ("acme", "globex", "initech", "umbrella"),
+    tenants: Sequence[str | Mapping[str, object]] = ("acme", "globex", "initech", "umbrella"),
     topics: Sequence[str] = (),
+    partitions: Mapping[str, int] | None = None,
     env: Mapping[str, str] | None = None,
+    models: Sequence[Mapping[str, object]] | None = None,
+    policy: RestartPolicy = _KILLED_ON_PURPOSE,
 ) -> Iterator[Cluster]:
-    """Start the parts and services with tenants of these names and two simulated pools; ``{folder}`` in a service's
-    environment becomes the folder's path."""
+    """Start the parts and services with these tenants, given by name or as entries of tenants.yaml, and with these
+    models, as entries of models.yaml, or else those of the project.
+
+    ``topics`` are created beside the project's own, and ``partitions`` says of which of those there are to be more.
+    """
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name:
         folder = Path(name)
         tenants_file = folder / "tenants.yaml"
-        tenants_file.write_text("tenants:\n" + "".join(f"  - tenant: {tenant}\n" for tenant in tenants))
-        shared = {"TENANTS_FILE": str(tenants_file), "LOG_LEVEL": "WARNING", **(env or {})}
+        entries = [{"tenant": tenant} if isinstance(tenant, str) else dict(tenant) for tenant in tenants]
+        tenants_file.write_text(yaml.safe_dump({"tenants": entries}))
+        models_file = MODELS_FILE if models is None else folder / "models.yaml"
+        if models is not None:
+            models_file.write_text(yaml.safe_dump({"models": [dict(model) for model in models]}))
+        files = {"TENANTS_FILE": str(tenants_file), "MODELS_FILE": str(models_file)}
+        shared = {**files, "LOG_LEVEL": "WARNING", **(env or {})}
         stack = LocalStack(
             data_dir=folder / "stack",
             parts=parts,
-            setup=_setup(str(tenants_file), topics, tables="postgres" in parts),
+            setup=_setup(str(tenants_file), str(models_file), topics, partitions or {}, tables="postgres" in parts),
             services=[Service(one.name, one.arguments, {**shared, **one.env}) for one in services],
             environ={},
-            policy=_KILLED_ON_PURPOSE,
+            policy=policy,
         )
         with stack:
             settings = Settings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
             yield Cluster(stack, settings, folder, shared)
 
 
-def _setup(tenants_file: str, topics: Sequence[str], *, tables: bool) -> tuple[Step, ...]:
+def _setup(
+    tenants_file: str, models_file: str, topics: Sequence[str], partitions: Mapping[str, int], *, tables: bool
+) -> tuple[Step, ...]:
     command = ("-m", "fairlane.cli")
+    ours = (*topics, *(f"{name}={count}" for name, count in partitions.items()))
+    tenants, models = ("--tenants-file", tenants_file), ("--models-file", models_file)
     steps = (
-        Step("setup-topics", (*command, "topics", "apply", "--tenants-file", tenants_file), after=("kafka",)),
-        *((Step("setup-baseline", ("-m", "benchmarks.cluster", *topics), after=("kafka",)),) if topics else ()),
-        Step("setup-models", (*command, "models", "apply"), after=("setup-topics",)),
-        Step("setup-tenants", (*command, "tenants", "apply", "--tenants-file", tenants_file), after=("setup-models",)),
+        Step("setup-topics", (*command, "topics", "apply", *tenants, *models), after=("kafka",)),
+        *((Step("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)),) if ours else ()),
+        Step("setup-models", (*command, "models", "apply", *models), after=("setup-topics",)),
+        Step("setup-tenants", (*command, "tenants", "apply", *tenants), after=("setup-models",)),
     )
     return (
         (*steps, Step("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True)) if tables else steps
@@ -94,12 +110,16 @@ def _setup(tenants_file: str, topics: Sequence[str], *, tables: bool) -> tuple[S
 
 
 def create_topics(settings: Settings, names: Sequence[str]) -> None:
-    """Topics of a baseline, with the same timestamps as the project's own."""
+    """Topics of a baseline, with the same timestamps as the project's own; ``NAME=COUNT`` gives one that exists so many
+    partitions."""
     admin = AdminClient(connection(settings))
     config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "8388608"}
-    topics = [NewTopic(name, 1, 1, config=config) for name in names]
-    for created in admin.create_topics(topics, operation_timeout=_CREATE_TIMEOUT_S).values():
-        created.result(_CREATE_TIMEOUT_S)
+    new = [NewTopic(name, 1, 1, config=config) for name in names if "=" not in name]
+    larger = [NewPartitions(name, int(count)) for name, _, count in (name.partition("=") for name in names) if count]
+    created = admin.create_topics(new, operation_timeout=_CREATE_TIMEOUT_S) if new else {}
+    grown = admin.create_partitions(larger, operation_timeout=_CREATE_TIMEOUT_S) if larger else {}
+    for done in (*created.values(), *grown.values()):
+        done.result(_CREATE_TIMEOUT_S)
 
 
 if __name__ == "__main__":

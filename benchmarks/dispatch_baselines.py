@@ -1,5 +1,7 @@
-"""The baselines of dispatch-rate, each a process: ``python -m benchmarks.dispatch_baselines send|codec TOPIC...``
+"""The baselines of dispatch-rate and tenants, each a process:
+``python -m benchmarks.dispatch_baselines send|codec|bare TOPIC...``
 
+bare:  Faust consume and plain produce of the same bytes.
 send:  a plain Faust pass-through, ``await topic.send`` for every event.
 codec: Faust consume that decodes each request and encodes the work item for it, produced by confluent-kafka without a
        transaction: what the dispatcher does, less deciding and exactly once.
@@ -44,7 +46,7 @@ def work_item(request: InferenceRequest, topic: str, offset: int, timestamp_ms: 
 def build(kind: str, topics: list[str], settings: Settings) -> Any:
     """The Faust application of one baseline."""
     app = faust.App(
-        f"baseline-{kind}",
+        f"{settings.group_prefix}.baseline-{kind}",
         broker=f"kafka://{settings.kafka_bootstrap_servers}",
         broker_max_poll_records=2_000,
         consumer_auto_offset_reset="earliest",
@@ -54,6 +56,8 @@ def build(kind: str, topics: list[str], settings: Settings) -> Any:
         topic_allow_declare=False,
         web_enabled=False,
         stream_buffer_maxsize=16_384,
+        # Otherwise it waits at its end for events that are never acknowledged.
+        stream_wait_empty=False,
         table_standby_replicas=0,
     )
     source = app.topic(*topics, key_serializer="raw", value_serializer="raw")
@@ -73,7 +77,12 @@ def build(kind: str, topics: list[str], settings: Settings) -> Any:
             producer.produce(f"baseline.{kind}", value=codec.encode(item), key=message.key)
             producer.poll(0)
 
-    app.agent(source, name=kind)(pass_through if kind == "send" else decode_and_encode)
+    async def copy(stream: Any) -> None:
+        async for event in stream.noack().events():
+            producer.produce(f"baseline.{kind}", value=event.message.value, key=event.message.key)
+            producer.poll(0)
+
+    app.agent(source, name=kind)({"send": pass_through, "codec": decode_and_encode, "bare": copy}[kind])
     return app
 
 

@@ -5,22 +5,29 @@ timestamps of its first and its last output, so that starting up does not count.
 """
 
 import uuid
+from collections.abc import Sequence
 from time import monotonic
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
-from benchmarks.cluster import Cluster, cluster
-from benchmarks.result import Figure, Result, median_of, repeated
+from benchmarks.cluster import cluster
+from benchmarks.load import MODEL
+from benchmarks.open_window import open_window
+from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from deploy.local.services import Service
 from fairlane.kafka import idempotent_producer, read_committed_consumer
 from fairlane.names import priority_topic, requests_topic
 from fairlane.records import InferenceRequest, Message, Parameters, RequestInput
 from fairlane.schema_files import default_codec
+from fairlane.settings import Settings
 
 NAME = "dispatch-rate"
+HOW = MEDIAN_OF_REPETITIONS
 REQUESTS = 20_000
 _TENANTS = ("acme", "globex", "initech", "umbrella")
 _TOPICS = tuple(requests_topic(tenant) for tenant in _TENANTS)
+_PATIENCE_MS = 3_600_000
+_METADATA_TIMEOUT_S = 10.0
 _OUTPUTS = {"send": "baseline.send", "codec": "baseline.codec", "fairlane": priority_topic("generate", "normal")}
 _TIMEOUT_S = 180.0
 
@@ -55,9 +62,10 @@ def _measure() -> dict[str, float]:
     rates = {}
     for service in services:
         with cluster([], topics=("baseline.send", "baseline.codec"), tenants=_TENANTS) as running:
-            _publish(running)
-            with running.service(service):
-                rates[service.name] = _rate(running, _OUTPUTS[service.name])
+            publish_backlog(running.settings, _TENANTS, REQUESTS)
+            start = ends_of(running.settings, (_OUTPUTS[service.name],))
+            with open_window(running.settings), running.service(service):
+                rates[service.name] = output_rate(running.settings, start, REQUESTS)
     return {
         **{f"{name}_per_s": rate for name, rate in rates.items()},
         "by_send": rates["fairlane"] / rates["send"],
@@ -65,41 +73,60 @@ def _measure() -> dict[str, float]:
     }
 
 
-def _publish(running: Cluster) -> None:
-    producer = Producer(
-        idempotent_producer(running.settings) | {"queue.buffering.max.messages": 200_000, "linger.ms": 20}
-    )
+def publish_backlog(settings: Settings, tenants: Sequence[str], requests: int) -> None:
+    """So many requests, in turn from each tenant, that nobody will find too late."""
+    producer = Producer(idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000, "linger.ms": 20})
     codec = default_codec()
     content = RequestInput(messages=(Message("user", "What is the capital of France, and why? " * 5),))
-    for number in range(REQUESTS):
+    for number in range(requests):
         request = InferenceRequest(
-            str(uuid.uuid4()), "smollm2-135m-instruct", "generate", content, Parameters(max_tokens=32)
+            str(uuid.uuid4()),
+            MODEL,
+            "generate",
+            content,
+            Parameters(max_tokens=32),
+            timeout_ms=_PATIENCE_MS,
         )
-        producer.produce(_TOPICS[number % len(_TOPICS)], value=codec.encode(request), key=request.request_id)
+        topic = requests_topic(tenants[number % len(tenants)])
+        producer.produce(topic, value=codec.encode(request), key=request.request_id)
         producer.poll(0)
     if producer.flush(60):
         raise TimeoutError("the backlog could not be published within 60 s")
 
 
-def _rate(running: Cluster, topic: str) -> float:
-    """Outputs per second between the broker's timestamps of the first and the last one."""
-    consumer = Consumer(read_committed_consumer(running.settings, "bench-reader") | {"enable.partition.eof": True})
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+def ends_of(settings: Settings, topics: Sequence[str]) -> list[TopicPartition]:
+    """Where the topics end now."""
+    consumer = Consumer(read_committed_consumer(settings, "bench-ends"))
+    try:
+        metadata = consumer.list_topics(timeout=_METADATA_TIMEOUT_S).topics
+        places = [TopicPartition(topic, partition) for topic in topics for partition in metadata[topic].partitions]
+        return [
+            TopicPartition(
+                place.topic, place.partition, consumer.get_watermark_offsets(place, timeout=_METADATA_TIMEOUT_S)[1]
+            )
+            for place in places
+        ]
+    finally:
+        consumer.close()
+
+
+def output_rate(settings: Settings, start: Sequence[TopicPartition], count: int) -> float:
+    """Of the first ``count`` records from ``start``: how many a second between the broker's timestamps of the first and
+    the last one."""
+    consumer = Consumer(read_committed_consumer(settings, "bench-reader"))
+    consumer.assign(list(start))
     deadline = monotonic() + _TIMEOUT_S
-    first_ms, last_ms, count = 0, 0, 0
-    while count < REQUESTS:
+    first_ms, last_ms, found = 0, 0, 0
+    while found < count:
         if monotonic() > deadline:
-            raise TimeoutError(f"{topic}: {count} of {REQUESTS} after {_TIMEOUT_S:g} s")
+            raise TimeoutError(f"{start[0].topic}: {found} of {count} after {_TIMEOUT_S:g} s")
         for message in consumer.consume(2_000, 0.5):
             error = message.error()
             if error is not None:
-                if error.code() != KafkaError._PARTITION_EOF:
-                    raise RuntimeError(f"{topic}: {error.name()}")
-                continue
+                raise RuntimeError(f"{message.topic()}: {error.name()}")
             timestamp_ms = message.timestamp()[1]
             first_ms = min(first_ms or timestamp_ms, timestamp_ms)
             last_ms = max(last_ms, timestamp_ms)
-            count += 1
+            found += 1
     consumer.close()
-    return count / ((last_ms - first_ms) / 1000)
+    return found / ((last_ms - first_ms) / 1000)

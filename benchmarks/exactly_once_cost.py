@@ -12,7 +12,7 @@ from time import monotonic
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.result import Figure, Result, median_of, repeated
+from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from fairlane.kafka import idempotent_producer, read_committed_consumer
 from fairlane.models import load_models
 from fairlane.names import priority_topic, replies_topic
@@ -22,14 +22,11 @@ from fairlane.ownership import Ownership
 from fairlane.records import InferenceRequest, Parameters, RequestInput, SourceCoordinate, WorkItem
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from fairlane.transactions import Settlement, TransactionLoop
+from fairlane.transactions import Batch, Settlement, TransactionLoop
 from inference_consumers.app import ConsumerApp
-from inference_consumers.engines.protocol import Engine
-from inference_consumers.engines.registry import limits_of
-from inference_consumers.engines.simulated import SimulatedCost, SimulatedEngine
-from inference_consumers.micro_batch import ModelKey
 
 NAME = "exactly-once-cost"
+HOW = MEDIAN_OF_REPETITIONS
 AIM = 0.9
 BATCH_MS = 100.0
 BATCH_ITEMS = 32
@@ -37,6 +34,7 @@ BATCHES = 60
 _TENANTS = tuple(f"tenant-{number}" for number in range(BATCH_ITEMS))
 _POOL = "generate"
 _TIMEOUT_S = 120.0
+_NO_TIME_TOKENS_PER_S = 1e12
 
 
 class PlainLoop(TransactionLoop):
@@ -46,29 +44,24 @@ class PlainLoop(TransactionLoop):
         self._thread = threading.Thread(target=self._run, name="plain", daemon=True)
         self._thread.start()
 
-    def _commit(self, batch: Sequence[Settlement]) -> Sequence[Settlement]:
-        plan = self.ownership.plan((settlement.claim for settlement in batch), 1 << 20)
+    def _commit(self, batch: Batch) -> Sequence[Settlement]:
+        plan = self.ownership.plan((settlement.claim for settlement in batch.settlements), 1 << 20)
         if plan is None:
             return ()
-        for settlement in batch:
-            for record in settlement.outputs:
-                self.producer.produce(record.topic, value=record.value, key=record.key, headers=list(record.headers))
+        outputs = (record for settlement in batch.settlements for record in settlement.outputs)
+        for record in (*batch.notes, *outputs):
+            self.producer.produce(record.topic, value=record.value, key=record.key, headers=list(record.headers))
         self.producer.flush(10.0)
         self.ownership.settle(plan)
-        return batch
+        return batch.settlements
 
 
 class _BenchApp(ConsumerApp):
-    """The consumer with an engine of a fixed batch time, and the loop under test."""
+    """The consumer with the loop under test."""
 
     def __init__(self, settings: Settings, loop_type: type[TransactionLoop]) -> None:
         super().__init__(settings, _POOL)
         self._loop_type = loop_type
-
-    def _load_engines(self) -> dict[ModelKey, Engine]:
-        self._readiness.set("engines")
-        cost = SimulatedCost(batch_ms=BATCH_MS)
-        return {key: SimulatedEngine(limits_of(model), cost) for key, model in self._models.items()}
 
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
         if self._loop_type is TransactionLoop:
@@ -104,7 +97,16 @@ def _measure(running: Cluster, number: int) -> dict[str, float]:
 def _rate(running: Cluster, loop_type: type[TransactionLoop], group: str) -> float:
     """Items per second, from the first to the last reply by the broker's clock."""
     settings = running.settings.model_copy(
-        update={"group_prefix": group, "instance_id": group, "max_undone_span": MAX_SPAN, "batch_timeout_ms": 5}
+        update={
+            "group_prefix": group,
+            "instance_id": group,
+            "max_undone_span": MAX_SPAN,
+            "batch_timeout_ms": 5,
+            "engine": "simulated",
+            "simulated_batch_ms": BATCH_MS,
+            "simulated_prefill_tokens_per_s": _NO_TIME_TOKENS_PER_S,
+            "simulated_decode_tokens_per_s": _NO_TIME_TOKENS_PER_S,
+        }
     )
     app = _BenchApp(settings, loop_type)
     ends = _ends(running)

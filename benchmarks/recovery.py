@@ -23,6 +23,7 @@ from fairlane.schema_files import default_codec
 NAME = "recovery"
 AIM_S = 10.0
 KILLS = 10
+HOW = f"{KILLS} kills on one cluster, the worst of each kind"
 _DISPATCHER, _CONSUMER = "dispatcher-1", "consumer-generate-1"
 _VICTIMS = ((_DISPATCHER,), (_CONSUMER,), (_DISPATCHER, _CONSUMER))
 _TENANTS = ("acme", "globex", "initech")

@@ -2,13 +2,33 @@
 
 import os
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 Bound = Literal["at most", "at least"]
 REPETITIONS = 3
+MEDIAN_OF_REPETITIONS = f"{REPETITIONS} runs, the median of each figure"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it was measured."""
+
+    cores: int
+    memory_gib: int
+    python: str
+    system: str
+
+    def __str__(self) -> str:
+        return f"{self.cores} cores, {self.memory_gib} GiB, Python {self.python}"
+
+
+def this_machine() -> Machine:
+    """This machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(os.cpu_count() or 0, round(memory / 2**30), platform.python_version(), platform.system())
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +52,26 @@ class Figure:
         aim = None if self.aim is None else f"{self.bound} {self.aim:g}"
         return {"name": self.name, "value": round(self.value, 4), "unit": self.unit, "aim": aim, "met": self.met}
 
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """What ``as_json`` made; the value is rounded. Raises KeyError or ValueError for anything else."""
+        name, value, unit = str(found["name"]), float(found["value"]), str(found["unit"])
+        if found["aim"] is None:
+            return cls(name, value, unit)
+        for bound in get_args(Bound):
+            if found["aim"].startswith(f"{bound} "):
+                return cls(name, value, unit, bound, float(found["aim"].removeprefix(bound)))
+        raise ValueError(f"{found['aim']!r} is no aim")
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A benchmark's figures, and what each was made from."""
+    """A benchmark's figures, what each was made from, and where."""
 
     benchmark: str
     figures: tuple[Figure, ...]
     runs: tuple[dict[str, float], ...]
+    machine: Machine = field(default_factory=this_machine)
 
     @property
     def met(self) -> bool:
@@ -50,24 +82,18 @@ class Result:
             "benchmark": self.benchmark,
             "figures": [figure.as_json() for figure in self.figures],
             "runs": [{name: round(value, 4) for name, value in run.items()} for run in self.runs],
-            "machine": asdict(machine()),
+            "machine": asdict(self.machine),
         }
 
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where it was measured."""
-
-    cores: int
-    memory_gib: int
-    python: str
-    system: str
-
-
-def machine() -> Machine:
-    """This machine."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(os.cpu_count() or 0, round(memory / 2**30), platform.python_version(), platform.system())
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """What ``as_json`` made. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            str(found["benchmark"]),
+            tuple(map(Figure.from_json, found["figures"])),
+            tuple(found["runs"]),
+            Machine(**found["machine"]),
+        )
 
 
 def repeated(run: Callable[[int], dict[str, float]], repetitions: int = REPETITIONS) -> tuple[dict[str, float], ...]:

@@ -33,11 +33,13 @@ COMPOSE_VARIABLES: Mapping[str, str] = {
     "POSTGRES_OWNER_PASSWORD": f"Password of the role that owns the tables: {_PASSWORD}",
     "POSTGRES_SERVICE_PASSWORD": f"Password of the role of the services: {_PASSWORD}",
     "REDIS_PASSWORD": f"Password of Redis: {_PASSWORD}",
+    "EMBEDDER_API_KEY": "API key of an OpenAI-compatible embedder, which the dispatcher alone is given",
     "KAFKA_HOST_PORT": "Port of Kafka on this machine",
     "SCHEMA_REGISTRY_HOST_PORT": "Port of the schema registry on this machine",
     "KAFKA_UI_HOST_PORT": "Port of Kafka UI on this machine",
     "POSTGRES_HOST_PORT": "Port of Postgres on this machine",
     "PROMETHEUS_HOST_PORT": "Port of Prometheus on this machine",
+    "GATEWAY_HOST_PORT": "Port of the gateway on this machine",
     "FAIRLANE_PIP_ARGS": "Added to every pip install of the images, for instance an index with the CPU build of torch",
 }
 """What the variables mean that docker-compose.yml itself reads; which there are, and their defaults, it says itself."""

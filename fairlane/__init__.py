@@ -11,7 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairlane.client import AsyncClient, AsyncHandle, Client, Handle
+    from fairlane.client import (
+        AsyncClient,
+        AsyncHandle,
+        AsyncTextStream,
+        Client,
+        Handle,
+        RetryPolicy,
+        TextDelta,
+        TextStream,
+    )
+    from fairlane.client.handler_retries import HandlerRetries
+    from fairlane.client.reply_service import AsyncReplyService, ReplyService
     from fairlane.errors import (
         AnsweredElsewhere,
         Backpressure,
@@ -37,7 +48,9 @@ if TYPE_CHECKING:
         RequestInput,
         Retrieval,
         Timings,
+        TokenLogprob,
         TokenUsage,
+        TopLogprob,
     )
     from fairlane.settings import KafkaSettings
 
@@ -45,6 +58,8 @@ __all__ = [
     "AnsweredElsewhere",
     "AsyncClient",
     "AsyncHandle",
+    "AsyncReplyService",
+    "AsyncTextStream",
     "Backpressure",
     "Cancelled",
     "Client",
@@ -55,6 +70,7 @@ __all__ = [
     "FairlaneError",
     "FinishReason",
     "Handle",
+    "HandlerRetries",
     "InferenceReply",
     "InferenceRequest",
     "KafkaSettings",
@@ -66,18 +82,35 @@ __all__ = [
     "Priority",
     "PublishFailed",
     "Rejected",
+    "ReplyService",
     "RequestInput",
     "Retrieval",
+    "RetryPolicy",
     "Task",
+    "TextDelta",
+    "TextStream",
     "Timeout",
     "Timings",
+    "TokenLogprob",
     "TokenUsage",
+    "TopLogprob",
     "Unavailable",
     "Unsuccessful",
 ]
 
 _NAMES_BY_MODULE = {
-    "fairlane.client": ("AsyncClient", "AsyncHandle", "Client", "Handle"),
+    "fairlane.client": (
+        "AsyncClient",
+        "AsyncHandle",
+        "AsyncTextStream",
+        "Client",
+        "Handle",
+        "RetryPolicy",
+        "TextDelta",
+        "TextStream",
+    ),
+    "fairlane.client.handler_retries": ("HandlerRetries",),
+    "fairlane.client.reply_service": ("AsyncReplyService", "ReplyService"),
     "fairlane.errors": (
         "AnsweredElsewhere",
         "Backpressure",
@@ -103,7 +136,9 @@ _NAMES_BY_MODULE = {
         "RequestInput",
         "Retrieval",
         "Timings",
+        "TokenLogprob",
         "TokenUsage",
+        "TopLogprob",
     ),
     "fairlane.settings": ("KafkaSettings",),
 }

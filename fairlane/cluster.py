@@ -70,7 +70,7 @@ class Cluster:
         try:
             return self.admin.list_topics(timeout=self._connect_timeout_s)
         except KafkaException as error:
-            self.admin.poll(0)  # serves the error callback
+            self.admin.poll(0.1)  # serves the error callback, at once or a moment later
             raise unreachable(self._settings, self._errors.text or reason_of(error)) from None
 
     def wait_for(self, condition: Callable[[ClusterMetadata], str | None], timeout_s: float) -> None:

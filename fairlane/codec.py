@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from types import UnionType
-from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints, overload
 
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
@@ -22,6 +22,7 @@ _FRAME = struct.Struct(">bI")
 _FIELD_IN_MESSAGE = re.compile(r"on field (\w+)$")
 
 RecordT = TypeVar("RecordT")
+OtherT = TypeVar("OtherT")
 _Convert = Callable[[Any], Any]
 
 
@@ -62,6 +63,7 @@ class Codec:
     def __init__(self, source: SchemaSource) -> None:
         self._source = source
         self._writers: dict[type, tuple[bytes, Any, _Convert]] = {}
+        self._rest_writers: dict[type, tuple[bytes, Any, _Convert]] = {}
         self._readers: dict[int, tuple[type, Any, Any, _Convert]] = {}
 
     def encode(self, record: object) -> bytes:
@@ -70,17 +72,21 @@ class Codec:
         if prepared is None:
             prepared = self._prepare_writer(type(record))
         header, schema, to_plain = prepared
-        body = io.BytesIO()
-        body.write(header)
-        try:
-            # Without the flag a pair inside an optional field is taken for fastavro's (branch, value).
-            schemaless_writer(body, schema, to_plain(record), disable_tuple_notation=True)
-        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            # fastavro's message quotes the value, which may be a prompt: only the name of the field is taken from it.
-            named = _FIELD_IN_MESSAGE.findall(str(error))
-            where = f"{type(record).__name__}.{named[-1]}" if named else type(record).__name__
-            raise ValueError(f"{where}: a value that its schema does not allow ({type(error).__name__})") from None
-        return body.getvalue()
+        return _written(record, header, schema, to_plain)
+
+    def body_if_current(self, record_type: type, data: bytes) -> bytes | None:
+        """The body of a message, if it was written with the schema that records of this type are written with now."""
+        header = (self._writers.get(record_type) or self._prepare_writer(record_type))[0]
+        return data[len(header) :] if data.startswith(header) else None
+
+    def encode_around(self, record: object, first_body: bytes) -> bytes:
+        """As ``encode``, of a record whose first field was read from ``first_body`` and is unchanged (see
+        ``body_if_current``): Avro writes a record's fields one after another, so the bytes are taken as they are."""
+        prepared = self._rest_writers.get(type(record))
+        if prepared is None:
+            prepared = self._prepare_rest_writer(type(record))
+        header, schema, to_plain = prepared
+        return _written(record, header + first_body, schema, to_plain)
 
     def decode(self, data: bytes | None) -> object:
         """The record these bytes hold. Raises DecodeError, and nothing else, for bytes that hold none."""
@@ -113,10 +119,18 @@ class Codec:
 
     def decode_as(self, record_type: type[RecordT], data: bytes | None) -> RecordT:
         """Like ``decode``, and DecodeError when the bytes hold another type of record."""
+        return self.decode_any((record_type,), data)
+
+    @overload
+    def decode_any(self, record_types: tuple[type[RecordT]], data: bytes | None) -> RecordT: ...
+    @overload
+    def decode_any(self, record_types: tuple[type[RecordT], type[OtherT]], data: bytes | None) -> RecordT | OtherT: ...
+    def decode_any(self, record_types: tuple[type, ...], data: bytes | None) -> object:
+        """Like ``decode``, and DecodeError when the bytes hold a record of none of these types."""
         record = self.decode(data)
-        if not isinstance(record, record_type):
-            detail = f"{type(record).__name__}, expected {record_type.__name__}"
-            raise DecodeError(DecodeProblem.UNEXPECTED_TYPE, detail)
+        if not isinstance(record, record_types):
+            expected = " or ".join(record_type.__name__ for record_type in record_types)
+            raise DecodeError(DecodeProblem.UNEXPECTED_TYPE, f"{type(record).__name__}, expected {expected}")
         return record
 
     def _prepare_writer(self, record_type: type) -> tuple[bytes, Any, _Convert]:
@@ -126,6 +140,18 @@ class Codec:
         to_plain = _to_plain(record_type) or _identity
         prepared = (_FRAME.pack(MAGIC_BYTE, schema_id), parse_schema(dict(schema)), to_plain)
         self._writers[record_type] = prepared
+        return prepared
+
+    def _prepare_rest_writer(self, record_type: type) -> tuple[bytes, Any, _Convert]:
+        """Of all fields but the first."""
+        schema_id, schema = self._source.writer(record_type.__name__)
+        first, *others = schema["fields"]
+        # A type is defined where it stands first, which may be in the field that is left out.
+        named: dict[str, Any] = {}
+        parse_schema(first["type"], named_schemas=named)
+        rest = parse_schema({**schema, "fields": others}, named_schemas=named)
+        prepared = (_FRAME.pack(MAGIC_BYTE, schema_id), rest, _record_to_plain(record_type, skip=1))
+        self._rest_writers[record_type] = prepared
         return prepared
 
     def _prepare_reader(self, schema_id: int) -> tuple[type, Any, Any, _Convert]:
@@ -145,6 +171,20 @@ class Codec:
         )
         self._readers[schema_id] = prepared
         return prepared
+
+
+def _written(record: object, prefix: bytes, schema: Any, to_plain: _Convert) -> bytes:
+    body = io.BytesIO()
+    body.write(prefix)
+    try:
+        # Without the flag a pair inside an optional field is taken for fastavro's (branch, value).
+        schemaless_writer(body, schema, to_plain(record), disable_tuple_notation=True)
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        # fastavro's message quotes the value, which may be a prompt: only the name of the field is taken from it.
+        named = _FIELD_IN_MESSAGE.findall(str(error))
+        where = f"{type(record).__name__}.{named[-1]}" if named else type(record).__name__
+        raise ValueError(f"{where}: a value that its schema does not allow ({type(error).__name__})") from None
+    return body.getvalue()
 
 
 def _identity(value: Any) -> Any:
@@ -175,12 +215,12 @@ def _to_plain(annotation: Any) -> _Convert | None:
     return None
 
 
-def _record_to_plain(record_type: type) -> _Convert:
+def _record_to_plain(record_type: type, skip: int = 0) -> _Convert:
     # One generated expression per type: the dispatcher's hottest code, and a loop over fields costs double.
     hints = get_type_hints(record_type)
     scope: dict[str, Any] = {}
     parts = []
-    for entry in fields(record_type):
+    for entry in fields(record_type)[skip:]:
         convert = _to_plain(hints[entry.name])
         value = f"record.{entry.name}"
         if convert is not None:

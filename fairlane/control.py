@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastError, quiet, reason_of
 from fairlane.codec import Codec, DecodeError
@@ -19,6 +19,8 @@ RecordT = TypeVar("RecordT")
 
 _READ_TIMEOUT_S = 20.0
 _FLUSH_TIMEOUT_S = 30.0
+_NO_LEADER_YET = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+"""What a broker says for a moment of a topic that was just created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,12 @@ def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:
 
 def _first_offset(consumer: Consumer, topic: str, partition: int) -> TopicPartition:
     # Assigned to "the beginning", librdkafka first waits half a second for a leader that it has not looked up yet.
-    offsets = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
+    try:
+        offsets = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() not in _NO_LEADER_YET:
+            raise
+        return TopicPartition(topic, partition, OFFSET_BEGINNING)
     if offsets is None:
         raise ClusterError(f"{topic}: no answer within {CONNECT_TIMEOUT_S:g} s")
     return TopicPartition(topic, partition, offsets[0])

@@ -20,6 +20,12 @@ class DatabaseError(Exception):
     """The tables could not be looked at or changed. The message is one line and holds no secret."""
 
 
+def missing_extra(error: ImportError) -> DatabaseError:
+    """What to say when a library of the extra ``db`` is not there."""
+    missing = (error.name or "").partition(".")[0]
+    return DatabaseError(f"this needs the extra `db`: pip install 'fairlane[db]' ({missing} is missing)")
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaState:
     """Where the tables of one database stand.
@@ -56,12 +62,18 @@ def upgrade(settings: Settings) -> Upgrade:
     """Bring the tables to the newest revision, in one transaction, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).
 
     The role of POSTGRES_DSN is granted what the services need. May be called twice and at the same time: the second
-    waits for the first and finds nothing to do. Raises DatabaseError.
+    waits for the first and finds nothing to do. Raises DatabaseError, also for a role that policies do not bind:
+    functions that act for one tenant run with the rights of whoever made them.
     """
     with _alembic(settings) as (config, connection, database):
         from alembic import command
         from alembic.script import ScriptDirectory
 
+        if _is_above_policies(connection):
+            raise DatabaseError(
+                f"{database}: this role bypasses row-level security, which would then not part the tenants: "
+                "POSTGRES_OWNER_DSN must name one with NOSUPERUSER and NOBYPASSRLS"
+            )
         applied: list[str] = []
         config.attributes["applied"] = applied
         command.upgrade(config, "head")
@@ -93,9 +105,7 @@ def _alembic(settings: Settings) -> Iterator[tuple[Any, Any, str]]:
         from alembic.config import Config
         from alembic.util.exc import CommandError
     except ImportError as error:
-        raise DatabaseError(
-            f"this needs the extra `db`: pip install 'fairlane[db]' ({(error.name or '').partition('.')[0]} is missing)"
-        ) from None
+        raise missing_extra(error) from None
     dsn = (settings.postgres_owner_dsn or settings.postgres_dsn).get_secret_value()
     try:
         scripts = data_path("deploy/migrations")
@@ -124,6 +134,14 @@ def _alembic(settings: Settings) -> Iterator[tuple[Any, Any, str]]:
         raise DatabaseError(f"{database}: {explain(error)}") from None
     except (CommandError, sqlalchemy.exc.SQLAlchemyError) as error:
         raise DatabaseError(f"{database}: {' '.join(str(error).split())}") from None
+
+
+def _is_above_policies(connection: Any) -> bool:
+    query = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
+    found = connection.exec_driver_sql(query).scalar()
+    # The migrations begin a transaction of their own.
+    connection.rollback()
+    return bool(found)
 
 
 def _revision(connection: Any) -> str | None:

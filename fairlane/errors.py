@@ -99,7 +99,7 @@ class Timeout(FairlaneError, TimeoutError):  # noqa: N818 - the built-in Timeout
 
 
 class PublishFailed(FairlaneError):  # noqa: N818 - reads as what happened
-    """A request did not get into the log.
+    """A request, or its cancellation, did not get into the log.
 
     Attributes:
         request_id: of the request.
@@ -107,18 +107,22 @@ class PublishFailed(FairlaneError):  # noqa: N818 - reads as what happened
         reason: what the broker or the producer said.
         uncertain: True when no answer came, so that it may be in the log nonetheless. Publish it again under the same
             request id: it is run once.
+        what: what was to be published: the request, or the cancellation of a request, which is under way then.
     """
 
-    def __init__(self, request_id: str, topic: str, reason: str, *, uncertain: bool = False) -> None:
+    def __init__(
+        self, request_id: str, topic: str, reason: str, *, uncertain: bool = False, what: str = "request"
+    ) -> None:
         super().__init__(request_id, topic, reason)
         self.request_id = request_id
         self.topic = topic
         self.reason = reason
         self.uncertain = uncertain
+        self.what = what
 
     def __str__(self) -> str:
         doubt = "; it may have been published nonetheless" if self.uncertain else ""
-        return f"request {self.request_id}: not published to {self.topic}: {self.reason}{doubt}"
+        return f"{self.what} {self.request_id}: not published to {self.topic}: {self.reason}{doubt}"
 
 
 class AnsweredElsewhere(FairlaneError):  # noqa: N818 - reads as what happened

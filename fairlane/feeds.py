@@ -1,13 +1,15 @@
-"""Following a compacted control topic: the newest record per key, kept up to date on a thread of its own."""
+"""Following a control topic on a thread of its own; of a compacted one, the newest record per key, kept up to date."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Generic, TypeVar
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane.catch_up import CatchUp
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import connection
 from fairlane.logs import get_logger
@@ -25,29 +27,31 @@ class FeedUnavailableError(Exception):
     """The control topic does not exist or could not be read to its end in time."""
 
 
-class Feed(Generic[RecordT]):
-    """The live content of one compacted topic. ``snapshot`` is an immutable mapping, replaced at every change."""
+class TopicFollower(ABC):
+    """Reads a topic to its present end before ``start`` returns, and goes on from there. It is in no group.
 
-    def __init__(self, settings: KafkaSettings, codec: Codec, topic: str, record_type: type[RecordT]) -> None:
+    What a record means is up to who derives from it; all of that runs on the thread.
+    """
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
         self._settings = settings
-        self._codec = codec
         self._topic = topic
-        self._record_type = record_type
-        self._snapshot: Mapping[str, RecordT] = {}
         self._caught_up = threading.Event()
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
         self._on_failure: Callable[[Exception], None] | None = None
-        self._listeners: list[Callable[[Mapping[str, RecordT]], None]] = []
 
-    @property
-    def snapshot(self) -> Mapping[str, RecordT]:
-        return self._snapshot
+    @abstractmethod
+    def _take(self, message: Message) -> None:
+        """One record. What it raises ends the following."""
 
-    def on_change(self, listener: Callable[[Mapping[str, RecordT]], None]) -> None:
-        """Call this with every new snapshot, on the feed's thread. Register before ``start``."""
-        self._listeners.append(listener)
+    def _first_offset(self, consumer: Consumer, partition: int, low: int, end: int) -> int:  # noqa: ARG002 - for others
+        """Where reading begins, at ``low``, the first that is there, unless somebody wants less."""
+        return low
+
+    def _on_caught_up(self) -> None:  # noqa: B027 - who shows nothing has nothing to do here
+        """Everything that was there at the start is read."""
 
     def on_failure(self, listener: Callable[[Exception], None]) -> None:
         """Call this, on the feed's thread, when following ends by itself. Register before ``start``."""
@@ -93,28 +97,30 @@ class Feed(Generic[RecordT]):
 
     def _follow(self, consumer: Consumer) -> None:
         partitions = self._partitions(consumer)
+        bounds = {partition: self._bounds(consumer, partition) for partition in partitions}
+        starts = {
+            partition: self._first_offset(consumer, partition, low, end) for partition, (low, end) in bounds.items()
+        }
         # An explicit offset: OFFSET_BEGINNING costs librdkafka half a second before the first record.
-        consumer.assign([self._beginning(consumer, partition) for partition in partitions])
-        behind = set(partitions)
-        content: dict[str, RecordT] = {}
+        consumer.assign([TopicPartition(self._topic, partition, start) for partition, start in starts.items()])
+        catch_up = CatchUp(starts, {partition: end for partition, (_, end) in bounds.items()})
         while not self._stopping.is_set():
+            if catch_up.is_done and not self._caught_up.is_set():
+                self._on_caught_up()
+                self._caught_up.set()
             message = consumer.poll(_POLL_S)
             if message is None:
                 continue
-            error = message.error()
-            if error is not None:
-                if error.code() == KafkaError._PARTITION_EOF:
-                    behind.discard(message.partition() or 0)
-                    if not behind:
-                        self._publish(content)
-                        self._caught_up.set()
-                elif error.fatal():
-                    raise KafkaException(error)
-                else:
-                    log.warning("feed_error", topic=self._topic, error=error.name())
-                continue
-            if self._apply(content, message.key(), message.value()) and not behind:
-                self._publish(content)
+            partition, error = message.partition() or 0, message.error()
+            if error is None:
+                self._take(message)
+                catch_up.reached(partition, (message.offset() or 0) + 1)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                catch_up.ended(partition)
+            elif error.fatal():
+                raise KafkaException(error)
+            else:
+                log.warning("feed_error", topic=self._topic, error=error.name())
 
     def _partitions(self, consumer: Consumer) -> list[int]:
         deadline = monotonic() + 4 * _METADATA_TIMEOUT_S
@@ -125,23 +131,50 @@ class Feed(Generic[RecordT]):
             if monotonic() > deadline or self._stopping.wait(0.2):
                 raise FeedUnavailableError("the topic does not exist; run `fairlane topics apply`")
 
-    def _beginning(self, consumer: Consumer, partition: int) -> TopicPartition:
-        first = TopicPartition(self._topic, partition)
-        low, _high = consumer.get_watermark_offsets(first, timeout=_METADATA_TIMEOUT_S)
-        return TopicPartition(self._topic, partition, low)
+    def _bounds(self, consumer: Consumer, partition: int) -> tuple[int, int]:
+        """Its first offset and its end."""
+        low, end = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=_METADATA_TIMEOUT_S)
+        return low, end
 
-    def _apply(self, content: dict[str, RecordT], key: object, value: bytes | None) -> bool:
+
+class Feed(TopicFollower, Generic[RecordT]):
+    """The live content of one compacted topic. ``snapshot`` is an immutable mapping, replaced at every change."""
+
+    def __init__(self, settings: KafkaSettings, codec: Codec, topic: str, record_type: type[RecordT]) -> None:
+        super().__init__(settings, topic)
+        self._codec = codec
+        self._record_type = record_type
+        self._content: dict[str, RecordT] = {}
+        self._snapshot: Mapping[str, RecordT] = {}
+        self._listeners: list[Callable[[Mapping[str, RecordT]], None]] = []
+
+    @property
+    def snapshot(self) -> Mapping[str, RecordT]:
+        return self._snapshot
+
+    def on_change(self, listener: Callable[[Mapping[str, RecordT]], None]) -> None:
+        """Call this with every new snapshot, on the feed's thread. Register before ``start``."""
+        self._listeners.append(listener)
+
+    def _take(self, message: Message) -> None:
+        if self._apply(message.key(), message.value()) and self._caught_up.is_set():
+            self._publish()
+
+    def _apply(self, key: object, value: bytes | None) -> bool:
         name = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
         if value is None:
-            return content.pop(name, None) is not None
+            return self._content.pop(name, None) is not None
         try:
-            content[name] = self._codec.decode_as(self._record_type, value)
+            self._content[name] = self._codec.decode_as(self._record_type, value)
         except DecodeError as error:
             log.error("feed_record_undecodable", topic=self._topic, key=name, problem=error.problem)
             return False
         return True
 
-    def _publish(self, content: Mapping[str, RecordT]) -> None:
-        self._snapshot = dict(content)
+    def _on_caught_up(self) -> None:
+        self._publish()
+
+    def _publish(self) -> None:
+        self._snapshot = dict(self._content)
         for listener in self._listeners:
             listener(self._snapshot)

@@ -2,12 +2,30 @@
 
 from typing import Any
 
-from fairlane.settings import KafkaSettings
+from confluent_kafka import KafkaError
+
+from fairlane.settings import KafkaSettings, Settings
 
 ClientConfig = dict[str, Any]
 
 METADATA_REFRESH_MS = 2_000
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+HEARTBEAT_LIFE_MS = 2_000
+MAX_HEARTBEATS_QUEUED = 64
+CHUNK_LIFE_MS = 5_000
+MAX_CHUNKS_QUEUED = 16_384
+
+MAY_BE_PUBLISHED = frozenset(
+    {
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+    }
+)
+"""Codes of a failed delivery after which the record may stand in the log all the same."""
 
 
 def connection(settings: KafkaSettings) -> ClientConfig:
@@ -41,6 +59,33 @@ def idempotent_producer(settings: KafkaSettings) -> ClientConfig:
         "delivery.timeout.ms": 30_000,
         "retry.backoff.ms": 10,
         "retry.backoff.max.ms": 500,
+    }
+
+
+def heartbeat_producer(settings: Settings, name: str) -> ClientConfig:
+    """A producer of what is worth nothing when it is old: few wait for a broker that is away, and none for long.
+
+    Idempotent, so that retries keep their order: the last heartbeat must stay the last one.
+    """
+    return idempotent_producer(settings) | {
+        "client.id": f"{settings.instance_id}-{name}",
+        "linger.ms": 0,
+        "delivery.timeout.ms": HEARTBEAT_LIFE_MS,
+        "request.timeout.ms": HEARTBEAT_LIFE_MS // 2,
+        "queue.buffering.max.messages": MAX_HEARTBEATS_QUEUED,
+    }
+
+
+def chunk_producer(settings: Settings) -> ClientConfig:
+    """A producer of streamed text: sent at once, and dropped when the broker does not take it soon."""
+    return connection(settings) | {
+        "client.id": f"{settings.instance_id}-chunks",
+        "acks": "1",
+        "linger.ms": 0,
+        "message.max.bytes": MAX_MESSAGE_BYTES,
+        "delivery.timeout.ms": CHUNK_LIFE_MS,
+        "request.timeout.ms": CHUNK_LIFE_MS // 2,
+        "queue.buffering.max.messages": MAX_CHUNKS_QUEUED,
     }
 
 

@@ -1,11 +1,44 @@
 """Every metric, declared once: the unit in the name, bounded labels (tenants by control.tenants)."""
 
+from collections.abc import Iterable
+
 from prometheus_client import Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 REQUESTS_READ = Counter("fairlane_requests_read_total", "Requests read from tenants' topics", ["tenant"])
 DECISIONS = Counter("fairlane_decisions_total", "Decisions of the dispatcher", ["tenant", "decision", "code"])
+CANCELS_PASSED_ON = Counter(
+    "fairlane_cancels_passed_on_total", "Cancels of what does not wait here, told to the consumers", ["tenant"]
+)
+DEGRADATIONS = Counter("fairlane_degradations_total", "Degradation steps taken", ["tenant", "step"])
+WAITING_REQUESTS = Gauge("fairlane_waiting_requests", "Requests that wait for their turn", ["pool", "priority_class"])
+WAITING_TOKENS = Gauge(
+    "fairlane_waiting_cost_tokens", "Estimated cost of what waits for its turn", ["pool", "priority_class"]
+)
+WAIT_SECONDS = Histogram(
+    "fairlane_wait_seconds",
+    "From submission to dispatch",
+    ["pool", "priority_class"],
+    buckets=_LATENCY_BUCKETS_S,
+)
+RETRIEVALS = Counter(
+    "fairlane_retrievals_total", "Retrievals by how far they looked, and why not further", ["mode", "reason"]
+)
+RETRIEVALS_UNDER_WAY = Gauge("fairlane_retrievals_under_way", "Retrievals that run now")
+HISTORIES = Counter("fairlane_histories_total", "Look-ups of what was said before, by what was in the way", ["reason"])
+RETRIEVAL_SECONDS = Histogram(
+    "fairlane_retrieval_seconds", "From the beginning of a retrieval to its end", buckets=_LATENCY_BUCKETS_S
+)
+IN_FLIGHT_TOKENS = Gauge("fairlane_in_flight_cost_tokens", "Cost dispatched and not settled, fleet-wide", ["pool"])
+WINDOW_TOKENS = Gauge("fairlane_window_cost_tokens", "Most cost that may be in flight, fleet-wide", ["pool"])
+WINDOW_SHARE = Gauge("fairlane_window_share", "This dispatcher's part of the window, 0 to 1", ["pool"])
+POOL_CONSUMERS = Gauge("fairlane_pool_consumers", "Consumers that report; 0 is no capacity at all", ["pool"])
+POOL_TOKENS_PER_S = Gauge("fairlane_pool_cost_tokens_per_s", "Measured capacity of the consumers that report", ["pool"])
+POOL_LOST_SECONDS = Gauge("fairlane_pool_lost_seconds", "Since the last report of a pool without consumers", ["pool"])
+DISPATCHERS = Gauge("fairlane_dispatchers", "Dispatchers that report, this one included")
+BACKFILL_PAUSED = Gauge("fairlane_backfill_paused_tenants", "Tenants whose backfill is not read for the moment")
+SERVED_TOKENS = Counter("fairlane_served_cost_tokens_total", "Cost of work that is done", ["tenant", "pool"])
 DEAD_LETTERS = Counter("fairlane_dead_letters_total", "Records sent to a dead-letter topic", ["topic", "problem"])
 REPLIES = Counter("fairlane_replies_total", "Final replies committed by the consumers", ["tenant", "outcome", "code"])
 BATCH_ITEMS = Histogram(
@@ -20,7 +53,53 @@ BATCH_WAIT_SECONDS = Histogram(
 ENGINE_SECONDS = Histogram(
     "fairlane_engine_seconds", "Run time of a micro-batch", ["model"], buckets=_LATENCY_BUCKETS_S
 )
+ENGINE_BUSY_SECONDS = Counter(
+    "fairlane_engine_busy_seconds_total",
+    "Time in which an engine ran anything; runs that overlap count once",
+    ["model"],
+)
 TOKENS = Counter("fairlane_tokens_total", "Tokens spent", ["tenant", "model", "kind"])
+HANDED_BACK = Counter(
+    "fairlane_handed_back_total",
+    "Work handed back to the dispatchers because no engine had room for it",
+    ["tenant", "model"],
+)
+CAPACITY_TOKENS_PER_SECOND = Gauge(
+    "fairlane_capacity_tokens_per_second",
+    "Tokens per second of engine time at the batch size that gives most, as reported to the dispatchers",
+    ["kind"],
+)
+ENGINE_FAILING = Gauge("fairlane_engine_failing", "1 while none of the latest micro-batches had a success")
+CAPACITY_REPORTS_LOST = Counter(
+    "fairlane_capacity_reports_lost_total", "Capacity reports that did not get through", ["reason"]
+)
+BATCH_FILL = Histogram(
+    "fairlane_batch_fill",
+    "How full micro-batches were, by the larger of their bounds on items and tokens",
+    ["model"],
+    buckets=(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+)
+COMPUTED_TOKENS = Counter(
+    "fairlane_computed_tokens_total", "Tokens that engines computed, the padding of batches apart", ["model", "kind"]
+)
+FIRST_TOKEN_SECONDS = Histogram(
+    "fairlane_time_to_first_token_seconds",
+    "From the read of a streaming item to its first text",
+    ["model"],
+    buckets=_LATENCY_BUCKETS_S,
+)
+INTER_TOKEN_SECONDS = Histogram(
+    "fairlane_inter_token_seconds",
+    "Between two texts of a streaming item",
+    ["model"],
+    buckets=_LATENCY_BUCKETS_S,
+)
+RETRIES = Counter("fairlane_retries_total", "Runs that items were given again", ["model", "reason"])
+OUT_OF_MEMORY = Counter("fairlane_out_of_memory_total", "Runs that an engine had not enough memory for", ["model"])
+ENGINE_RESTARTS = Counter("fairlane_engine_restarts_total", "Processes of engines that died", ["model"])
+CHUNKS_LOST = Counter("fairlane_chunks_lost_total", "Streamed texts that did not get through", ["reason"])
+CANCELLED_RUNNING = Counter("fairlane_cancelled_running_total", "Items stopped while an engine ran them", ["model"])
+RUNNING_ITEMS = Gauge("fairlane_running_items", "Items that an engine works on", ["model"])
 PREFETCHED_ITEMS = Gauge("fairlane_prefetched_items", "Items held in memory, waiting for a batch", ["priority"])
 
 TRANSACTION_SECONDS = Histogram(
@@ -32,12 +111,14 @@ TRANSACTION_RECORDS = Histogram(
     buckets=(1, 4, 16, 64, 256, 512, 1024),
 )
 TRANSACTIONS_ABORTED = Counter("fairlane_transactions_aborted_total", "Transactions aborted and retried", ["reason"])
+NOTES_DROPPED = Counter("fairlane_notes_dropped_total", "Audits of admissions that their topic did not take")
 PARTITIONS_PAUSED = Gauge("fairlane_partitions_paused", "Partitions paused because too much of them is undone")
 LOG_TRUNCATED = Counter(
     "fairlane_log_truncated_total",
     "ALARM: a committed offset was no longer in the log, records are lost",
     ["topic"],
 )
+PARKED_SETTLEMENTS = Gauge("fairlane_parked_settlements", "Decided work and answers whose topic refuses them")
 STALE_SETTLEMENTS = Counter("fairlane_stale_settlements_total", "Finished work dropped because its partition moved on")
 
 RECORDED = Counter("fairlane_recorded_total", "Records projected into Postgres", ["record"])
@@ -53,3 +134,68 @@ COMMITTED_TWICE = Counter(
 )
 RECORDER_LAG = Gauge("fairlane_recorder_lag_records", "Records not yet projected", ["topic"])
 READY = Gauge("fairlane_ready", "1 when the process is ready")
+WORK_FEED_LAG = Gauge(
+    "fairlane_work_feed_lag_records", "Records of work and heartbeats that the dispatcher has not read"
+)
+WORK_FEED_AGE_SECONDS = Gauge(
+    "fairlane_work_feed_age_seconds", "Since the pool that was silent for longest answered where its group is"
+)
+WORK_FEED_UNREADABLE = Counter(
+    "fairlane_work_feed_unreadable_total",
+    "Records of work, usage and heartbeats that a dispatcher passed over; its log names their place",
+    ["topic"],
+)
+CLOCK_SKEW_SECONDS = Gauge(
+    "fairlane_clock_skew_seconds", "What the dispatcher's clock is ahead of the broker's by; negative when it is behind"
+)
+DISPATCH_REPORTS_LOST = Counter(
+    "fairlane_dispatch_reports_lost_total", "Reports of a dispatcher that did not get through", ["reason"]
+)
+CACHE_LOOKUPS = Counter(
+    "fairlane_cache_lookups_total", "Look-ups in the caches of dispatcher and gateway", ["cache", "result"]
+)
+CACHE_WRITES = Counter("fairlane_cache_writes_total", "What was to be stored in Redis's caches", ["cache", "result"])
+REPLIES_SERVED = Counter(
+    "fairlane_replies_served_total",
+    "Replies that a service's handler was given, by what became of them",
+    ["topic", "result"],
+)
+REPLY_HANDLER_FAILURES = Counter(
+    "fairlane_reply_handler_failures_total", "Calls of a service's handler that raised", ["topic"]
+)
+REPLY_HANDLER_SECONDS = Histogram(
+    "fairlane_reply_handler_seconds", "One call of a service's handler", ["topic"], buckets=_LATENCY_BUCKETS_S
+)
+AUTHENTICATIONS_REFUSED = Counter(
+    "fairlane_authentications_refused_total", "Calls of the gateway whose caller is nobody or may not", ["reason"]
+)
+CALLS_LIMITED = Counter(
+    "fairlane_calls_limited_total", "Calls of the gateway refused because of the limit of a key or a user", ["tenant"]
+)
+
+GATEWAY_CALLS = Counter("fairlane_gateway_calls_total", "Calls of the gateway that were answered", ["route", "status"])
+GATEWAY_CALL_SECONDS = Histogram(
+    "fairlane_gateway_call_seconds",
+    "From the head of a call to the end of its answer",
+    ["route"],
+    buckets=_LATENCY_BUCKETS_S,
+)
+GATEWAY_WAITING = Gauge("fairlane_gateway_waiting_calls", "Calls that wait for the reply to a request")
+GATEWAY_REFUSED_EARLY = Counter(
+    "fairlane_gateway_refused_early_total", "Requests refused before they were published", ["code"]
+)
+GATEWAY_LOOK_UPS = Counter(
+    "fairlane_gateway_reply_look_ups_total",
+    "Look-ups of recorded replies, for calls whose partition moved on",
+    ["result"],
+)
+GATEWAY_REPLY_PARTITIONS = Gauge(
+    "fairlane_gateway_reply_partitions", "Partitions of the reply topic that are read here"
+)
+
+
+def forget_tenants(tenants: Iterable[str]) -> None:
+    """Remove what a dispatcher counted of these tenants."""
+    for tenant in tenants:
+        for metric in (REQUESTS_READ, DECISIONS, CANCELS_PASSED_ON, DEGRADATIONS, SERVED_TOKENS):
+            metric.remove_by_labels({"tenant": tenant})

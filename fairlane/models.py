@@ -1,25 +1,39 @@
 """The models a deployment serves, from ``deploy/models.yaml``."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from fairlane.outcomes import Task
 from fairlane.records import ModelVersion
-from fairlane.yaml_config import Node, load_yaml_with_lines
+from fairlane.yaml_config import Node, circle_from, load_yaml_with_lines
 
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # A pool is part of topic names, where a dot separates.
 _POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
 _ENGINE = re.compile(r"[a-z][a-z0-9-]{0,63}")
+_QUANTIZATION = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _MODEL_KEYS = frozenset({"model", "version", "pool", "engine", "tasks", "path", "limits"})
 _LIMIT_KEYS = frozenset({"max_context_tokens", "max_output_tokens"})
+_OPTIONAL_MODEL_KEYS = frozenset({"dedicated_pools", "smaller_model", "dtype", "quantization", "tensor_parallel_size"})
+_DTYPES = ("float32", "bfloat16", "float16")
 _OPTIONAL_LIMIT_KEYS = frozenset({"max_batch_size", "max_batch_tokens"})
 
 
+def is_model_name(value: str) -> bool:
+    """Whether this can name a model."""
+    return _MODEL.fullmatch(value) is not None
+
+
 def load_models(path: Path) -> tuple[ModelVersion, ...]:
-    """Read the models in the order of the file. Raises ConfigError with file and line."""
+    """Read the models in the order of the file.
+
+    Raises ConfigError with file, line and reason: unknown or missing keys, values out of their bounds, unknown tasks or
+    data types, a model that is defined twice, a smaller model that is none or that cannot do what it would stand in
+    for.
+    """
     root = load_yaml_with_lines(path).mapping(frozenset({"models"}))["models"]
     models: dict[str, ModelVersion] = {}
     for entry in root.sequence():
@@ -30,11 +44,24 @@ def load_models(path: Path) -> tuple[ModelVersion, ...]:
         models[model.model] = model
     if not models:
         raise root.error("at least one model is needed")
+    for entry, model in zip(root.items, models.values(), strict=True):
+        if "smaller_model" in entry.fields:
+            _check_smaller(entry.fields["smaller_model"], model, models)
     return tuple(models.values())
 
 
+def _check_smaller(node: Node, model: ModelVersion, models: Mapping[str, ModelVersion]) -> None:
+    name = node.string(_MODEL)
+    if name not in models:
+        raise node.error(f"unknown model {name!r}; known here: {', '.join(models)}")
+    if missing := [task for task in model.tasks if task not in models[name].tasks]:
+        raise node.error(f"{name!r} does not serve {', '.join(missing)}")
+    if circle := circle_from(model.model, {one.model: one.smaller_model for one in models.values()}):
+        raise node.error(f"the smaller models go round in a circle: {' -> '.join(circle)}")
+
+
 def _model(entry: Node) -> ModelVersion:
-    fields = entry.mapping(_MODEL_KEYS)
+    fields = entry.mapping(_MODEL_KEYS, _OPTIONAL_MODEL_KEYS)
     limits = fields["limits"].mapping(_LIMIT_KEYS, _OPTIONAL_LIMIT_KEYS)
     defaults = {name: limits[name].integer(1) for name in _OPTIONAL_LIMIT_KEYS if name in limits}
     return ModelVersion(
@@ -47,7 +74,28 @@ def _model(entry: Node) -> ModelVersion:
         max_context_tokens=limits["max_context_tokens"].integer(1),
         max_output_tokens=limits["max_output_tokens"].integer(0),
         **defaults,
+        dedicated_pools=_dedicated_pools(fields) if "dedicated_pools" in fields else (),
+        smaller_model=fields["smaller_model"].string(_MODEL) if "smaller_model" in fields else None,
+        dtype=_dtype(fields["dtype"]) if "dtype" in fields else None,
+        quantization=fields["quantization"].string(_QUANTIZATION) if "quantization" in fields else None,
+        tensor_parallel_size=fields["tensor_parallel_size"].integer(1) if "tensor_parallel_size" in fields else 1,
     )
+
+
+def _dtype(node: Node) -> str:
+    dtype = node.string()
+    if dtype not in _DTYPES:
+        raise node.error(f"unknown data type {dtype!r}; known: {', '.join(_DTYPES)}")
+    return dtype
+
+
+def _dedicated_pools(fields: Mapping[str, Node]) -> tuple[str, ...]:
+    node = fields["dedicated_pools"]
+    pools = node.strings(_POOL)
+    for item, pool in zip(node.items, pools, strict=True):
+        if pool == fields["pool"].value:
+            raise item.error(f"{pool!r} is the model's shared pool")
+    return pools
 
 
 def _tasks(node: Node) -> tuple[str, ...]:

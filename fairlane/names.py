@@ -1,24 +1,39 @@
-"""Names of topics, and what a name must look like. Nothing else in the project spells a topic."""
+"""Names of topics and consumer groups, and what a name must look like. Nothing else in the project spells them."""
 
 import re
 
 TENANT_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
+_REQUEST_ID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 DEAD_LETTER_REQUESTS = "dead-letter.requests"
 DEAD_LETTER_WORK = "dead-letter.work"
 CONTROL_TENANTS = "control.tenants"
 CONTROL_MODELS = "control.models"
 CONTROL_CAPACITY = "control.capacity"
+CONTROL_DISPATCH = "control.dispatch"
+CONTROL_CANCELLATIONS = "control.cancellations"
 LEDGER_USAGE = "ledger.usage"
 LEDGER_AUDIT = "ledger.audit"
+GATEWAY_REPLIES = "gateway.replies"
+JOBS_REPLIES = "jobs.replies"
+SHARED_REPLIES = frozenset({GATEWAY_REPLIES, JOBS_REPLIES})
+"""Where replies of every tenant stand: to requests of the gateway, and of offline jobs."""
 
 _REQUESTS = "requests."
 _BACKFILL = "backfill."
 _REPLIES = "replies."
+_RETURNED = "returned."
+_DEAD_LETTER_REPLIES = "dead-letter.replies."
+_PRIORITY = "priority."
 
 
 def is_name(value: str) -> bool:
     """Whether this can name a tenant, a service or a pool."""
     return TENANT_PATTERN.fullmatch(value) is not None
+
+
+def is_request_id(value: str) -> bool:
+    """Whether this can be the id of a request: a UUID, with or without its hyphens."""
+    return _REQUEST_ID.fullmatch(value) is not None
 
 
 def requests_topic(tenant: str) -> str:
@@ -37,8 +52,30 @@ def chunks_topic(tenant: str) -> str:
     return f"chunks.{tenant}"
 
 
+def dead_letter_replies_topic(tenant: str) -> str:
+    """Where a tenant's own services put replies that they cannot handle."""
+    return f"{_DEAD_LETTER_REPLIES}{tenant}"
+
+
 def priority_topic(pool: str, priority_class: str) -> str:
-    return f"priority.{pool}.{priority_class}"
+    return f"{_PRIORITY}{pool}.{priority_class}"
+
+
+def pool_of_priority(topic: str) -> tuple[str, str]:
+    """The pool and the class whose work this topic holds. Raises ValueError for any other topic."""
+    pool, _, priority_class = topic.removeprefix(_PRIORITY).rpartition(".")
+    if topic.startswith(_PRIORITY) and is_name(pool) and priority_class:
+        return pool, priority_class
+    raise ValueError(f"{topic} is no priority topic")
+
+
+def returned_topic(pool: str) -> str:
+    return _RETURNED + pool
+
+
+def is_returned(topic: str) -> bool:
+    """Whether this is where a pool's consumers hand work back."""
+    return topic.startswith(_RETURNED)
 
 
 def tenant_of_source(topic: str) -> str:
@@ -50,13 +87,29 @@ def tenant_of_source(topic: str) -> str:
     raise ValueError(f"{topic} is no tenant's request topic")
 
 
+def is_read_by_dispatchers(topic: str) -> bool:
+    """Whether this is a tenant's request topic, or where a pool's consumers hand work back."""
+    prefix, _, name = topic.partition(".")
+    return f"{prefix}." in (_REQUESTS, _BACKFILL, _RETURNED) and is_name(name)
+
+
 def is_backfill(topic: str) -> bool:
     return topic.startswith(_BACKFILL)
 
 
+def dispatcher_group(prefix: str) -> str:
+    """The consumer group of the dispatchers; ``prefix`` is GROUP_PREFIX."""
+    return f"{prefix}.dispatcher"
+
+
+def pool_group(prefix: str, pool: str) -> str:
+    """The consumer group of a pool's consumers; ``prefix`` is GROUP_PREFIX."""
+    return f"{prefix}.pool.{pool}"
+
+
 def is_replies(topic: str) -> bool:
-    """Whether this is anybody's reply topic."""
-    return topic.startswith(_REPLIES)
+    """Whether this is anybody's reply topic, or one that the tenants share."""
+    return topic.startswith(_REPLIES) or topic in SHARED_REPLIES
 
 
 def is_replies_of(topic: str, tenant: str) -> bool:
@@ -66,3 +119,23 @@ def is_replies_of(topic: str, tenant: str) -> bool:
         return True
     service = topic.removeprefix(own + ".")
     return service != topic and is_name(service)
+
+
+def may_carry_replies_of(topic: str, tenant: str) -> bool:
+    """Whether a reply to this tenant may stand here: on a reply topic of its own, or on one that the tenants share."""
+    return topic in SHARED_REPLIES or is_replies_of(topic, tenant)
+
+
+def gateway_group(prefix: str) -> str:
+    """The consumer group of the gateway's instances; ``prefix`` is GROUP_PREFIX."""
+    return f"{prefix}.gateway"
+
+
+def job_group(prefix: str, job_id: str) -> str:
+    """The group in which an offline job keeps how many of its chunks are in the log; ``prefix`` is GROUP_PREFIX."""
+    return f"{prefix}.job.{job_id}"
+
+
+def job_transactional_id(prefix: str, job_id: str) -> str:
+    """What whoever runs an offline job publishes under: the latest fences the others."""
+    return f"{prefix}-job-{job_id}"

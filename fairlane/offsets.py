@@ -116,7 +116,7 @@ class OffsetTracker:
 
     @property
     def escalated(self) -> bool:
-        """Whether the oldest item must be decided next, so that it cannot block its partition."""
+        """Whether the oldest item holds its partition back so far that it should go before others of its owner."""
         return self.span > self._max_span // 2
 
     def deliver(self, offset: int) -> bool:

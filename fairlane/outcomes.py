@@ -1,5 +1,6 @@
 """The words every reply, metric, HTTP answer and document uses for what became of a request."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -48,19 +49,93 @@ class Priority(StrEnum):
     LOW = "low"
 
 
+DEFAULT_TIMEOUT_MS: Mapping[str, int] = {Priority.HIGH: 30_000, Priority.NORMAL: 60_000, Priority.LOW: 120_000}
+"""How much time an online request has that does not say it."""
+
+
 class FinishReason(StrEnum):
     """Why a generation ended."""
 
     STOP = "stop"
     LENGTH = "length"
+    CANCELLED = "cancelled"
 
 
 class Decision(StrEnum):
-    """What the dispatcher or a consumer decided, as it stands in the audit."""
+    """What the dispatcher, a consumer or an operator decided, as it stands in the audit."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
     DUPLICATE = "duplicate"
     DEAD_LETTERED = "dead_lettered"
+    DEGRADED = "degraded"
     DISPATCHED = "dispatched"
+    HANDED_BACK = "handed_back"
     EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    REPLAYED = "replayed"
+    CACHED = "cached"
+
+
+class CacheMode(StrEnum):
+    """Which answers given before may answer a request: none, those to the same, or those to what means the same."""
+
+    NONE = "none"
+    EXACT = "exact"
+    SEMANTIC = "semantic"
+
+
+class HistoryReason(StrEnum):
+    """Why a request was not given all of its conversation that it should have."""
+
+    LATE = "late"
+    UNAVAILABLE = "unavailable"
+    BUSY = "busy"
+    BEHIND = "behind"
+    """The turn that it comes after is not recorded yet."""
+    NO_ROOM = "no_room"
+    SHORTENED = "shortened"
+    """Its older part was left out: it is longer than is kept, or than there is room for."""
+
+
+class RetrievalMode(StrEnum):
+    """How far retrieval looks."""
+
+    HYBRID = "hybrid"
+    VECTOR = "vector"
+    CACHED = "cached"
+
+
+class RetrievalReason(StrEnum):
+    """Why retrieval looked less far than it was asked to, or found nothing."""
+
+    LATE = "late"
+    UNAVAILABLE = "unavailable"
+    BUSY = "busy"
+    EMBEDDER_FAILED = "embedder_failed"
+    EMBEDDER_MISMATCH = "embedder_mismatch"
+    NO_SUCH_COLLECTION = "no_such_collection"
+    NOT_CACHED = "not_cached"
+    NOTHING_FOUND = "nothing_found"
+    NO_ROOM = "no_room"
+
+
+class Degradation(StrEnum):
+    """What was done to a request so that it could be served at all."""
+
+    FEWER_PASSAGES = "fewer_passages"
+    VECTOR_ONLY = "vector_only"
+    CACHED_ONLY = "cached_only"
+    NO_RETRIEVAL = "no_retrieval"
+    SHORTER_CONTEXT = "shorter_context"
+    CAPPED_MAX_TOKENS = "capped_max_tokens"
+    SMALLER_MODEL = "smaller_model"
+    DEFERRED = "deferred"
+    NO_HISTORY = "no_history"
+
+
+class Health(StrEnum):
+    """How an inference consumer feels."""
+
+    HEALTHY = "healthy"
+    FAILING = "failing"

@@ -1,7 +1,7 @@
 """What this member of a consumer group owns: partitions, their trackers, the membership that may commit for them."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,12 +64,26 @@ class CommitPlan:
 
 
 class Ownership:
-    """Thread-safe: the polling thread assigns, delivers and revokes, the transaction thread plans and settles."""
+    """Thread-safe: the polling thread assigns, delivers and revokes, the transaction thread plans and settles.
+
+    What is asked again and again (``escalated``, ``flow``, ``paused``, ``position_plan``) looks only at partitions that
+    changed since it was asked last: a partition that rests costs nothing, however many there are.
+    """
 
     def __init__(self, max_span: int = MAX_SPAN) -> None:
         self._max_span = max_span
         self._lock = threading.Lock()
         self._owned: dict[PartitionId, _Owned] = {}
+        self._partitions: tuple[PartitionId, ...] = ()
+        # Dictionaries without values are sets that keep their order.
+        self._changed: dict[PartitionId, None] = {}
+        """Those of which something was delivered, read or settled since ``_look``."""
+        self._at_rest: dict[PartitionId, None] = {}
+        """Those in which everything is done and whose position may be ahead of what was committed."""
+        self._escalated: dict[PartitionId, Claim] = {}
+        self._flow_due: dict[PartitionId, None] = {}
+        """Those whose fetching may have to change."""
+        self._paused: dict[PartitionId, None] = {}
         self._membership: Membership | None = None
         self._epoch = 0
         self._revocations = 0
@@ -101,21 +115,18 @@ class Ownership:
                     self._owned[partition] = _Owned(
                         self._epoch, OffsetTracker(point, self._max_span), None if point is None else point.offset
                     )
+                    self._changed[partition] = None
+            self._partitions = tuple(self._owned)
             return True
 
     def revoke(self, partitions: Iterable[PartitionId]) -> None:
         """These are no longer ours; whatever is claimed of them is void from now on."""
         with self._lock:
-            self._revocations += 1
-            for partition in partitions:
-                self._owned.pop(partition, None)
-            self._count_paused()
+            self._revoke(partitions)
 
     def revoke_all(self) -> None:
         with self._lock:
-            self._revocations += 1
-            self._owned.clear()
-            self._count_paused()
+            self._revoke(self._partitions)
 
     def refresh(self, membership: Membership) -> None:
         """The group moved on and this member kept its partitions. Call only from where revocations are served: a
@@ -135,8 +146,8 @@ class Ownership:
         return membership is not None and membership.may_commit
 
     def partitions(self) -> tuple[PartitionId, ...]:
-        with self._lock:
-            return tuple(self._owned)
+        """The same object until partitions are assigned or revoked."""
+        return self._partitions
 
     @property
     def epoch(self) -> int:
@@ -146,6 +157,8 @@ class Ownership:
     def assigned_after(self, epoch: int) -> tuple[PartitionId, ...]:
         """The partitions that were assigned later than this: ``deliver`` refuses what was fetched of them in it."""
         with self._lock:
+            if epoch >= self._epoch:
+                return ()
             return tuple(partition for partition, owned in self._owned.items() if owned.epoch > epoch)
 
     def deliver(self, partition: PartitionId, offset: int, fetched_in_epoch: int | None = None) -> Claim | None:
@@ -158,6 +171,7 @@ class Ownership:
             owned = self._owned.get(partition)
             if owned is None or (fetched_in_epoch is not None and fetched_in_epoch < owned.epoch):
                 return None
+            self._changed[partition] = None
             if not owned.tracker.deliver(offset):
                 return None
             return Claim(partition, offset, owned.epoch)
@@ -168,6 +182,7 @@ class Ownership:
             owned = self._owned.get(partition)
             if owned is not None and (fetched_in_epoch is None or fetched_in_epoch >= owned.epoch):
                 owned.tracker.advance(position)
+                self._changed[partition] = None
 
     def is_current(self, claim: Claim) -> bool:
         """Whether this claim still waits for its commit, in the assignment that delivered it."""
@@ -186,27 +201,30 @@ class Ownership:
     def flow(self) -> dict[PartitionId, Flow]:
         """Partitions whose fetching must change now."""
         with self._lock:
-            changes: dict[PartitionId, Flow] = {
-                partition: change
-                for partition, owned in self._owned.items()
-                if (change := owned.tracker.flow()) is not Flow.KEEP
-            }
+            self._look()
+            changes: dict[PartitionId, Flow] = {}
+            for partition in self._flow_due:
+                change = self._owned[partition].tracker.flow()
+                if change is Flow.PAUSE:
+                    self._paused[partition] = None
+                elif change is Flow.RESUME:
+                    del self._paused[partition]
+                if change is not Flow.KEEP:
+                    changes[partition] = change
+            self._flow_due.clear()
             if changes:
-                self._count_paused()
+                metrics.PARTITIONS_PAUSED.set(len(self._paused))
             return changes
 
     def paused(self) -> tuple[PartitionId, ...]:
         with self._lock:
-            return tuple(partition for partition, owned in self._owned.items() if owned.tracker.paused)
+            return tuple(self._paused)
 
     def escalated(self) -> tuple[Claim, ...]:
-        """The oldest claim of every partition that is half way to being paused: it is decided next."""
+        """The oldest claim of every partition that is half way to being paused: it goes next among its own."""
         with self._lock:
-            return tuple(
-                Claim(partition, oldest, owned.epoch)
-                for partition, owned in self._owned.items()
-                if owned.tracker.escalated and (oldest := owned.tracker.oldest_undone) is not None
-            )
+            self._look()
+            return tuple(self._escalated.values())
 
     def can_settle(self, claim: Claim) -> bool:
         """Whether the offset metadata can record this claim now."""
@@ -238,14 +256,15 @@ class Ownership:
         Markers and aborted records move a position without any work; committing it keeps the group's lag honest.
         """
         with self._lock:
-            ahead = (
-                (partition, point)
-                for partition, owned in self._owned.items()
-                if owned.tracker.oldest_undone is None
-                and (point := owned.tracker.commit_point()) is not None
-                and (owned.committed is None or point.offset > owned.committed)
-            )
-            return self._plan((), self._bounded(ahead, max_metadata_bytes))
+            if not self.may_commit:
+                return None
+            return self._plan((), self._bounded(self._ahead(), max_metadata_bytes))
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether ``position_plan`` has something to commit."""
+        with self._lock:
+            return self.may_commit and next(self._ahead(), None) is not None
 
     def settle(self, plan: CommitPlan) -> None:
         """The plan was committed."""
@@ -260,6 +279,7 @@ class Ownership:
                     self._owned[partition].committed = point.offset
             for partition, offsets in by_partition.items():
                 self._owned[partition].tracker.settle(offsets)
+                self._changed[partition] = None
 
     def _is_current(self, claim: Claim) -> bool:
         owned = self._owned.get(claim.partition)
@@ -268,8 +288,44 @@ class Ownership:
     def _can_settle(self, claim: Claim) -> bool:
         return self._is_current(claim) and self._owned[claim.partition].tracker.can_settle(claim.offset)
 
-    def _count_paused(self) -> None:
-        metrics.PARTITIONS_PAUSED.set(sum(owned.tracker.paused for owned in self._owned.values()))
+    def _revoke(self, partitions: Iterable[PartitionId]) -> None:
+        self._revocations += 1
+        for partition in partitions:
+            self._owned.pop(partition, None)
+            self._escalated.pop(partition, None)
+            for noted in (self._changed, self._at_rest, self._flow_due, self._paused):
+                noted.pop(partition, None)
+        self._partitions = tuple(self._owned)
+        metrics.PARTITIONS_PAUSED.set(len(self._paused))
+
+    def _look(self) -> None:
+        """Sort what changed since the last look."""
+        for partition in self._changed:
+            owned = self._owned[partition]
+            oldest = owned.tracker.oldest_undone
+            if oldest is None:
+                self._at_rest[partition] = None
+            else:
+                self._at_rest.pop(partition, None)
+            if oldest is not None and owned.tracker.escalated:
+                self._escalated[partition] = Claim(partition, oldest, owned.epoch)
+                self._flow_due[partition] = None
+            else:
+                self._escalated.pop(partition, None)
+                if partition in self._paused:
+                    self._flow_due[partition] = None
+        self._changed.clear()
+
+    def _ahead(self) -> Iterator[tuple[PartitionId, CommitPoint]]:
+        """Where everything is done and the position is ahead of what was committed."""
+        self._look()
+        for partition in tuple(self._at_rest):
+            owned = self._owned[partition]
+            point = owned.tracker.commit_point()
+            if point is None or (owned.committed is not None and point.offset <= owned.committed):
+                del self._at_rest[partition]
+            else:
+                yield partition, point
 
     @staticmethod
     def _bounded(
@@ -281,6 +337,8 @@ class Ownership:
         for partition, point in wanted:
             if point is None:
                 continue
+            if total + _POINT_BYTES > max_metadata_bytes and points:
+                break
             size = _POINT_BYTES + len(point.metadata)
             if points and total + size > max_metadata_bytes:
                 continue

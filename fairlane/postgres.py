@@ -6,10 +6,11 @@ SDK does not need it.
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from fairlane.watchdog import called_if_late
 
 if TYPE_CHECKING:
     import psycopg
@@ -27,9 +28,14 @@ def connect(dsn: str, application_name: str, **options: Any) -> "psycopg.Connect
     """
     import psycopg
 
+    return psycopg.connect(dsn, **{**defaults(dsn, application_name), **options})
+
+
+def defaults(dsn: str, application_name: str) -> dict[str, Any]:
+    """What every connection of ours is opened with, unless its string says otherwise. Raises ValueError as above."""
     given = _parsed(dsn)
-    defaults = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application_name}
-    return psycopg.connect(dsn, **{**{name: value for name, value in defaults.items() if name not in given}, **options})
+    ours = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application_name}
+    return {name: value for name, value in ours.items() if name not in given}
 
 
 def act_for(connection: "psycopg.Connection", tenant: str) -> None:
@@ -53,15 +59,9 @@ def deadline(connection: "psycopg.Connection", timeout_s: float) -> Iterator[Non
         with suppress(OSError):
             line.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(timeout_s, cut)
-    timer.daemon = True
-    timer.start()
-    try:
+    # The line is closed last: until then it may be cut.
+    with line, called_if_late(timeout_s, cut):
         yield
-    finally:
-        timer.cancel()
-        timer.join()
-        line.close()
 
 
 def role_of(dsn: str) -> str | None:
@@ -81,6 +81,14 @@ def explain(error: "psycopg.Error") -> str:
     """Why Postgres refused, in one line and without the values of any row."""
     text = error.diag.message_primary or str(error)
     return f"{type(error).__name__}: {' '.join(text.split())}"
+
+
+def reason(error: "psycopg.Error") -> str:
+    """Why Postgres refused, in one line that quotes no value: the messages of some classes do."""
+    import psycopg
+
+    quoting = (error.sqlstate or "")[:2] in {"22", "23"} or isinstance(error, psycopg.DataError)
+    return f"{type(error).__name__} ({error.sqlstate})" if quoting else explain(error)
 
 
 def _parsed(dsn: str) -> dict[str, Any]:

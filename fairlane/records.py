@@ -7,6 +7,9 @@ Codes, tasks and priorities travel as strings: a symbol added later must stay re
 
 from dataclasses import dataclass, field
 
+MOST_INPUT_ITEMS = 4_096
+"""Most texts, documents or messages of one request, whatever a deployment allows; no engine takes more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -21,7 +24,7 @@ class RequestInput:
     """What the model is given. Which fields must be set follows from the task.
 
     generate: ``messages`` or ``prompt``; embed: ``texts``; rank: ``query`` and ``documents``; classify: ``image``
-    (raw 8-bit grey pixels, row by row).
+    (a PNG, JPEG or WebP file, or raw 8-bit grey pixels of the model's size, row by row).
     """
 
     messages: tuple[Message, ...] | None = None
@@ -34,7 +37,8 @@ class RequestInput:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Sampling parameters; ``temperature`` 0 is greedy decoding."""
+    """Sampling parameters; ``temperature`` 0 is greedy decoding. ``logprobs`` says how many alternatives to report at
+    each position, 0 to 20; None reports no log probabilities at all."""
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -42,19 +46,28 @@ class Parameters:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: bool = False
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """Where to look for context and how many passages to add."""
+    """Where to look for context, how many passages to add, and how far to look: ``mode`` is hybrid, vector (no full
+    text) or cached (only what was found before)."""
 
     collection: str
     top_k: int = 4
+    mode: str = "hybrid"
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """A request as a tenant publishes it. The tenant that counts is the topic's; ``tenant`` may only agree with it."""
+    """A request as a tenant publishes it. The tenant that counts is the topic's; ``tenant`` may only agree with it.
+
+    ``group`` names one of the tenant's own groups, which share its weight. ``replay_of`` is the id of the dead-lettered
+    request that this one is a replay of. ``cache`` says which answers given before may answer it (none, exact or
+    semantic); None leaves that to the tenant's own default. With ``conversation_id`` the input holds what is new and
+    the turns before it are added; ``conversation_after`` is the id of the turn that has to be among them.
+    """
 
     request_id: str
     model: str
@@ -68,6 +81,19 @@ class InferenceRequest:
     retrieval: Retrieval | None = None
     conversation_id: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    group: str | None = None
+    replay_of: str | None = None
+    cache: str | None = None
+    conversation_after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """A tenant no longer wants the answer to one of its requests; it stands on the topic that the request stood on.
+    The tenant that counts is the topic's; ``tenant`` may only agree with it."""
+
+    request_id: str
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +115,37 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
+class RetrievalUse:
+    """How a request's passages were found. ``mode`` is how far retrieval looked in the end, ``none`` when it came to
+    nothing; ``reason`` says why not as far as it was asked to, None when it did."""
+
+    collection: str
+    mode: str
+    reason: str | None = None
+    collection_version: int | None = None
+    took_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryUse:
+    """What of its conversation a request was given: how many messages, and why not all that it should have; None when
+    it has them all."""
+
+    messages: int = 0
+    reason: str | None = None
+    took_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkItem:
-    """A request that was admitted, on its way to one pool."""
+    """A request that was admitted, on its way to one pool.
+
+    ``cost_tokens`` is prompt plus twice the expected output, ``prompt_tokens`` the prompt's part of it, both estimated.
+    ``handed_back`` counts the times a consumer could not take it. ``max_prompt_tokens`` is the tenant's own bound,
+    which the engine checks with the model's tokenizer; None where the model's alone counts. ``history`` is what was
+    said in the conversation before, oldest first. ``cache_answer`` asks for the answer to be kept for whoever asks the
+    same next.
+    """
 
     request: InferenceRequest
     tenant: str
@@ -107,6 +162,13 @@ class WorkItem:
     source: SourceCoordinate
     degradations: tuple[str, ...] = ()
     passages: tuple[Passage, ...] = ()
+    prompt_tokens: int = 0
+    handed_back: int = 0
+    max_prompt_tokens: int | None = None
+    retrieval_use: RetrievalUse | None = None
+    history: tuple[Message, ...] = ()
+    history_use: HistoryUse | None = None
+    cache_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +180,33 @@ class LabelScore:
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """A token that could have stood at a position, and its natural log probability there."""
+
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the answer, its natural log probability, and the likeliest tokens at its position, likeliest first."""
+
+    token: str
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """What the model answered: text for generate, one vector per text for embed, one score per document for rank
-    (in the order given), labels by falling probability for classify."""
+    (in the order given), labels by falling probability for classify. ``logprobs`` has one entry per token of the text,
+    in its order; None unless the request asked for them."""
 
     text: str | None = None
     embeddings: tuple[tuple[float, ...], ...] | None = None
     scores: tuple[float, ...] | None = None
     labels: tuple[LabelScore, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +239,32 @@ class PassageReference:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Whose answer a request was given: that of ``request_id``, an earlier request of the same tenant, which ended at
+    ``answered_at_ms``. ``similarity`` is the cosine of the two questions, 1 where they are the same."""
+
+    mode: str
+    request_id: str
+    answered_at_ms: int
+    similarity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTurn:
+    """What a request added to its conversation; with the reply's output it is what the next turn begins from."""
+
+    conversation_id: str
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceReply:
-    """The final reply to one request."""
+    """The final reply to one request.
+
+    ``replay_of`` is the request's own. ``attempts`` counts the runs of an engine that the item took part in; it is also
+    1 where none ran, and from consumers that do not say. With ``cache_use`` the output, its usage and its passages are
+    those of an earlier answer. ``turn`` is there when the reply goes on a conversation.
+    """
 
     request_id: str
     tenant: str
@@ -181,6 +286,12 @@ class InferenceReply:
     passages: tuple[PassageReference, ...] = ()
     replayed: bool = False
     source: SourceCoordinate | None = None
+    replay_of: str | None = None
+    attempts: int = 1
+    retrieval_use: RetrievalUse | None = None
+    cache_use: CacheUse | None = None
+    history_use: HistoryUse | None = None
+    turn: ConversationTurn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +309,11 @@ class ReplyChunk:
 
 @dataclass(frozen=True, slots=True)
 class UsageEvent:
-    """What one work item cost. Emitted once for every outcome of dispatched work; ``work`` is its coordinate."""
+    """What one work item cost. Emitted once for every outcome of dispatched work; ``work`` is its coordinate.
+
+    With ``cached`` an earlier answer was given again: nothing ran, ``work`` is where the request stood, and the tokens
+    are those of the answer.
+    """
 
     request_id: str
     tenant: str
@@ -215,6 +330,7 @@ class UsageEvent:
     engine_ms: int
     occurred_at_ms: int
     work: SourceCoordinate
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +350,12 @@ class AuditEvent:
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """Heartbeat of one inference consumer."""
+    """Heartbeat of one inference consumer.
+
+    Rates are tokens per second of engine time, averaged over recent runs at the batch size that gives most; 0 before
+    the first run. ``cost_tokens_per_s`` is in the dispatcher's unit of cost. ``partitions`` are the numbers that this
+    member owns in its pool's topics, the same in all of them; empty from consumers that do not say.
+    """
 
     instance_id: str
     pool: str
@@ -249,11 +370,97 @@ class CapacityReport:
     in_flight_items: int
     in_flight_tokens: int
     reported_at_ms: int
+    cost_tokens_per_s: float = 0.0
+    partitions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLoad:
+    """What waits of one class at one dispatcher. ``backlogged_weight`` sums the weights of the tenants that wait."""
+
+    priority_class: str
+    backlogged_weight: float
+    waiting_requests: int
+    waiting_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """One pool as one dispatcher sees it: the whole pool's window, this dispatcher's share of it (0 to 1), and its own
+    work in flight. ``served_tokens`` counts from the dispatcher's start what its work cost, of all tenants; 0 from
+    dispatchers that do not say."""
+
+    pool: str
+    window_tokens: int
+    share: float
+    in_flight_tokens: int
+    classes: tuple[ClassLoad, ...] = ()
+    served_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShedCount:
+    """How many requests were refused with a code."""
+
+    code: str
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLoad:
+    """One tenant in one pool at one dispatcher. ``in_flight_tokens`` is what this dispatcher dispatched.
+    ``served_tokens`` and ``shed`` count from when the dispatcher started, or first heard of the tenant after a minute
+    in which it was idle; ``wait_p99_ms`` is of the last minute, 0 without a dispatch. ``entitled_share`` is its part of
+    the pool while all that wait go on waiting."""
+
+    tenant: str
+    pool: str
+    waiting_requests: int
+    waiting_tokens: int
+    in_flight_tokens: int
+    served_tokens: int
+    entitled_share: float
+    wait_p99_ms: float
+    shed: tuple[ShedCount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchReport:
+    """Heartbeat of one dispatcher. ``tenants`` holds the busiest of them, and is empty in most reports."""
+
+    instance_id: str
+    started_at_ms: int
+    reported_at_ms: int
+    draining: bool
+    pools: tuple[PoolLoad, ...] = ()
+    tenants: tuple[TenantLoad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """What a dispatcher tells the consumers: the answer to a request that it dispatched is not wanted any more.
+    ``requested_at_ms`` is when the broker took the tenant's word."""
+
+    request_id: str
+    tenant: str
+    dispatcher_id: str
+    requested_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantGroup:
+    """A group of a tenant that shares its weight, or that of its ``parent`` group."""
+
+    group: str
+    weight: float = 1.0
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TenantSpec:
-    """A tenant as every process sees it. None means no limit of its own; an empty ``models`` means all."""
+    """A tenant as every process sees it. None means no limit of its own; an empty ``models`` means all.
+    ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` is that of requests that do
+    not say it themselves."""
 
     tenant: str
     weight: float = 1.0
@@ -267,11 +474,21 @@ class TenantSpec:
     burst_requests: int | None = None
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
+    groups: tuple[TenantGroup, ...] = ()
+    forbidden_degradations: tuple[str, ...] = ()
+    max_prompt_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    cache: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """A model that a pool serves."""
+    """A model that a pool serves, and the pools of single tenants that serve it too. ``smaller_model`` may answer in
+    its place when it is too busy.
+
+    ``dtype`` is float32, bfloat16 or float16, and None the engine's default; ``quantization`` is int8 for torch engines
+    and a method of vLLM's own for vLLM; ``tensor_parallel_size`` is the number of devices that one copy is spread over.
+    """
 
     model: str
     version: str
@@ -283,6 +500,11 @@ class ModelVersion:
     max_output_tokens: int
     max_batch_size: int = 32
     max_batch_tokens: int = 16_384
+    dedicated_pools: tuple[str, ...] = ()
+    smaller_model: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    tensor_parallel_size: int = 1
 
 
 type_by_name: dict[str, type] = {
@@ -295,8 +517,11 @@ type_by_name: dict[str, type] = {
         UsageEvent,
         AuditEvent,
         CapacityReport,
+        DispatchReport,
         TenantSpec,
         ModelVersion,
+        CancelRequest,
+        Cancellation,
     )
 }
 """The top-level records by the name of their schema."""

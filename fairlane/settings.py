@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from fairlane.records import MOST_INPUT_ITEMS
+
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
@@ -44,14 +46,17 @@ class Settings(KafkaSettings):
     """Settings of the services and the command line. Secrets are ``SecretStr`` and never printed."""
 
     consumer_group_protocol: Literal["consumer", "classic"] = Field(
-        "consumer", description="Group protocol of the inference consumers; classic for brokers before 4.0"
+        "consumer",
+        description="Group protocol of the inference consumers and the gateways; classic for brokers before 4.0",
     )
     postgres_dsn: SecretStr = Field(
         SecretStr("postgresql://fairlane@127.0.0.1:5432/fairlane"),
         description="Postgres, as the role of the services, which cannot bypass row-level security",
     )
     postgres_owner_dsn: SecretStr | None = Field(
-        None, description="Postgres, as the role that owns the tables; used by `fairlane db upgrade` alone"
+        None,
+        description="Postgres, as the role that owns the tables; used by `fairlane db upgrade`, `fairlane keys` and "
+        "`fairlane users` alone",
     )
     redis_url: SecretStr | None = Field(None, description="Redis; holds only what can be rebuilt, so it may be missing")
     instance_id: str = Field(
@@ -80,16 +85,61 @@ class Settings(KafkaSettings):
     )
 
     max_input_bytes: int = Field(1_048_576, ge=1, description="Largest input of one request")
-    max_input_items: int = Field(512, ge=1, description="Most texts, documents or messages in one request")
+    max_input_items: int = Field(
+        512, ge=1, le=MOST_INPUT_ITEMS, description="Most texts, documents or messages in one request"
+    )
     max_timeout_ms: int = Field(86_400_000, ge=1, description="Longest timeout a request may name")
     max_output_tokens: int = Field(4_096, ge=1, description="Largest max_tokens a request may name")
     max_queue_size: int = Field(
-        10_000, ge=1, description="Most requests a dispatcher holds in memory before it reads no more"
+        10_000,
+        ge=1,
+        description="Most online requests that wait at a dispatcher, shared by the tenants; more are refused. As much "
+        "backfill may wait beside them; more is not read",
     )
     max_queue_bytes: int = Field(
-        268_435_456, ge=1, description="Most bytes of requests a dispatcher holds in memory before it reads no more"
+        268_435_456, ge=1, description="Most bytes of requests that wait at a dispatcher, online and backfill each"
+    )
+    fairness_policy: Literal["drr", "vtc", "fifo"] = Field(
+        "drr",
+        description="Order of the tenants: deficit round robin by tokens, virtual token counter, or first come first "
+        "served (to measure against)",
+    )
+    admission_safety_margin: float = Field(
+        0.1, ge=0, lt=1, description="Part of a request's time that must be left over for it to be admitted"
+    )
+    target_queue_ms: float = Field(
+        100.0, gt=0, description="Least time of work, at the pool's rate, that is kept dispatched ahead"
     )
     dedupe_ttl_s: int = Field(86_400, ge=1, description="How long a request id is remembered to drop its duplicates")
+
+    retrieval_budget_ms: int = Field(
+        150, ge=1, le=10_000, description="Longest a request whose turn it is waits for its passages and history"
+    )
+    retrieval_embedder: Literal["static", "openai", "pool"] = Field(
+        "static",
+        description="What embeds documents and queries: a static model in the process, a server with an "
+        "OpenAI-compatible /v1/embeddings, or a model of an embed pool",
+    )
+    retrieval_embedder_path: Path = Field(
+        Path("all-minilm-l6-v2-static"), description="Folder of the static embedder, in MODELS_DIR unless absolute"
+    )
+    retrieval_embedder_url: str | None = Field(None, description="Base URL of the openai embedder, with its /v1")
+    retrieval_embedder_key: SecretStr | None = Field(None, description="API key of the openai embedder")
+    retrieval_embedder_model: str = Field("all-minilm-l6-v2", description="Model of the openai or pool embedder")
+    retrieval_embedder_dimensions: int = Field(
+        384, ge=1, le=4_000, description="Dimensions of the openai or pool embedder's vectors"
+    )
+    retrieval_embedder_tenant: str | None = Field(None, description="The tenant the pool embedder's work is done for")
+    retrieval_max_concurrency: int = Field(
+        8,
+        ge=1,
+        le=100,
+        description="Most retrievals at a time; twice as many connections to Postgres are opened for them",
+    )
+    cache_ttl_s: int = Field(300, ge=1, description="How long passages and answers are cached in Redis")
+    cache_semantic_threshold: float = Field(
+        0.95, gt=0, le=1, description="Least cosine similarity of two queries that may share an answer"
+    )
 
     max_batch_size: int = Field(32, ge=1, le=1_024, description="Most items in one micro-batch")
     max_batch_tokens: int = Field(16_384, ge=1, description="Most estimated tokens in one micro-batch")
@@ -103,6 +153,26 @@ class Settings(KafkaSettings):
     )
     simulated_prefill_tokens_per_s: float = Field(20_000.0, gt=0, description="Speed of the simulated engine's prefill")
     simulated_decode_tokens_per_s: float = Field(2_000.0, gt=0, description="Speed of the simulated engine's decode")
+    simulated_batch_ms: float = Field(
+        0.0, ge=0, description="Time of each batch of the simulated engine beside its tokens"
+    )
+    simulated_memory_tokens: int = Field(
+        0, ge=0, description="Prompt tokens of one item that the simulated engine has memory for; 0 means any number"
+    )
+    engine_hang_timeout_s: float = Field(
+        60.0, gt=0, description="An engine that made no progress for so long is ended and started again"
+    )
+    dead_letter_max_share: float = Field(
+        0.5, gt=0, le=1, description="A consumer ends when more than this part of its latest items are dead letters"
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"auto|cpu|cuda(:\d+)?",
+        description="Where torch engines run; auto is the GPU when there is one",
+    )
+    vllm_python: Path = Field(
+        Path(".venv-vllm/bin/python"), description="The Python that vLLM is installed in; `make vllm` makes it"
+    )
     engine_threads: int = Field(0, ge=0, description="CPU threads of a torch engine; 0 lets torch decide")
     models_dir: Path = Field(
         Path(".fairlane/models"), description="Folder that the paths in models.yaml are relative to"
@@ -113,4 +183,48 @@ class Settings(KafkaSettings):
     recorder_batch_records: int = Field(
         1_000, ge=1, description="Most records in one Postgres transaction of the recorder"
     )
+    conversation_ttl_s: int = Field(
+        2_592_000, ge=1, description="How long the recorder keeps what was said in a conversation"
+    )
+    gateway_host: str = Field("127.0.0.1", description="Address that the gateway listens on; 0.0.0.0 in a container")
+    gateway_port: int = Field(8_080, ge=0, le=65_535, description="Port of the gateway; 0 picks a free one")
+    gateway_wait_s: float = Field(
+        60.0, gt=0, le=3_600, description="Longest a call to the gateway waits for its answer; then it is told the id"
+    )
+    gateway_max_body_bytes: int = Field(
+        4_194_304, ge=1_024, description="Largest body of a call to the gateway, but for an uploaded file"
+    )
+    gateway_max_file_bytes: int = Field(536_870_912, ge=1_024, description="Largest file that may be uploaded")
+    gateway_max_in_flight: int = Field(
+        10_000, ge=1, description="Most requests that wait for their answer at one gateway; more are refused"
+    )
+    gateway_key_rate_per_s: float = Field(
+        100.0, gt=0, description="Calls a second that one key or user may make for ever"
+    )
+    gateway_key_burst: int = Field(1_000, ge=1, description="Calls that one key or user may make at once after a rest")
+    gateway_key_grace_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="How long keys and users that Postgres vouched for are let in while it is away; a key that is "
+        "revoked meanwhile passes as long",
+    )
+    jwt_issuer: str | None = Field(None, description="Issuer that the gateway's callers' tokens must name (`iss`)")
+    jwt_audience: str | None = Field(None, description="Audience that those tokens must name (`aud`)")
+    jwt_jwks_url: str | None = Field(
+        None, description="Where the keys of that issuer are; unset: no tokens are taken, only API keys"
+    )
+    jwt_leeway_s: float = Field(30.0, ge=0, le=300, description="How far an issuer's clock may be off")
+    result_cache_ttl_s: int = Field(300, ge=1, description="How long the gateway finds results in Redis")
+    files_url: str = Field(
+        ".fairlane/files", description="Where files of offline jobs are kept: a folder, or s3://bucket/prefix"
+    )
     drain_timeout_s: float = Field(25.0, gt=0, description="How long a process may finish its work after SIGTERM")
+
+    @model_validator(mode="after")
+    def _tokens_are_checked_whole(self) -> "Settings":
+        if self.jwt_jwks_url is not None:
+            for name in ("jwt_issuer", "jwt_audience"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"{name.upper()} is needed with JWT_JWKS_URL")
+        return self

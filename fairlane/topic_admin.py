@@ -34,6 +34,9 @@ from fairlane.topic_plan import (
 _BATCH = 200
 _VISIBLE_TIMEOUT_S = 30.0
 
+_COPIES = 3
+_DEFAULT_REPLICATION_FACTOR = "default.replication.factor"
+
 # librdkafka ends a request itself; this only guards against one that it forgot.
 _ANSWER_TIMEOUT_S = REQUEST_TIMEOUT_S + 5.0
 
@@ -51,7 +54,12 @@ class ClusterState:
 
     @property
     def default_replication_factor(self) -> int:
-        return 3 if self.brokers >= 3 else 1
+        """Copies of a new topic: three where there are three brokers, and never fewer than the cluster's own default.
+
+        The second is for a cluster one of whose brokers is away just now: it counts no more, and is to hold its copy.
+        """
+        own = int((self.broker_config or {}).get(_DEFAULT_REPLICATION_FACTOR, 1))
+        return max(min(_COPIES, self.brokers), own)
 
 
 @dataclass(frozen=True, slots=True)

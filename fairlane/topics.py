@@ -23,7 +23,7 @@ _FIELD = re.compile(r"[a-z][a-z0-9_]*")
 
 _REQUIRED = frozenset({"name", "description", "records", "key", "partitions", "writers", "readers"})
 _OPTIONAL = frozenset({"partitions_by_tenant", "retention_ms", "cleanup", "max_message_bytes", "timestamp_type"})
-_ROLES = ("tenant", "gateway", "backfill", "dispatcher", "consumer", "recorder", "operator")
+_ROLES = ("tenant", "gateway", "backfill", "dispatcher", "consumer", "recorder", "operator", "replayer")
 _CLEANUPS = (DELETE, COMPACT)
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 _SCOPES = ((), ("tenant",), ("tenant", "service"), ("pool",), ("pool", "class"))
@@ -127,8 +127,10 @@ def expand(
 
 def pools_of(tenants: Iterable[TenantSpec], models: Iterable[ModelVersion]) -> tuple[str, ...]:
     """The pools that models are served by and that tenants have to themselves, each once, in order."""
+    models = tuple(models)
+    shared = [model.pool for model in models]
     dedicated = [tenant.pool for tenant in tenants if tenant.pool is not None]
-    return tuple(dict.fromkeys([*(model.pool for model in models), *dedicated]))
+    return tuple(dict.fromkeys([*shared, *dedicated, *(pool for model in models for pool in model.dedicated_pools)]))
 
 
 def of_scope(families: Iterable[TopicFamily], placeholder: str) -> tuple[TopicFamily, ...]:

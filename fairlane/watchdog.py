@@ -8,6 +8,20 @@ from time import monotonic
 _LOOKS_PER_LIMIT = 10
 
 
+@contextlib.contextmanager
+def called_if_late(timeout_s: float, call: Callable[[], None]) -> Iterator[None]:
+    """``call`` is called, on a thread of its own, when the block takes longer; the block is to end of it. Over when the
+    block is, whichever it was."""
+    timer = threading.Timer(timeout_s, call)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 class Watchdog:
     """Watches the calls of one thread from another one.
 

@@ -5,11 +5,14 @@ wrong kind is a `ConfigError` that names the file, the line and the key.
 """
 
 import re
-from collections.abc import Hashable, Iterator
+import sys
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+
+_LARGEST_INTEGER = 2**63 - 1
 
 
 class ConfigError(Exception):
@@ -91,19 +94,21 @@ class Node:
         return tuple(seen)
 
     def integer(self, minimum: int, maximum: int | None = None) -> int:
-        """A whole number within the bounds, both included."""
+        """A whole number within the bounds, both included; at most what a record can carry (64 bits)."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):
             raise self.error(f"must be a whole number, not {self.value!r}")
         if self.value < minimum or (maximum is not None and self.value > maximum):
             bounds = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
             raise self.error(f"must be {bounds}, not {self.value}")
+        if self.value > _LARGEST_INTEGER:
+            raise self.error(f"must be at most {_LARGEST_INTEGER}")
         return self.value
 
     def number(self, above: float) -> float:
         """A finite number greater than ``above``."""
         if not isinstance(self.value, int | float) or isinstance(self.value, bool):
             raise self.error(f"must be a number, not {self.value!r}")
-        if not above < self.value < float("inf"):
+        if not above < self.value <= sys.float_info.max:
             raise self.error(f"must be a finite number above {above:g}, not {self.value}")
         return float(self.value)
 
@@ -128,6 +133,18 @@ def load_yaml_with_lines(path: Path) -> Node:
         raise ConfigError(path, None, f"not YAML: {error}") from error
     finally:
         loader.dispose()
+
+
+def circle_from(name: str, next_of: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The way from ``name`` back to itself, both ends included; empty when it ends or goes round somewhere else."""
+    way = [name]
+    while (following := next_of.get(way[-1])) is not None:
+        if following == name:
+            return (*way, name)
+        if following in way:
+            break
+        way.append(following)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)

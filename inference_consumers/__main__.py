@@ -1,15 +1,20 @@
 """``python -m inference_consumers --pool NAME``"""
 
+import os
+import signal
 import sys
 from typing import Annotated
 
 import typer
 
 from fairlane import logs
+from fairlane.models import load_models
+from fairlane.parent import die_with_parent
 from fairlane.settings import Settings
 from fairlane.yaml_config import ConfigError
-from inference_consumers.app import ConsumerApp, NoSuchPoolError
+from inference_consumers.app import ConsumerApp, NoSuchPoolError, models_of
 from inference_consumers.engines.protocol import EngineLoadError
+from inference_consumers.launcher import GpusError, Launcher, detect_gpus, gpus_to_use, plan_workers
 
 
 def run(
@@ -17,16 +22,51 @@ def run(
     engine: Annotated[
         str | None, typer.Option(help="'simulated' answers without a model, for load tests; every reply says so")
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, none, or names like 0,1: one process for each of these GPUs (for each set of "
+            "tensor_parallel_size of them), started again when it dies"
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="How many processes to run where there is no GPU")
+    ] = None,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve one pool: read its work in micro-batches, run it, answer it."""
+    """Serve one pool: read its work in micro-batches, run it, answer it.
+
+    Without --gpus and --workers it does so in this process, on the device that DEVICE names.
+    """
+    if parent_pid is not None:
+        die_with_parent(signal.SIGTERM, parent_pid)
     settings = Settings() if engine is None else Settings(engine=engine)
     logs.configure(settings, f"consumer-{pool}")
     try:
-        status = ConsumerApp(settings, pool).run()
-    except (ConfigError, NoSuchPoolError, EngineLoadError) as error:
+        if gpus is None and workers is None:
+            status = ConsumerApp(settings, pool).run()
+        else:
+            status = _launch(settings, pool, engine, gpus or "auto", workers or 1)
+    except (ConfigError, NoSuchPoolError, EngineLoadError, GpusError) as error:
         typer.echo(f"inference_consumers: {error}", err=True)
         status = 1
     sys.exit(status)
+
+
+def _launch(settings: Settings, pool: str, engine: str | None, gpus: str, workers: int) -> int:
+    models = models_of(load_models(settings.models_file), pool, settings.models_file)
+    simulated = settings.engine == "simulated"
+    devices = () if simulated else gpus_to_use(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), detect_gpus)
+    each = max(model.tensor_parallel_size for model in models)
+    planned = plan_workers(devices, each, workers, None if settings.engine_threads else os.cpu_count())
+    command = [sys.executable, "-m", "inference_consumers", "--pool", pool]
+    command += [] if engine is None else ["--engine", engine]
+    return Launcher(
+        command,
+        planned,
+        lambda worker: worker.environment(os.environ, settings.instance_id, settings.metrics_port),
+        settings.drain_timeout_s,
+    ).run()
 
 
 if __name__ == "__main__":

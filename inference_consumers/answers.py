@@ -3,25 +3,48 @@
 from dataclasses import dataclass, replace
 
 from fairlane import names
+from fairlane.backoff import spread_ms
 from fairlane.codec import Codec
-from fairlane.dead_letters import dead_letter_headers
+from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
 from fairlane.kafka import MAX_MESSAGE_BYTES
-from fairlane.outcomes import Code, Outcome
+from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim
-from fairlane.records import InferenceReply, PassageReference, SourceCoordinate, Timings, UsageEvent
+from fairlane.records import (
+    AuditEvent,
+    ConversationTurn,
+    InferenceReply,
+    InferenceRequest,
+    Message,
+    PassageReference,
+    SourceCoordinate,
+    Timings,
+    UsageEvent,
+    WorkItem,
+)
+from fairlane.reply_record import reply_record
+from fairlane.trace_context import trace_headers
 from fairlane.transactions import OutRecord, Settlement
-from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
-from inference_consumers.micro_batch import ReceivedWork
+from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
 
 _MAX_REPLY_BYTES = MAX_MESSAGE_BYTES - 65_536
-_REFUSALS = frozenset({Code.INVALID, Code.UNKNOWN_MODEL})
+_REFUSALS = frozenset({Code.INVALID, Code.UNKNOWN_MODEL, Code.OVERLOADED})
+
+_RETRY_AFTER_BATCHES = 2
+"""The batch that ran and the one that was ready behind it: their memory is free again then."""
+
+_LEAST_RETRY_MS = 1_000
+"""An engine without memory for an item fails at once, so that its own run says little of how long a batch takes."""
+
+_MOST_RETRY_MS = 200_000
+_RETRY_JITTER = 0.5
 
 
-class PoisonError(Exception):
+class PoisonError(DeadLetterError):
     """An item that no engine run survives."""
 
 
-class UnreadableWorkError(Exception):
+class UnreadableWorkError(DeadLetterError):
     """A record on a priority topic that is no work item."""
 
 
@@ -36,15 +59,31 @@ class EngineRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """What is committed for an item, and the reply in it. ``turn_left_out`` when the reply goes on a conversation and
+    would have been too large if it said so."""
+
+    settlement: Settlement
+    reply: InferenceReply
+    turn_left_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerWriter:
-    """Turns outcomes into settlements."""
+    """Turns outcomes into settlements; ``consumer_id`` signs them, and dead letters with the consumer ``group``."""
 
     codec: Codec
+    consumer_id: str
+    group: str | None = None
 
-    def answered(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
+    def answered(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Answered:
         """The reply and the usage of an item that an engine ran; a poisonous one goes to the dead letters as well."""
         reply = _reply(work, outcome, run)
         value = self.codec.encode(reply)
+        turn_left_out = reply.turn is not None and len(value) > _MAX_REPLY_BYTES
+        if turn_left_out:
+            reply = replace(reply, turn=None)
+            value = self.codec.encode(reply)
         if len(value) > _MAX_REPLY_BYTES:
             too_long = f"the answer takes {len(value)} bytes, more than {_MAX_REPLY_BYTES}"
             outcome = Failure(Code.ENGINE_ERROR, too_long)
@@ -53,9 +92,27 @@ class AnswerWriter:
         outputs = [self._reply_record(work, reply, value), self._usage(work, reply, run)]
         if isinstance(outcome, Failure) and outcome.code == Code.POISON:
             poison = PoisonError(outcome.message)
-            letter = self.dead_letter(work.claim, work.original_key, work.original_value, work.appended_at_ms, poison)
-            outputs.append(letter)
-        return Settlement(work.claim, tuple(outputs))
+            key, value = work.original_key, work.original_value
+            outputs.append(self._dead_letter(work.claim, key, value, work.appended_at_ms, poison, work.item))
+        if isinstance(outcome, Cancelled):
+            why = reply.message or ""
+            outputs.append(self._audit(work.item, work.claim, Decision.CANCELLED, None, why, run.finished_at_ms))
+        if isinstance(outcome, Failure) and outcome.code == Code.OVERLOADED:
+            refused = (Decision.REFUSED, Code.OVERLOADED, outcome.message)
+            outputs.append(self._audit(work.item, work.claim, *refused, run.finished_at_ms))
+        return Answered(Settlement(work.claim, tuple(outputs)), reply, turn_left_out)
+
+    def handed_back(self, work: ReceivedWork, returned: WorkItem, why: str, run: EngineRun) -> Settlement:
+        """What the dispatchers try again with less context, its usage of nothing, and its audit; no reply."""
+        topic, key = names.returned_topic(returned.pool), returned.request.request_id.encode()
+        return Settlement(
+            work.claim,
+            (
+                OutRecord(topic, key, self.codec.encode(returned), work.trace_headers),
+                self._usage(work, _reply(work, Failure(Code.OVERLOADED, why), run), run),
+                self._audit(returned, work.claim, Decision.HANDED_BACK, Code.OVERLOADED, why, run.finished_at_ms),
+            ),
+        )
 
     def expired(self, work: ReceivedWork, now_ms: int) -> Settlement:
         """The reply to work whose deadline passed before it could run, and its usage of nothing."""
@@ -72,6 +129,8 @@ class AnswerWriter:
             timings=_timings(work, None),
             degradations=item.degradations,
             source=item.source,
+            replay_of=item.request.replay_of,
+            attempts=work.runs,
         )
         value = self.codec.encode(reply)
         return Settlement(work.claim, (self._reply_record(work, reply, value), self._usage(work, reply, None)))
@@ -81,22 +140,93 @@ class AnswerWriter:
     ) -> Settlement:
         """A record that is no work item: nobody can be answered, so its bytes are kept."""
         error = UnreadableWorkError(why)
-        return Settlement(claim, (self.dead_letter(claim, key, value or b"", timestamp_ms, error),))
+        return Settlement(claim, (self._dead_letter(claim, key, value or b"", timestamp_ms, error),))
 
     def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
-        """The broker keeps refusing this settlement's outputs: keep the reply where an operator finds it."""
-        error = UnreadableWorkError(f"the reply could not be written: {reason}")
+        """The broker keeps refusing this settlement's outputs. Work that cannot be handed back is refused at once; a
+        reply is kept where an operator finds it."""
         first = settlement.outputs[0]
-        return Settlement(settlement.claim, (self.dead_letter(settlement.claim, first.key, first.value, 0, error),))
+        if names.is_returned(first.topic):
+            return self._not_handed_back(settlement, f"cannot be handed back: {reason}")
+        error = UnreadableWorkError(f"the reply could not be written: {reason}")
+        letter = self._dead_letter(settlement.claim, first.key, first.value, None, error)
+        return Settlement(settlement.claim, (letter, *settlement.outputs[1:]))
 
-    def dead_letter(
-        self, claim: Claim, key: bytes | None, value: bytes, timestamp_ms: int, error: Exception
+    def _dead_letter(
+        self,
+        claim: Claim,
+        key: bytes | None,
+        value: bytes,
+        timestamp_ms: int | None,
+        error: DeadLetterError,
+        item: WorkItem | None = None,
     ) -> OutRecord:
-        coordinate = SourceCoordinate(*claim.partition, claim.offset)
-        return OutRecord(names.DEAD_LETTER_WORK, key, value, dead_letter_headers(coordinate, timestamp_ms, error))
+        letter_headers = dead_letter_headers(
+            SourceCoordinate(*claim.partition, claim.offset),
+            timestamp_ms,
+            error,
+            Signature(self.consumer_id, self.group),
+            tenant=None if item is None else item.tenant,
+            model=None if item is None else item.request.model,
+        )
+        return OutRecord(names.DEAD_LETTER_WORK, key, value, letter_headers)
+
+    def _not_handed_back(self, settlement: Settlement, why: str) -> Settlement:
+        item = self.codec.decode_as(WorkItem, settlement.outputs[0].value)
+        usage_record = settlement.outputs[1]
+        usage = self.codec.decode_as(UsageEvent, usage_record.value)
+        reply = InferenceReply(
+            request_id=item.request.request_id,
+            tenant=item.tenant,
+            outcome=Outcome(usage.outcome),
+            code=usage.code,
+            message=why,
+            retry_after_ms=_retry_after_ms(item, usage.engine_ms),
+            model=item.request.model,
+            model_version=item.model_version,
+            task=item.request.task,
+            timings=Timings(item.submitted_at_ms, item.admitted_at_ms, item.dispatched_at_ms),
+            degradations=item.degradations,
+            source=item.source,
+            replay_of=item.request.replay_of,
+        )
+        return Settlement(
+            settlement.claim,
+            (
+                reply_record(
+                    item.reply_topic, reply, self.codec.encode(reply), trace_headers(settlement.outputs[0].headers)
+                ),
+                usage_record,
+                self._audit(item, settlement.claim, Decision.REFUSED, Code.OVERLOADED, why, usage.occurred_at_ms),
+            ),
+        )
+
+    def _audit(
+        self, item: WorkItem, claim: Claim, decision: Decision, code: Code | None, why: str, now_ms: int
+    ) -> OutRecord:
+        event = AuditEvent(
+            request_id=item.request.request_id,
+            tenant=item.tenant,
+            decision=decision,
+            actor=self.consumer_id,
+            occurred_at_ms=now_ms,
+            source=item.source,
+            code=code,
+            message=why,
+            inputs={
+                "pool": item.pool,
+                "model": item.request.model,
+                "work": f"{claim.partition.topic}-{claim.partition.partition}@{claim.offset}",
+                "cost_tokens": str(item.cost_tokens),
+                "prompt_tokens": str(item.prompt_tokens),
+                "passages": str(len(item.passages)),
+                "handed_back": str(item.handed_back),
+            },
+        )
+        return OutRecord(names.LEDGER_AUDIT, item.tenant.encode(), self.codec.encode(event))
 
     def _reply_record(self, work: ReceivedWork, reply: InferenceReply, value: bytes) -> OutRecord:
-        return OutRecord(work.item.reply_topic, reply.request_id.encode(), value)
+        return reply_record(work.item.reply_topic, reply, value, work.trace_headers)
 
     def _usage(self, work: ReceivedWork, reply: InferenceReply, run: EngineRun | None) -> OutRecord:
         item = work.item
@@ -124,8 +254,22 @@ def outcome_of(outcome: ItemOutcome) -> Outcome:
     """What the reply says became of the request."""
     if isinstance(outcome, Success):
         return Outcome.OK
+    if isinstance(outcome, Cancelled):
+        return Outcome.CANCELLED
     # An engine may find an input invalid that only it can judge; everything else it reports is a failure.
     return Outcome.REJECTED if outcome.code in _REFUSALS else Outcome.FAILED
+
+
+def turn_of(request: InferenceRequest) -> ConversationTurn | None:
+    """What a request adds to its conversation, beside the answer. Instructions are given anew with every request and
+    are no part of it. None without a conversation, and where the request says nothing."""
+    if request.conversation_id is None:
+        return None
+    said = request.input.messages or ()
+    if not said and request.input.prompt:
+        said = (Message("user", request.input.prompt),)
+    added = tuple(message for message in said if message.role != "system")
+    return ConversationTurn(request.conversation_id, added) if added else None
 
 
 def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> InferenceReply:
@@ -143,10 +287,26 @@ def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Inferenc
         degradations=item.degradations,
         passages=tuple(PassageReference(passage.passage_id, passage.score) for passage in item.passages),
         source=item.source,
+        replay_of=item.request.replay_of,
+        attempts=work.runs,
+        retrieval_use=item.retrieval_use,
+        history_use=item.history_use,
     )
     if isinstance(outcome, Success):
-        return replace(reply, output=outcome.output, usage=outcome.usage, finish_reason=outcome.finish_reason)
+        answer = replace(reply, output=outcome.output, usage=outcome.usage, finish_reason=outcome.finish_reason)
+        return answer if outcome.output.text is None else replace(answer, turn=turn_of(item.request))
+    if isinstance(outcome, Cancelled):
+        message = "cancelled while it waited for an engine" if work.runs == 0 else "cancelled while it ran"
+        return replace(reply, outcome=Outcome.CANCELLED, message=message, usage=outcome.usage)
+    if outcome.code == Code.OVERLOADED:
+        reply = replace(reply, retry_after_ms=_retry_after_ms(item, run.finished_at_ms - run.started_at_ms))
     return replace(reply, outcome=outcome_of(outcome), code=outcome.code, field=outcome.field, message=outcome.message)
+
+
+def _retry_after_ms(item: WorkItem, engine_ms: int) -> int:
+    """When an item that there was no memory for may come again, given how long the engine tried."""
+    least_ms = min(max(_LEAST_RETRY_MS, _RETRY_AFTER_BATCHES * engine_ms), _MOST_RETRY_MS)
+    return spread_ms(least_ms, _RETRY_JITTER, item.request.request_id)
 
 
 def _timings(work: ReceivedWork, run: EngineRun | None) -> Timings:

@@ -1,39 +1,72 @@
 """Composition root of an inference consumer: reads the settings, loads the engines, joins the pool's group."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 from confluent_kafka import KafkaException, Producer
+from prometheus_client import REGISTRY
 
 from fairlane import logs
 from fairlane.clock import now_ms
-from fairlane.kafka import transactional_producer
+from fairlane.feeds import FeedUnavailableError
+from fairlane.kafka import chunk_producer, heartbeat_producer, transactional_producer
 from fairlane.models import load_models
+from fairlane.names import pool_group
 from fairlane.ownership import Ownership
-from fairlane.records import ModelVersion
+from fairlane.records import CapacityReport, ModelVersion
 from fairlane.registry import codec_for
+from fairlane.restarts import NOT_AGAIN
 from fairlane.service import HealthServer, Readiness, StopSignal, exit_after
 from fairlane.settings import Settings
 from fairlane.transactions import TransactionLoop
 from inference_consumers.answers import AnswerWriter
+from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS, BatchLimits, MicroBatcher
+from inference_consumers.cancellations import CancellationFeed
+from inference_consumers.capacity_reporter import CapacityReporter
+from inference_consumers.chunks import ChunkWriter
 from inference_consumers.consumer import InferenceConsumer, Prefetch
-from inference_consumers.engines.protocol import Engine
-from inference_consumers.engines.registry import create_engine
-from inference_consumers.engines.simulated import SimulatedCost
+from inference_consumers.driver import EngineDriver, TooManyDeadLettersError
+from inference_consumers.engine_hosts import engine_hosts
+from inference_consumers.engine_metrics import EngineMetrics
+from inference_consumers.engine_states import EngineState, EngineStates
+from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.group import PoolMember
-from inference_consumers.micro_batch import PRIORITY_WEIGHTS, BatchLimits, MicroBatcher, ModelKey
+from inference_consumers.kept_answers import kept_answers_for
+from inference_consumers.overrun import Patience
+from inference_consumers.settling import DeadLetterShare, Settler
+from inference_consumers.waiting import Waiting
 
 log = logs.get_logger(__name__)
 
 _REVOKE_TIMEOUT_S = 3.0
 _DRAIN_POLL_S = 0.02
+_HAND_OVER_S = 2.0
+"""About the time until others have the partitions of a member that left: what it holds is started here until then."""
+_LOAD_POLL_S = 0.05
 _EXIT_MARGIN_S = 3.0
+_ENGINE_END_S = 2.0
+_KEPT_ANSWERS_S = 0.5
+
+
+def serves(model: ModelVersion, pool: str) -> bool:
+    """Whether a pool's consumers run this model: it is the model's own pool, or one that a tenant has to itself."""
+    return pool == model.pool or pool in model.dedicated_pools
 
 
 class NoSuchPoolError(Exception):
     """models.yaml names no model for the pool."""
+
+
+def models_of(models: Sequence[ModelVersion], pool: str, file: Path) -> list[ModelVersion]:
+    """Those that a pool's consumers run. Raises NoSuchPoolError when there are none; ``file`` is where they stand."""
+    served = [model for model in models if serves(model, pool)]
+    if not served:
+        pools = ", ".join(sorted({pool for model in models for pool in (model.pool, *model.dedicated_pools)}))
+        raise NoSuchPoolError(f"no model of {file} is in the pool {pool}; pools: {pools}")
+    return served
 
 
 class ConsumerApp:
@@ -43,15 +76,15 @@ class ConsumerApp:
         """Raises ConfigError for a bad models.yaml and NoSuchPoolError for a pool without models."""
         self._settings = settings
         self._pool = pool
-        models = load_models(settings.models_file)
-        self._models = {(model.model, model.version): model for model in models if model.pool == pool}
-        if not self._models:
-            pools = ", ".join(sorted({model.pool for model in models}))
-            raise NoSuchPoolError(f"no model of {settings.models_file} is in the pool {pool}; pools: {pools}")
+        models = models_of(load_models(settings.models_file), pool, settings.models_file)
+        self._models = {(model.model, model.version): model for model in models}
         self._readiness = Readiness("engines", "producer", "assignment")
         self._health = HealthServer(self._readiness, settings.metrics_host, settings.metrics_port)
         self._stop = StopSignal()
         self._failure: BaseException | None = None
+        self._hosts = engine_hosts(settings, list(self._models.values()))
+        self._engine_metrics = EngineMetrics(self._hosts)
+        self._kept = kept_answers_for(settings)
 
     def run(self) -> int:
         """Run until SIGTERM or a fatal error; main thread only. Returns the exit status."""
@@ -63,49 +96,65 @@ class ConsumerApp:
         self._stop.stop()
 
     def run_here(self) -> int:
-        """Run on any thread until ``stop`` or a fatal error. Returns the exit status."""
+        """Run on any thread until ``stop`` or a fatal error. Returns the exit status.
+
+        The group is joined when every engine is loaded and warm: partitions of a member that cannot work yet would
+        wait. Raises EngineLoadError when one cannot be.
+        """
         settings = self._settings
         self._health.start()
-        engines = self._load_engines()
         ownership = Ownership(settings.max_undone_span)
         transactions = self._transactions(ownership)
-        consumer = self._consumer(engines, ownership, transactions)
+        consumer = self._consumer(ownership, transactions)
+        driver = consumer.driver
+        if not self._load_engines(driver):
+            return 0
         transactions.start()
+        if self._kept is not None:
+            self._kept.start()
+        reporter = self._reporter(consumer, ownership)
         self._readiness.set("producer")
+        feed = CancellationFeed(settings, consumer.codec, consumer.driver.cancellations, consumer.cancel, now_ms)
+        feed.on_failure(self._fail)
         member = PoolMember(settings, self._pool, ownership, partial(self._revoked, consumer, transactions))
-        engine_thread = threading.Thread(target=self._guarded, args=(consumer.run_engines,), name="engine", daemon=True)
-        engine_thread.start()
-        member.join()
         try:
+            feed.start()
+            threading.Thread(target=self._guarded, args=(driver.feed,), name="feeder", daemon=True).start()
+            member.join()
+            reporter.start()
             while not self._stop.stopping:
                 consumer.poll_once(member)
+                lost = driver.lost_engines
+                self._readiness.set("engines", f"starting again: {', '.join(lost)}" if lost else None)
                 if ownership.membership is not None:
                     self._readiness.set("assignment")
-        except KafkaException as error:
+        except (KafkaException, FeedUnavailableError) as error:
             self._fail(error)
-        self._drain(consumer, transactions, member, engine_thread, engines)
+        reporter.stop()
+        self._drain(consumer, transactions, member)
+        feed.stop()
+        reporter.join()
         if self._failure is not None:
             log.error("consumer_failed", error=str(self._failure), kind=type(self._failure).__name__)
-            return 1
+            # Started again, it would bury the next few.
+            return NOT_AGAIN if isinstance(self._failure, TooManyDeadLettersError) else 1
         return 0
 
-    def _load_engines(self) -> Mapping[ModelKey, Engine]:
-        settings = self._settings
-        cost = SimulatedCost(
-            prefill_tokens_per_s=settings.simulated_prefill_tokens_per_s,
-            decode_tokens_per_s=settings.simulated_decode_tokens_per_s,
-        )
-        engines = {}
-        for key, model in self._models.items():
-            override = "simulated" if settings.engine == "simulated" else None
-            engine = create_engine(
-                model, settings.models_dir, settings.engine_threads, engine=override, simulated_cost=cost
-            )
-            engine.load()
-            log.info("engine_ready", model=model.model, version=model.version, engine=engine.name)
-            engines[key] = engine
-        self._readiness.set("engines")
-        return engines
+    def _load_engines(self, driver: EngineDriver) -> bool:
+        """Load one after the other, each into the memory that is left. False when the end came first."""
+        REGISTRY.register(self._engine_metrics)
+        for host in self._hosts:
+            host.start(driver)
+            while not driver.engines.by_key[host.key].is_loaded and not self._stop.stopping:
+                self._stop.wait(_LOAD_POLL_S)
+        if not self._stop.stopping:
+            self._readiness.set("engines")
+            return True
+        self._end_engines(gently=self._failure is None)
+        self._health.stop()
+        if self._failure is not None:
+            raise EngineLoadError(str(self._failure))
+        return False
 
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
         settings = self._settings
@@ -113,25 +162,70 @@ class ConsumerApp:
         producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
         return TransactionLoop(producer, ownership, on_fatal=self._fail, max_records=settings.max_transaction_records)
 
-    def _consumer(
-        self, engines: Mapping[ModelKey, Engine], ownership: Ownership, transactions: TransactionLoop
-    ) -> InferenceConsumer:
+    def _consumer(self, ownership: Ownership, transactions: TransactionLoop) -> InferenceConsumer:
         settings = self._settings
         codec = codec_for(settings)
-        answers = AnswerWriter(codec)
-        transactions.fallback = answers.unpublishable
+        answers = AnswerWriter(codec, settings.instance_id, pool_group(settings.group_prefix, self._pool))
+        settler = Settler(answers, None if self._kept is None else self._kept.keep)
+        transactions.fallback = settler.unpublishable
         limits = BatchLimits(settings.max_batch_size, settings.max_batch_tokens, settings.batch_timeout_ms)
         by_model = {key: self._limits(model) for key, model in self._models.items()}
+        states = {
+            host.key: EngineState(host, by_model[host.key].max_items, by_model[host.key].max_tokens)
+            for host in self._hosts
+        }
+        driver = EngineDriver(
+            waiting=Waiting(MicroBatcher(limits, by_model)),
+            engines=EngineStates(states),
+            transactions=transactions,
+            settler=settler,
+            chunks=ChunkWriter(Producer(chunk_producer(settings)), codec),
+            patience=Patience(round(settings.engine_hang_timeout_s * 1_000)),
+            dead_letters=DeadLetterShare(settings.dead_letter_max_share),
+            clock=now_ms,
+            on_fatal=self._fail,
+            is_current=ownership.is_current,
+        )
         return InferenceConsumer(
             codec=codec,
             ownership=ownership,
             transactions=transactions,
-            answers=answers,
-            batcher=MicroBatcher(limits, by_model),
-            engines=engines,
+            driver=driver,
             prefetch=Prefetch(settings.max_prefetch_items, settings.max_prefetch_bytes),
             clock=now_ms,
         )
+
+    def _reporter(self, consumer: InferenceConsumer, ownership: Ownership) -> CapacityReporter:
+        settings = self._settings
+        limits = [self._limits(model) for model in self._models.values()]
+        max_items, max_tokens = max(one.max_items for one in limits), max(one.max_tokens for one in limits)
+
+        def observe(draining: bool) -> CapacityReport | None:
+            # A member without partitions can do nothing for its pool; what it could do must not be counted on.
+            owned = {partition.partition for partition in ownership.partitions()}
+            if not draining and not owned:
+                return None
+            reading = consumer.reading()
+            return CapacityReport(
+                instance_id=settings.instance_id,
+                pool=self._pool,
+                models=tuple(model.model for model in self._models.values()),
+                health=reading.health,
+                draining=draining,
+                prefill_tokens_per_s=reading.rates.prompt_tokens_per_s,
+                decode_tokens_per_s=reading.rates.completion_tokens_per_s,
+                max_batch_size=max_items,
+                max_batch_tokens=max_tokens,
+                batch_fill=reading.batch_fill,
+                in_flight_items=reading.held_items,
+                in_flight_tokens=reading.held_tokens,
+                reported_at_ms=now_ms(),
+                cost_tokens_per_s=reading.rates.cost_tokens_per_s,
+                partitions=tuple(sorted(owned)),
+            )
+
+        producer = Producer(heartbeat_producer(settings, "capacity"))
+        return CapacityReporter(producer, consumer.codec, observe, self._fail)
 
     def _limits(self, model: ModelVersion) -> BatchLimits:
         settings = self._settings
@@ -157,31 +251,38 @@ class ConsumerApp:
         self._failure = self._failure or error
         self._stop.stop()
 
-    def _drain(
-        self,
-        consumer: InferenceConsumer,
-        transactions: TransactionLoop,
-        member: PoolMember,
-        engine_thread: threading.Thread,
-        engines: Mapping[ModelKey, Engine],
-    ) -> None:
-        """Finish the running batch, commit, leave the group. What waits in memory stays undone in the log."""
+    def _drain(self, consumer: InferenceConsumer, transactions: TransactionLoop, member: PoolMember) -> None:
+        """Finish what is held, as far as that is quick, and what runs; commit, leave the group. What still waits in
+        memory stays undone in the log."""
         self._readiness.set("assignment", "draining")
+        driver = consumer.driver
         deadline = monotonic() + self._settings.drain_timeout_s
         exit_timer = exit_after(self._settings.drain_timeout_s + _EXIT_MARGIN_S)
-        consumer.stop()
-        self._poll_until(member, deadline, lambda: not engine_thread.is_alive())
+        until = partial(self._poll_until, consumer, member)
+        until(min(deadline, monotonic() + _HAND_OVER_S), lambda: driver.is_done)
+        driver.stop()
+        until(deadline, lambda: driver.is_at_rest)
         if self._failure is None:
-            self._poll_until(member, deadline, lambda: not transactions.pending_count)
+            until(deadline, lambda: not transactions.unsettled_count)
         member.close()
         transactions.stop()
-        for engine in engines.values():
-            engine.close()
+        driver.chunks.close()
+        if self._kept is not None:
+            self._kept.close(_KEPT_ANSWERS_S)
+        self._end_engines(gently=driver.is_at_rest)
         self._health.stop()
         exit_timer.cancel()
 
-    def _poll_until(self, member: PoolMember, deadline: float, done: Callable[[], bool]) -> None:
+    def _end_engines(self, *, gently: bool) -> None:
+        for host in self._hosts:
+            host.close(_ENGINE_END_S if gently else 0)
+        REGISTRY.unregister(self._engine_metrics)
+
+    def _poll_until(
+        self, consumer: InferenceConsumer, member: PoolMember, deadline: float, done: Callable[[], bool]
+    ) -> None:
         """Stay a member in good standing while work is finished: the group may move on, and commits must follow it."""
         member.pause_priorities(PRIORITY_WEIGHTS)
         while not done() and monotonic() < deadline and self._failure is None:
             member.poll(_DRAIN_POLL_S)
+            consumer.watch()

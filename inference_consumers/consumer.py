@@ -1,8 +1,7 @@
-"""One inference consumer: a polling thread feeds the micro-batcher, an engine thread empties it, the transaction loop
-commits while the next batch runs."""
+"""One inference consumer: a polling thread takes work in, its driver runs it, the transaction loop commits while the
+next batch runs."""
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,19 +11,24 @@ from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.codec import Codec, DecodeError
 from fairlane.logs import get_logger
-from fairlane.outcomes import Code
+from fairlane.outcomes import Code, Health
 from fairlane.ownership import Claim, Ownership
-from fairlane.records import WorkItem
-from fairlane.transactions import Settlement, TransactionLoop
-from inference_consumers.answers import AnswerWriter, EngineRun, outcome_of
-from inference_consumers.engines.protocol import Engine, Failure, ItemOutcome, Success
-from inference_consumers.micro_batch import PRIORITY_WEIGHTS, MicroBatch, MicroBatcher, ModelKey, ReceivedWork
-from inference_consumers.runner import engine_items, run_batch
+from fairlane.records import TokenUsage, WorkItem
+from fairlane.trace_context import trace_headers
+from fairlane.transactions import TransactionLoop
+from inference_consumers.answers import EngineRun
+from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS
+from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.capacity import Reading
+from inference_consumers.driver import EngineDriver, Settled
+from inference_consumers.engine_states import EngineState
+from inference_consumers.engines.protocol import Cancelled, Failure
+from inference_consumers.hand_back import hand_back
 
 log = get_logger(__name__)
 
 _POLL_S = 0.1
-_MAX_UNCOMMITTED_BATCHES = 4
+_WATCH_EVERY_MS = 100
 
 
 class Member(Protocol):
@@ -37,10 +41,18 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """How much a consumer holds in memory."""
+    """How much a consumer holds in memory: so many items of each priority, so many bytes of all together.
+
+    What one poll brings may come on top of that.
+    """
 
     max_items: int
     max_bytes: int
+
+    @property
+    def bytes_each(self) -> int:
+        """Of a priority: each has its own, so that none keeps another from being fetched."""
+        return max(1, self.max_bytes // len(PRIORITY_WEIGHTS))
 
 
 @dataclass(slots=True)
@@ -50,26 +62,18 @@ class InferenceConsumer:
     codec: Codec
     ownership: Ownership
     transactions: TransactionLoop
-    answers: AnswerWriter
-    batcher: MicroBatcher
-    engines: Mapping[ModelKey, Engine]
+    driver: EngineDriver
     prefetch: Prefetch
     clock: ClockMs
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _stopping: bool = False
-    _last_run_at_ms: int = 0
-    _last_run_items: int = 0
+    _watched_at_ms: int = 0
     _full: set[str] = field(default_factory=set)
 
     def poll_once(self, member: Member) -> None:
-        """One turn of the polling thread: take records, decide what to fetch next."""
+        """One turn of the polling thread: take records, decide what to fetch next, look after the engines."""
         arrived = member.poll(_POLL_S)
         if arrived:
-            now_ms = self.clock()
-            with self._changed:
-                for claim, message in arrived:
-                    self._receive(claim, message, now_ms)
-                self._changed.notify()
+            self._receive(arrived, self.clock())
+        self.watch()
         full = self._full_priorities()
         if full != self._full or not arrived:
             self._full = full
@@ -79,111 +83,154 @@ class InferenceConsumer:
 
     def on_revoked(self) -> None:
         """Partitions moved on: drop their waiting work. Work that is running finishes and is then not committed."""
-        with self._changed:
-            dropped = self.batcher.discard_stale(self.ownership.is_current)
+        with self.driver.changed:
+            dropped = self.driver.waiting.discard_stale(self.ownership.is_current)
         if dropped:
             log.info("dropped_revoked_work", items=dropped)
 
-    def run_engines(self) -> None:
-        """The engine thread: one batch after another until ``stop``."""
-        while (batch := self._next_batch()) is not None:
-            self._run(batch)
+    def cancel(self, tenant: str, request_id: str) -> None:
+        """Nobody wants this answer any more, as the driver knows by now: what waits is dropped, and what runs is
+        stopped at its next step. What comes later is dropped when it comes. Any thread."""
+        now_ms = self.clock()
 
-    def stop(self) -> None:
-        """Start no more batches; the running one finishes."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        def is_meant(work: ReceivedWork) -> bool:
+            return work.request_id == request_id and work.item.tenant == tenant and self.driver.is_cancelled(work)
 
-    def _receive(self, claim: Claim, message: Message, now_ms: int) -> None:
+        with self.driver.changed:
+            waiting = self.driver.waiting.take_request(tenant, request_id, is_meant)
+            running = [
+                (self.driver.engines.by_key[run.model_key].host, run.run_id, index)
+                for run in self.driver.engines.runs
+                for index in sorted(run.open)
+                if is_meant(run.work[index])
+            ]
+        self._drop(waiting, now_ms)
+        for host, run_id, index in running:
+            metrics.CANCELLED_RUNNING.labels(model=host.key[0]).inc()
+            host.cancel(run_id, (index,))
+
+    def reading(self) -> Reading:
+        """What the engines can do and what is held, waiting or running; safe from any thread."""
+        driver = self.driver
+        with driver.changed:
+            now_ms = self.clock()
+            engines = driver.engines
+            is_failing = bool(engines.lost) or any(
+                state.watch is not None and state.watch.is_overdue(now_ms) for state in engines
+            )
+            return Reading(
+                rates=driver.meter.rates,
+                batch_fill=driver.meter.batch_fill,
+                health=Health.FAILING if is_failing else driver.meter.health(driver.idle_ms(now_ms)),
+                held_items=len(driver.waiting) + engines.runs.items,
+                held_tokens=driver.waiting.cost_tokens + engines.runs.cost_tokens,
+            )
+
+    def _receive(self, arrived: Sequence[tuple[Claim, Message]], now_ms: int) -> None:
+        taken: list[ReceivedWork] = []
+        for claim, message in arrived:
+            work = self._read(claim, message, now_ms)
+            if work is None:
+                continue
+            if work.item.priority_class not in PRIORITY_WEIGHTS or work.model_key not in self.driver.engines.by_key:
+                self._refuse(work, now_ms)
+            else:
+                taken.append(work)
+        with self.driver.changed:
+            # Asked with the lock held: a cancel that comes now finds the work either known or waiting.
+            unwanted: list[ReceivedWork] = []
+            for work in taken:
+                if self.driver.is_cancelled(work):
+                    unwanted.append(work)
+                else:
+                    self.driver.waiting.add(work)
+            self.driver.changed.notify_all()
+        self._drop(unwanted, now_ms)
+
+    def _read(self, claim: Claim, message: Message, now_ms: int) -> ReceivedWork | None:
         key, raw, appended_at_ms = message.key(), message.value(), message.timestamp()[1]
         try:
             item = self.codec.decode_as(WorkItem, raw)
         except DecodeError as error:
-            metrics.DEAD_LETTERS.labels(topic="dead-letter.work", problem=error.problem).inc()
-            self.transactions.submit(self.answers.unreadable(claim, key, raw, appended_at_ms, str(error)))
-            return
-        work = ReceivedWork(claim, item, len(raw or b""), now_ms, key, raw or b"", appended_at_ms)
-        if item.priority_class not in PRIORITY_WEIGHTS or work.model_key not in self.engines:
-            problem = Failure(Code.UNKNOWN_MODEL, f"this pool does not serve {item.request.model} {item.model_version}")
-            self.transactions.submit(self._settle(work, problem, EngineRun("none", 0, now_ms, now_ms)))
-            return
-        self.batcher.add(work)
+            if self.driver.count_dead(None, dead=True):
+                settler = self.driver.settler
+                self.transactions.submit(
+                    settler.unreadable(claim, key, raw, appended_at_ms, problem=error.problem, why=str(error))
+                )
+            return None
+        membership = self.ownership.membership
+        return ReceivedWork(
+            claim,
+            item,
+            len(raw or b""),
+            now_ms,
+            key,
+            raw or b"",
+            appended_at_ms,
+            trace_headers(message.headers()),
+            generation=0 if membership is None else membership.generation,
+        )
+
+    def _refuse(self, work: ReceivedWork, now_ms: int) -> None:
+        problem = f"this pool does not serve {work.item.request.model} {work.item.model_version}"
+        run = EngineRun("none", 0, now_ms, now_ms)
+        self.driver.submit([Settled(work, Failure(Code.UNKNOWN_MODEL, problem), run)])
+
+    def _drop(self, unwanted: Sequence[ReceivedWork], now_ms: int) -> None:
+        """Answer what was cancelled before it ran."""
+        run = EngineRun("none", 0, now_ms, now_ms)
+        self.driver.submit([Settled(work, Cancelled(TokenUsage()), run) for work in unwanted])
 
     def _full_priorities(self) -> set[str]:
         """Priorities that hold enough; one stays full until it is half empty, so that fetching does not flap."""
-        with self._changed:
-            share = self.prefetch.max_bytes // len(PRIORITY_WEIGHTS)
-            over = self.batcher.size_bytes > self.prefetch.max_bytes
+        with self.driver.changed:
+            batcher = self.driver.waiting.batcher
             full = set()
             for priority in PRIORITY_WEIGHTS:
-                bound = self.prefetch.max_items // 2 if priority in self._full else self.prefetch.max_items
-                count = self.batcher.count(priority)
+                parts = 2 if priority in self._full else 1
+                count, size_bytes = batcher.count(priority), batcher.size_bytes(priority)
                 metrics.PREFETCHED_ITEMS.labels(priority=priority).set(count)
-                if count >= bound or (over and count and self.batcher.size_bytes > share):
+                if count * parts >= self.prefetch.max_items or size_bytes * parts >= self.prefetch.bytes_each:
                     full.add(priority)
             return full
 
-    def _next_batch(self) -> MicroBatch | None:
-        with self._changed:
-            while not self._stopping:
-                now_ms = self.clock()
-                self._expire(now_ms)
-                idle = self._is_idle(now_ms)
-                batch = self._batch_if_room(now_ms, idle=idle)
-                if batch is not None:
-                    return batch
-                due_at_ms = self.batcher.due_at_ms(idle=idle)
-                self._changed.wait(None if due_at_ms is None else max(0.001, (due_at_ms - now_ms) / 1000))
-            return None
+    def watch(self) -> None:
+        """What waits too long expires; an engine that is silent too long is ended, and started again."""
+        with self.driver.changed:
+            now_ms = self.clock()
+            # Nothing of this is urgent.
+            if abs(now_ms - self._watched_at_ms) < _WATCH_EVERY_MS:
+                return
+            self._watched_at_ms = now_ms
+            # A run of minutes must not count all at once, at its end.
+            self.driver.count_busy(now_ms)
+            expired = self.driver.waiting.take_expired(now_ms)
+            stuck: list[Settled] = []
+            hung: list[tuple[EngineState, float]] = []
+            for state in self.driver.engines:
+                watch = state.watch
+                if watch is None:
+                    continue
+                watch.look(now_ms)
+                if watch.is_reported and not watch.told:
+                    watch.told = True
+                    stuck += self._behind(state, watch.seen_s, now_ms)
+                if watch.is_hung:
+                    hung.append((state, watch.seen_s))
+        for work in expired:
+            self.transactions.submit(self.driver.settler.expired(work, now_ms))
+        self.driver.submit(stuck)
+        for state, seconds in hung:
+            log.error("engine_hung", model=state.host.key[0], engine=state.name, seconds=seconds)
+            state.host.kill(f"it made no progress for {seconds:.0f} s")
 
-    def _is_idle(self, now_ms: int) -> bool:
-        """Whether waiting for company would be in vain: the engine rested, or its last run was a lone item."""
-        rested = now_ms - self._last_run_at_ms > self.batcher.limits.timeout_ms
-        return rested or (self._last_run_items <= 1 and len(self.batcher) <= 1)
-
-    def _batch_if_room(self, now_ms: int, *, idle: bool) -> MicroBatch | None:
-        """Commits overlap the next batch, but only so many may be outstanding."""
-        if self.transactions.pending_count > _MAX_UNCOMMITTED_BATCHES * self.batcher.limits.max_items:
-            self._changed.wait(0.005)
-            return None
-        return self.batcher.next_batch(now_ms, idle=idle)
-
-    def _expire(self, now_ms: int) -> None:
-        for work in self.batcher.take_expired(now_ms):
-            metrics.REPLIES.labels(tenant=work.item.tenant, outcome="expired", code="").inc()
-            self.transactions.submit(self.answers.expired(work, now_ms))
-
-    def _run(self, batch: MicroBatch) -> None:
-        engine = self.engines[batch.model_key]
-        started_at_ms = self.clock()
-        outcomes = run_batch(engine, engine_items(batch.work))
-        finished_at_ms = self.clock()
-        self._last_run_at_ms, self._last_run_items = finished_at_ms, len(batch.work)
-        run = EngineRun(engine.name, len(batch.work), started_at_ms, finished_at_ms)
-        self.transactions.submit_many(
-            [self._settle(work, outcome, run) for work, outcome in zip(batch.work, outcomes, strict=True)]
+    def _behind(self, stuck: EngineState, seconds: float, now_ms: int) -> list[Settled]:
+        """What waits behind a stuck engine: another consumer may still serve it in time. Once each: what comes from now
+        on was sent by dispatchers that know, and have no better place for it."""
+        behind = self.driver.engines.behind(stuck.host.key)
+        why = Failure(Code.OVERLOADED, f"the engine has been busy with one batch for {seconds:.0f} s")
+        run = EngineRun("none", 0, now_ms, now_ms)
+        waiting = self.driver.waiting.take(
+            lambda work: work.model_key in behind and hand_back(work.item, Code.OVERLOADED) is not None
         )
-        model = batch.model_key[0]
-        metrics.BATCH_ITEMS.labels(model=model).observe(len(batch.work))
-        metrics.ENGINE_SECONDS.labels(model=model).observe((finished_at_ms - started_at_ms) / 1000)
-        for work in batch.work:
-            metrics.BATCH_WAIT_SECONDS.labels(model=model).observe((started_at_ms - work.received_at_ms) / 1000)
-
-    def _settle(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
-        try:
-            return self._settle_outcome(work, outcome, run)
-        except Exception as error:  # noqa: BLE001 - an answer that cannot be written must not take its batch along
-            log.error("answer_unwritable", request_id=work.item.request.request_id, error=type(error).__name__)
-            unwritable = Failure(Code.POISON, f"the answer cannot be written: {type(error).__name__}")
-            return self._settle_outcome(work, unwritable, run)
-
-    def _settle_outcome(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
-        tenant, model = work.item.tenant, work.item.request.model
-        if isinstance(outcome, Success):
-            metrics.REPLIES.labels(tenant=tenant, outcome="ok", code="").inc()
-            metrics.TOKENS.labels(tenant=tenant, model=model, kind="prompt").inc(outcome.usage.prompt_tokens)
-            metrics.TOKENS.labels(tenant=tenant, model=model, kind="completion").inc(outcome.usage.completion_tokens)
-        else:
-            metrics.REPLIES.labels(tenant=tenant, outcome=outcome_of(outcome), code=outcome.code).inc()
-        return self.answers.answered(work, outcome, run)
+        return [Settled(work, why, run) for work in waiting]

@@ -9,7 +9,7 @@ from fairlane import metrics
 from fairlane.committed import resume_points
 from fairlane.kafka import ClientConfig, read_committed_consumer
 from fairlane.logs import get_logger
-from fairlane.names import priority_topic
+from fairlane.names import pool_group, priority_topic
 from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.settings import Settings
@@ -18,17 +18,27 @@ log = get_logger(__name__)
 
 _ASSIGN_TIMEOUT_S = 20.0
 _MAX_POLL_RECORDS = 256
+_MAX_POLL_INTERVAL_MS = 300_000
 
 
 class PoolMember:
     """One member of a pool's group. All methods are called from the polling thread, and so are the callbacks."""
 
-    def __init__(self, settings: Settings, pool: str, ownership: Ownership, on_revoked: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        pool: str,
+        ownership: Ownership,
+        on_revoked: Callable[[], None],
+        *,
+        max_poll_interval_ms: int = _MAX_POLL_INTERVAL_MS,
+    ) -> None:
+        """A member that does not poll for ``max_poll_interval_ms`` loses its partitions, whatever its engines do."""
         self._ownership = ownership
         self._on_revoked = on_revoked
         self._topics = {priority_topic(pool, priority): str(priority) for priority in Priority}
         self._incremental = settings.consumer_group_protocol == "consumer"
-        self._consumer = Consumer(_config(settings, f"{settings.group_prefix}.pool.{pool}"))
+        self._consumer = Consumer(_config(settings, pool_group(settings.group_prefix, pool), max_poll_interval_ms))
         self._paused_priorities: set[str] = set()
         self._paused: set[PartitionId] = set()
 
@@ -160,11 +170,11 @@ def parse_group_metadata(metadata: bytes) -> tuple[int, str]:
     return generation, member_id.decode()
 
 
-def _config(settings: Settings, group: str) -> ClientConfig:
+def _config(settings: Settings, group: str, max_poll_interval_ms: int) -> ClientConfig:
     config = read_committed_consumer(settings, group) | {
         "client.id": settings.instance_id,
         "enable.partition.eof": True,
-        "max.poll.interval.ms": 300_000,
+        "max.poll.interval.ms": max_poll_interval_ms,
     }
     if settings.consumer_group_protocol == "consumer":
         # Range: every member gets partitions of all three priorities.

@@ -6,11 +6,15 @@ import secrets
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
 
 from deploy.local.endpoints import KAFKA_VARIABLE, POSTGRES_OWNER_VARIABLE, POSTGRES_VARIABLE, REDIS_VARIABLE
 from deploy.local.kafka import BROKER_SETTINGS
@@ -19,6 +23,8 @@ from deploy.local.postgres import DATABASE, OWNER_ROLE, SERVICE_ROLE, create_rol
 from deploy.local.stack import LocalStack
 
 CHOICE_VARIABLE = "FAIRLANE_TEST_STACK"
+FAILURES_VARIABLE = "FAIRLANE_TEST_FAILURES"
+"""The file that the reasons of failed tests are added to, within a run of several parts."""
 KAFKA_IMAGE = "apache/kafka:4.2.0"
 POSTGRES_IMAGE = "pgvector/pgvector:0.8.5-pg18"
 REDIS_IMAGE = "redis:7.4-alpine"
@@ -40,6 +46,21 @@ class PostgresServer:
 
     dsn: str
     owner_dsn: str
+
+
+@contextmanager
+def empty_database(server: PostgresServer, unique: str) -> Iterator[PostgresServer]:
+    """An empty database with the vector extension, dropped at the end."""
+    name = f"test_{unique.replace('-', '_')}"
+    with psycopg.connect(server.owner_dsn, autocommit=True, connect_timeout=5) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        yield PostgresServer(dsn=_with_database(server.dsn, name), owner_dsn=_with_database(server.owner_dsn, name))
+        # Not WITH (FORCE): the owner may not end sessions of the services' role. Postgres waits 5 s for their end.
+        connection.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
+
+
+def _with_database(dsn: str, name: str) -> str:
+    return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
 
 
 class ServerStack(Protocol):

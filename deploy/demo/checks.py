@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.kafka import read_committed_consumer
 from fairlane.names import replies_topic
@@ -16,6 +16,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
 _POLL_S = 1.0
+_CALL_TIMEOUT_S = 10.0
 _LOOK_AGAIN_S = 0.2
 _ROWS = "SELECT request_id, outcome, replies_seen FROM results WHERE request_id = ANY(%s)"
 
@@ -58,29 +59,46 @@ def check(
 
 def committed_replies(settings: KafkaSettings, topics: Iterable[str], timeout_s: float) -> list[InferenceReply]:
     """Every committed reply of these topics, up to their present ends."""
+    codec = default_codec()
+    records = committed_records(settings, topics, timeout_s)
+    return [codec.decode_as(InferenceReply, record.value()) for record in records]
+
+
+def committed_records(settings: KafkaSettings, topics: Iterable[str], timeout_s: float) -> list[Message]:
+    """Every committed record of these topics, up to their present ends. What an open transaction hides is waited for.
+
+    Raises KafkaException when the broker does not answer, TimeoutError when a topic could not be read to its end.
+    """
     deadline = monotonic() + timeout_s
     consumer = Consumer(read_committed_consumer(settings, "fairlane-check") | {"enable.partition.eof": True})
     try:
-        behind = set()
-        for topic in topics:
-            for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
-                behind.add((topic, partition))
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for topic, partition in behind])
-        replies = []
+        places = [
+            (topic, partition)
+            for topic in topics
+            for partition in consumer.list_topics(topic, timeout=_CALL_TIMEOUT_S).topics[topic].partitions
+        ]
+        behind = {
+            place: consumer.get_watermark_offsets(TopicPartition(*place), timeout=_CALL_TIMEOUT_S)[1]
+            for place in places
+        }
+        consumer.assign([TopicPartition(*place, OFFSET_BEGINNING) for place in places])
+        records: list[Message] = []
         while behind:
             if monotonic() > deadline:
                 raise TimeoutError(f"not read to the end within {timeout_s:g} s: {sorted(behind)}")
             message = consumer.poll(_POLL_S)
             if message is None:
                 continue
-            error = message.error()
+            error, place, offset = message.error(), (str(message.topic()), message.partition()), message.offset() or 0
             if error is None:
-                replies.append(default_codec().decode_as(InferenceReply, message.value()))
+                records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                behind.discard((str(message.topic()), message.partition() or 0))
-            else:
+                # It counts the markers of transactions, which no record's offset does.
+                if offset >= behind.get(place, 0):
+                    behind.pop(place, None)
+            elif error.fatal() or not error.retriable():
                 raise KafkaException(error)
-        return replies
+        return records
     finally:
         consumer.close()
 

@@ -6,10 +6,12 @@ from statistics import quantiles
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from deploy.demo.checks import Findings
-from deploy.demo.workload import Ask
+from deploy.demo.documents import Compared
+from deploy.demo.workload import Ask, text_of
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 
@@ -89,23 +91,40 @@ def _p50_p95(values: Sequence[int]) -> tuple[float, float]:
     return round(cuts[49], 1), round(cuts[94], 1)
 
 
-def as_json(table: Sequence[Row], findings: Findings, seconds: float) -> dict[str, Any]:
+def as_json(table: Sequence[Row], compared: Sequence[Compared], findings: Findings, seconds: float) -> dict[str, Any]:
     """The whole result as plain values."""
     return {
         "ok": findings.ok,
         "seconds": round(seconds, 1),
-        "requests": findings.requests,
+        "requests": sum(row.requests for row in table),
         "right": sum(row.right for row in table),
         "rows": [asdict(row) for row in table],
+        "documents": [
+            {
+                "question": one.question.question,
+                "answer": text_of(one.grounded),
+                "right": one.question.is_answered_by(one.grounded),
+                "passages": [passage.passage_id for passage in one.grounded.passages],
+                "answer_without": text_of(one.ungrounded),
+            }
+            for one in compared
+        ],
         "findings": asdict(findings),
     }
 
 
-def show(console: Console, table: Sequence[Row], findings: Findings, seconds: float) -> None:
+def show(
+    console: Console, table: Sequence[Row], compared: Sequence[Compared], findings: Findings, seconds: float
+) -> None:
     """The same for a person."""
-    console.print(_answers(table), _stages(table))
-    right = sum(row.right for row in table)
-    console.print(f"{findings.requests} requests in {seconds:.1f} s, {right} answered as expected.")
+    console.print(_answers(table), _stages(table), _documents(compared))
+    right, asked = sum(row.right for row in table), sum(row.requests for row in table)
+    console.print(f"{asked} requests in {seconds:.1f} s, {right} answered as expected.")
+    for one in compared:
+        if not one.has_its_source:
+            use = one.grounded.retrieval_use
+            why = "" if use is None or use.reason is None else f" ({use.reason} after {use.took_ms} ms)"
+            console.print(f"[red]not answered from {one.question.source}[/red]{why}: {one.question.question}")
     if findings.ok:
         console.print("[green]Every request has exactly one committed reply and one row in Postgres.[/green]")
         return
@@ -121,6 +140,15 @@ def _answers(table: Sequence[Row]) -> Table:
         tokens = f"{row.prompt_tokens}+{row.completion_tokens}"
         numbers = (str(row.requests), str(row.right))
         shown.add_row(row.tenant, row.task, *numbers, row.sample, tokens, f"≤{row.largest_batch}")
+    return shown
+
+
+def _documents(compared: Sequence[Compared]) -> Table:
+    shown = Table("question", "from documents", "without", title="Answers from acme's handbook", title_justify="left")
+    for one in compared:
+        passages = ", ".join(passage.passage_id for passage in one.grounded.passages)
+        grounded = f"{escape(text_of(one.grounded))}\n[dim]{escape(passages)}[/dim]"
+        shown.add_row(one.question.question, grounded, escape(text_of(one.ungrounded)))
     return shown
 
 

@@ -60,14 +60,15 @@ def _chats(questions_file: Path) -> Iterator[_Made]:
     for entry in yaml.safe_load(questions_file.read_text(encoding="utf-8")):
         messages = entry.get("messages") or [{"role": "user", "content": entry["question"]}]
         fields = {"model": LANGUAGE_MODEL, "messages": messages, "max_tokens": entry["max_tokens"]}
-        yield "generate", fields, _contains(str(entry["expect"])), _text
+        yield "generate", fields, _contains(str(entry["expect"])), text_of
 
 
 def _contains(expected: str) -> Answer:
     return lambda reply: reply.output is not None and expected.lower() in (reply.output.text or "").lower()
 
 
-def _text(reply: InferenceReply) -> str:
+def text_of(reply: InferenceReply) -> str:
+    """The answer in one line."""
     return " ".join(((reply.output and reply.output.text) or "").split())
 
 

@@ -36,6 +36,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 def up(
     *,
     data_dir: DataDirOption = DEFAULT_DATA_DIR,
+    brokers: Annotated[int, typer.Option(help="Number of Kafka brokers, 1 or 3: of 3, any one may die.")] = 1,
     dispatchers: Annotated[int, typer.Option(min=1, help="Number of dispatchers.")] = 1,
     consumers: Annotated[int, typer.Option(min=1, help="Number of inference consumers of each pool.")] = 1,
     engine: Annotated[str | None, typer.Option(help=f"Which engines run: {', '.join(ENGINES)}.")] = None,
@@ -49,6 +50,7 @@ def up(
     console = Console(sys.stderr if as_json else sys.stdout, follow=tail_logs and not as_json)
     stack = LocalStack(
         data_dir=data_dir,
+        brokers=brokers,
         setup=() if bare else default_setup(),
         services=() if bare else default_services(dispatchers=dispatchers, consumers=consumers, engine=engine),
         report=console.report,

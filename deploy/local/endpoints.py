@@ -23,12 +23,14 @@ class Endpoints:
         postgres_dsn: for the services: a role without rights beyond those it was granted.
         postgres_owner_dsn: for migrations: the role that owns the tables.
         redis_url: `redis://host:port/db`.
+        gateway_url: `http://host:port` of the gateway, for its callers; no service needs it.
     """
 
     kafka_bootstrap_servers: str = ""
     postgres_dsn: str = ""
     postgres_owner_dsn: str = ""
     redis_url: str = ""
+    gateway_url: str = ""
 
     @property
     def service_env(self) -> dict[str, str]:

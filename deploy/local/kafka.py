@@ -1,4 +1,4 @@
-"""A single Kafka node (KRaft, broker and controller in one) from jars, with no shell scripts and no Docker."""
+"""A Kafka node (KRaft, broker and controller in one) from jars, with no shell scripts and no Docker."""
 
 import base64
 import os
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.local import probes
@@ -16,16 +16,19 @@ from deploy.local.layout import KAFKA_LIBS_DIR
 from deploy.local.process import ProcessSpec
 
 NAME = "kafka"
-FORMAT_NAME = "kafka-format"
 HOST = "127.0.0.1"
-NODE_ID = 1
+FIRST_ID = 1
 HEAP = "512m"
+OPTIONS = ("-Xms128m", f"-Xmx{HEAP}")
+OPTIONS_OF_MANY = ("-Xms64m", "-Xmx256m", "-XX:TieredStopAtLevel=1")
+"""Java's, for each node of a cluster: about 200 MB, and a third less CPU until it is warm, for less speed then."""
+MARK = "formatted"
 MIN_JAVA = 17
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 BROKER_SETTINGS: Mapping[str, str] = {
     "process.roles": "broker,controller",
-    "node.id": str(NODE_ID),
+    "node.id": str(FIRST_ID),
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -47,7 +50,7 @@ BROKER_SETTINGS: Mapping[str, str] = {
     "group.min.session.timeout.ms": "3000",
     "group.consumer.session.timeout.ms": "6000",
     "group.consumer.min.session.timeout.ms": "3000",
-    "group.consumer.heartbeat.interval.ms": "1000",
+    "group.consumer.heartbeat.interval.ms": "500",
     "group.consumer.min.heartbeat.interval.ms": "500",
     # The open transaction of a killed producer blocks every read_committed reader until it is aborted.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
@@ -59,24 +62,49 @@ BROKER_SETTINGS: Mapping[str, str] = {
     "num.network.threads": "2",
     "num.io.threads": "4",
 }
-"""Settings that do not depend on where the node runs; containers use the same."""
+"""Settings of a node that is alone, wherever it runs; containers use the same."""
+
+REPLICATED_SETTINGS: Mapping[str, str] = {
+    "default.replication.factor": "3",
+    # What is acknowledged has two copies at least, and one broker may be away; also for the groups' offsets.
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "2",
+}
+"""Settings of a node of a cluster that are others, or more, than those of one that is alone."""
+
+
+def new_cluster_id() -> str:
+    """A random id, as Kafka writes it."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """The Kafka node of one stack.
+    """One Kafka node: alone, or one of a cluster.
 
     Attributes:
         folder: its data and its properties file.
         port: where clients connect.
-        controller_port: where the controller listens to its own broker.
+        controller_port: where its controller listens.
         libs: the folder with Kafka's jars.
+        name: its name in the stack.
+        node_id: its number in the cluster.
+        voters: the controller ports of all nodes of the cluster by their numbers; empty for one that is alone.
+        cluster_id: the same for all nodes of the cluster; a data folder is formatted with it once.
     """
 
     folder: Path
     port: int
     controller_port: int
     libs: Path = KAFKA_LIBS_DIR
+    name: str = NAME
+    node_id: int = FIRST_ID
+    voters: Mapping[int, int] = field(default_factory=dict)
+    cluster_id: str = field(default_factory=new_cluster_id)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -96,36 +124,37 @@ class Kafka:
         properties = self.folder / "server.properties"
         properties.write_text(self._properties(), encoding="utf-8")
         command = (java, f"-Dlog4j2.configurationFile={LOG_CONFIG}", "-cp", f"{self.libs}/*")
+        format_name = f"{self.name}-format"
+        formatted = is_formatted(self.folder)
+        options = OPTIONS_OF_MANY if self.voters else OPTIONS
         node = ProcessSpec(
-            name=NAME,
+            name=self.name,
             argv=(
-                *(*command[:1], "-Xms128m", f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"),
+                *(*command[:1], *options, "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"),
                 *(*command[1:], "kafka.Kafka", str(properties)),
             ),
             cwd=self.folder,
-            depends_on=() if self._formatted.exists() else (FORMAT_NAME,),
-            probe=lambda: probes.kafka(self.bootstrap_servers),
+            depends_on=() if formatted else (format_name,),
+            probe=lambda: probes.kafka_node(self.bootstrap_servers),
             start_timeout_s=90,
-            stop_timeout_s=20,
+            # Nodes of a cluster that end together take 5 to 10 s: the last ones wait for a leader that cannot come.
+            stop_timeout_s=30,
         )
-        if self._formatted.exists():
-            return (node,)
-        return (self._format(command, properties), node)
+        return (node,) if formatted else (self._format(format_name, command, properties), node)
 
-    def _format(self, command: tuple[str, ...], properties: Path) -> ProcessSpec:
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    def _format(self, name: str, command: tuple[str, ...], properties: Path) -> ProcessSpec:
         tool = (
             *command[:1],
             "-XX:TieredStopAtLevel=1",
             *command[1:],
-            *("kafka.tools.StorageTool", "format", "--standalone", "-c", str(properties)),
-            f"--cluster-id={cluster_id}",
+            *("kafka.tools.StorageTool", "format", "-c", str(properties)),
+            f"--cluster-id={self.cluster_id}",
         )
         # The mark comes last, so that a folder half formatted by a killed run is formatted anew.
         script = 'data="$1"; mark="$2"; shift 2; rm -rf "$data" && "$@" && : > "$mark"'
         return ProcessSpec(
-            name=FORMAT_NAME,
-            argv=("/bin/sh", "-c", script, "sh", str(self._data), str(self._formatted), *tool),
+            name=name,
+            argv=("/bin/sh", "-c", script, "sh", str(self._data), str(self.folder / MARK), *tool),
             cwd=self.folder,
             one_shot=True,
         )
@@ -134,18 +163,23 @@ class Kafka:
     def _data(self) -> Path:
         return self.folder / "data"
 
-    @property
-    def _formatted(self) -> Path:
-        return self.folder / "formatted"
-
     def _properties(self) -> str:
+        settings = {**BROKER_SETTINGS, **REPLICATED_SETTINGS} if self.voters else BROKER_SETTINGS
+        voters = self.voters or {self.node_id: self.controller_port}
         here = {
+            "node.id": str(self.node_id),
             "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
             "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
-            "controller.quorum.bootstrap.servers": f"{HOST}:{self.controller_port}",
+            # Not in the log, as voters that are agreed upon would be: after a restart every port may be another one.
+            "controller.quorum.voters": ",".join(f"{node}@{HOST}:{port}" for node, port in sorted(voters.items())),
             "log.dirs": str(self._data),
         }
-        return "".join(f"{name}={value}\n" for name, value in {**BROKER_SETTINGS, **here}.items())
+        return "".join(f"{name}={value}\n" for name, value in {**settings, **here}.items())
+
+
+def is_formatted(folder: Path) -> bool:
+    """Whether the folder of a node holds data, or is ready to."""
+    return (folder / MARK).exists()
 
 
 def find_java() -> str:

@@ -32,6 +32,7 @@ class ProcessView:
         pid: its process id, or None while it does not run.
         deaths: how often it died without being asked to.
         ready_after_s: seconds from its last start to ready, or None.
+        last_exit: the exit status of the instance before this one (negative: the signal that ended it), or None.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ProcessView:
     pid: int | None
     deaths: int
     ready_after_s: float | None
+    last_exit: int | None
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class Child:
     answer: "Future[str | None] | None" = None
     why_not_ready: str = "not asked yet"
     ready_after_s: float | None = None
+    last_exit: int | None = None
     was_ready: bool = False
     asked_to_restart: bool = False
     stop_deadline: float | None = None
@@ -72,4 +75,5 @@ class Child:
             pid=None if self.instance is None else self.instance.pid,
             deaths=self.death_count,
             ready_after_s=self.ready_after_s,
+            last_exit=self.last_exit,
         )

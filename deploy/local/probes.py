@@ -4,7 +4,12 @@ import http.client
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 PROBE_TIMEOUT_S = 2.0
 
@@ -32,6 +37,49 @@ def http_ok(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
 
 def kafka(bootstrap_servers: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     """Whether a Kafka broker answers at one of `bootstrap_servers` and takes part in its cluster (no TLS, no SASL)."""
+    # A broker that still waits to be unfenced answers with an empty list of brokers.
+    return _ask_kafka(
+        bootstrap_servers,
+        timeout_s,
+        lambda _client, metadata: None if metadata.brokers else "no broker has joined the cluster",
+    )
+
+
+def kafka_node(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Whether the Kafka broker at `address` takes part in its cluster, and what it keeps can be read.
+
+    Args:
+        address: `host:port`, as the broker tells it to clients.
+        timeout_s: for each of two requests.
+    """
+
+    def check(client: "AdminClient", metadata: "ClusterMetadata") -> str | None:
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        node = {f"{broker.host}:{broker.port}": broker.id for broker in metadata.brokers.values()}.get(address)
+        if node is None:
+            return "it has not joined the cluster"
+        latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # its stubs leave it out
+        led = {}
+        for topic in metadata.topics.values():
+            for partition in topic.partitions.values():
+                if partition.leader < 0 and node in partition.replicas:
+                    return f"partition {partition.id} of {topic.topic} has no leader"
+                if partition.leader == node:
+                    led[TopicPartition(str(topic.topic), partition.id)] = latest
+        # Who just became a leader does not know how much of its log the others have, and tells nobody where it ends.
+        for answer in client.list_offsets(led, request_timeout=timeout_s).values() if led else ():
+            answer.result(timeout_s + 1)
+        return None
+
+    return _ask_kafka(address, timeout_s, check)
+
+
+def _ask_kafka(
+    bootstrap_servers: str, timeout_s: float, check: "Callable[[AdminClient, ClusterMetadata], str | None]"
+) -> str | None:
+    """What `check` says of the cluster, or why it cannot be asked."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -41,10 +89,11 @@ def kafka(bootstrap_servers: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | N
         return "; ".join(problem for problem in problems if problem is not None) or "no address given"
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0, "socket.timeout.ms": 2000})
     try:
-        # A broker that still waits to be unfenced answers with an empty list of brokers.
-        return None if client.list_topics(timeout=timeout_s).brokers else "no broker has joined the cluster"
+        return check(client, client.list_topics(timeout=timeout_s))
     except KafkaException as error:
         return str(error.args[0].str())
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
 
 
 def postgres(dsn: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:

@@ -68,6 +68,26 @@ def find_by_folder(folder: Path) -> Iterator[ProcessId]:
             yield found
 
 
+def find_by_parent(parent: int) -> Iterator[ProcessId]:
+    """Every running child of a process."""
+    for pid in _pids():
+        try:
+            stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == parent and (found := identify(pid)):
+            yield found
+
+
+def command_of(process: ProcessId) -> tuple[str, ...]:
+    """Its command line; empty for one that has ended."""
+    try:
+        raw = (PROC / str(process.pid) / "cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(part.decode(errors="replace") for part in raw.split(b"\0")) if process.is_alive() else ()
+
+
 def end(processes: Iterable[ProcessId], timeout_s: float = 10.0) -> list[ProcessId]:
     """SIGKILL the processes and wait until they are gone; returns those that would not go in time."""
     left = list(processes)

@@ -45,8 +45,9 @@ class Redis:
             "save": "",
             "appendonly": "no",
             "maxmemory": MAX_MEMORY,
-            # Whatever may expire may go; counters without an expiry stay.
-            "maxmemory-policy": "volatile-lru",
+            # What expires soonest goes first: cached answers of one tenant before the request ids of another, which are
+            # kept for a day. Counters without an expiry stay.
+            "maxmemory-policy": "volatile-ttl",
         }
         return (
             ProcessSpec(

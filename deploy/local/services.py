@@ -10,11 +10,13 @@ import yaml
 from deploy.local import probes
 from deploy.local.endpoints import POSTGRES_OWNER_VARIABLE, Endpoints
 from deploy.local.errors import StackError
+from deploy.local.kafka_cluster import part_of
 from deploy.local.layout import PROJECT_ROOT
 from deploy.local.process import ProcessSpec
 
 MODELS_FILE = PROJECT_ROOT / "deploy" / "models.yaml"
 HOST = "127.0.0.1"
+GATEWAY = "gateway-1"
 START_TIMEOUT_S = 180.0
 """Loading a language model on a small machine takes its time."""
 STOP_TIMEOUT_S = 30.0
@@ -45,7 +47,7 @@ class Step:
             argv=(sys.executable, *self.arguments),
             env={**env, "PYTHONUNBUFFERED": "1"},
             without_env=() if self.as_owner else (POSTGRES_OWNER_VARIABLE,),
-            depends_on=tuple(name for name in self.after if name in known),
+            depends_on=tuple(name for name in known if part_of(name) in self.after),
             one_shot=True,
             start_timeout_s=120,
         )
@@ -59,15 +61,20 @@ class Service:
         name: its name in the stack, and its INSTANCE_ID: stable over restarts.
         arguments: what follows `python`.
         env: added to the addresses of the parts.
+        port_variable: the setting that gets the port of what it serves, if it serves anything.
     """
 
     name: str
     arguments: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    port_variable: str | None = None
 
-    def spec(self, endpoints: Endpoints, metrics_port: int, after: Sequence[str]) -> ProcessSpec:
-        """What to run: ready when its health check says so."""
+    def spec(
+        self, endpoints: Endpoints, metrics_port: int, after: Sequence[str], port: int | None = None
+    ) -> ProcessSpec:
+        """What to run: ready when its health check says so. ``port`` is for what it serves."""
         url = f"http://{HOST}:{metrics_port}/health/ready"
+        serving = {} if self.port_variable is None or port is None else {self.port_variable: str(port)}
         return ProcessSpec(
             name=self.name,
             argv=(sys.executable, *self.arguments),
@@ -76,6 +83,7 @@ class Service:
                 "METRICS_PORT": str(metrics_port),
                 "INSTANCE_ID": self.name,
                 "PYTHONUNBUFFERED": "1",
+                **serving,
                 **self.env,
             },
             without_env=(POSTGRES_OWNER_VARIABLE,),
@@ -116,6 +124,7 @@ def default_services(
             for number in range(1, dispatchers + 1)
         ),
         Service("recorder-1", ("-m", "stream_processors.recorder")),
+        Service(GATEWAY, ("-m", "producers.gateway"), port_variable="GATEWAY_PORT"),
         *(
             Service(f"consumer-{pool}-{number}", ("-m", "inference_consumers", "--pool", pool), override)
             for pool in read_pools(models_file)
@@ -125,15 +134,27 @@ def default_services(
 
 
 def read_pools(models_file: Path = MODELS_FILE) -> tuple[str, ...]:
-    """The pools of the models file, each once, in its order.
+    """The pools of the models file, each once, in its order; those of single tenants come last.
 
     Raises:
-        StackError: the file cannot be read, or has no list `models` whose entries name a `pool`.
+        StackError: the file cannot be read, or has no list `models` whose entries name a `pool`, or names
+            `dedicated_pools` that are no list.
     """
     try:
         raw = yaml.safe_load(models_file.read_text(encoding="utf-8"))
-        return tuple(dict.fromkeys(str(model["pool"]) for model in raw["models"]))
+        shared = [str(model["pool"]) for model in raw["models"]]
+        dedicated = [str(pool) for model in raw["models"] for pool in _listed(model.get("dedicated_pools"))]
+        return tuple(dict.fromkeys((*shared, *dedicated)))
     except OSError as error:
         raise StackError(f"{models_file}: {error.strerror}") from None
     except (yaml.YAMLError, KeyError, TypeError):
         raise StackError(f"{models_file}: expected a list `models` whose entries name a `pool`") from None
+
+
+def _listed(pools: object) -> list[object]:
+    """What stands in an optional list. Raises TypeError for anything else: the letters of a string are no pools."""
+    if pools is None:
+        return []
+    if not isinstance(pools, list):
+        raise TypeError("no list")
+    return pools

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,7 +17,7 @@ from deploy.local.endpoints import (
     Endpoints,
 )
 from deploy.local.errors import StackError
-from deploy.local.kafka import Kafka
+from deploy.local.kafka_cluster import compose_kafka
 from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir
 from deploy.local.lifecycle import Reporter
 from deploy.local.logs import LineSink
@@ -24,10 +25,10 @@ from deploy.local.ports import PortClaims
 from deploy.local.postgres import OWNER_ROLE, SERVICE_ROLE, Postgres
 from deploy.local.process import ProcessSpec
 from deploy.local.redis import Redis
-from deploy.local.restarts import RestartPolicy
 from deploy.local.run_record import RunLock, end_leftovers
-from deploy.local.services import Service, Step
+from deploy.local.services import GATEWAY, HOST, Service, Step
 from deploy.local.supervisor import Supervisor
+from fairlane.restarts import RestartPolicy
 
 ALL_PARTS = (kafka.NAME, postgres.NAME, redis.NAME)
 VARIABLES = {kafka.NAME: KAFKA_VARIABLE, postgres.NAME: POSTGRES_VARIABLE, redis.NAME: REDIS_VARIABLE}
@@ -46,6 +47,7 @@ class LocalStack:
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
         parts: which of kafka, postgres and redis.
+        brokers: number of Kafka nodes, 1 or 3.
         setup: commands that must succeed before the services start.
         services: what runs on top.
         environ: where external parts are looked up; the process's environment if None.
@@ -60,6 +62,7 @@ class LocalStack:
         *,
         data_dir: Path = DEFAULT_DATA_DIR,
         parts: Sequence[str] = ALL_PARTS,
+        brokers: int = 1,
         setup: Sequence[Step] = (),
         services: Sequence[Service] = (),
         environ: Mapping[str, str] | None = None,
@@ -70,6 +73,7 @@ class LocalStack:
     ) -> None:
         self.data_dir = DataDir(data_dir.resolve())
         self._parts = tuple(parts)
+        self._brokers = brokers
         self._setup = tuple(setup)
         self._services = tuple(services)
         self._environ = os.environ if environ is None else environ
@@ -115,6 +119,7 @@ class LocalStack:
             self._ports = PortClaims(self.data_dir.ports_file)
             part_specs, self._endpoints = self._compose_parts(self._ports)
             specs = self._compose_services(part_specs, self._endpoints, self._ports)
+            self._endpoints = replace(self._endpoints, gateway_url=self._gateway_url(self._ports))
             self._endpoints.save(self.data_dir.endpoints_file)
             self._supervisor = Supervisor(
                 specs,
@@ -171,9 +176,9 @@ class LocalStack:
         specs: list[ProcessSpec] = []
         kafka_servers = postgres_dsn = postgres_owner_dsn = redis_url = ""
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
-            node = Kafka(self.data_dir.kafka, ports.take("kafka"), ports.take("kafka-controller"), self._kafka_libs)
-            specs += node.specs()
-            kafka_servers = node.bootstrap_servers
+            cluster = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs)
+            specs += cluster.specs()
+            kafka_servers = cluster.bootstrap_servers
         if postgres.NAME in self._parts:
             postgres_dsn = self._external(postgres.NAME)
             postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
@@ -194,8 +199,22 @@ class LocalStack:
         for step in self._setup:
             specs.append(step.spec(endpoints, [spec.name for spec in specs]))
         before = [spec.name for spec in specs]
-        services = (service.spec(endpoints, ports.take(service.name), before) for service in self._services)
+        services = (
+            service.spec(
+                endpoints,
+                ports.take(service.name),
+                before,
+                None if service.port_variable is None else ports.take(_serving(service.name)),
+            )
+            for service in self._services
+        )
         return (*specs, *services)
+
+    def _gateway_url(self, ports: PortClaims) -> str:
+        """Empty if there is no gateway in this stack."""
+        if all(service.name != GATEWAY for service in self._services):
+            return ""
+        return f"http://{HOST}:{ports.take(_serving(GATEWAY))}"
 
     def _external(self, part: str) -> str:
         """The address of a part that somebody else runs, empty if there is none.
@@ -219,3 +238,8 @@ class LocalStack:
         # Whether it lets us in is seen by the first step that uses it, which has the credentials.
         problems = [probes.tcp(host, port, EXTERNAL_TIMEOUT_S) for host, port in probes.split_addresses(address)]
         return None if None in problems else "; ".join(problem for problem in problems if problem)
+
+
+def _serving(service: str) -> str:
+    """What the port that a service serves on is claimed as."""
+    return f"{service}-http"

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from deploy.local import kafka, postgres, probes, redis
 from deploy.local.endpoints import Endpoints, mask
+from deploy.local.kafka_cluster import part_of
 from deploy.local.layout import DataDir
 from deploy.local.lifecycle import State
 from deploy.local.run_record import ProcessRecord, RunRecord
+from deploy.local.services import GATEWAY
 
 EXTERNAL = "external"
 
@@ -73,12 +76,17 @@ def read_status(data_dir: DataDir) -> StackStatus:
         postgres.NAME: (mask(endpoints.postgres_dsn), lambda: probes.postgres(endpoints.postgres_dsn)),
         redis.NAME: (mask(endpoints.redis_url), lambda: probes.redis(endpoints.redis_url)),
     }
-    ours = {process.name for process in record.processes}
+    if endpoints.gateway_url:
+        servers[GATEWAY] = endpoints.gateway_url, lambda: probes.http_ok(f"{endpoints.gateway_url}/health/ready")
+    ours = {part_of(process.name) for process in record.processes}
+    nodes = [process.name for process in record.processes if part_of(process.name) == kafka.NAME]
     external = [
         ProcessRecord(name, EXTERNAL, None, 0, None)
         for name, (address, _) in servers.items()
-        if address and name not in ours
+        if address and name not in ours and name != GATEWAY
     ]
+    for name, address in zip(nodes, endpoints.kafka_bootstrap_servers.split(","), strict=False):
+        servers[name] = address, partial(probes.kafka_node, address)
     with ThreadPoolExecutor(max_workers=8) as pool:
         parts = tuple(pool.map(lambda process: _look(process, servers), (*external, *record.processes)))
     return StackStatus(str(data_dir.root), running=True, supervisor_pid=record.supervisor.pid, parts=parts)

@@ -20,8 +20,8 @@ from deploy.local.errors import StackError
 from deploy.local.lifecycle import Child, ProcessView, Reporter, State
 from deploy.local.logs import MAX_LOG_BYTES, LineSink, LogKeeper, log_path, rotate, tail
 from deploy.local.process import Instance, ProcessSpec, describe_exit
-from deploy.local.restarts import GiveUp, RestartPolicy
 from deploy.local.run_record import RUN_ID_VARIABLE, ProcessRecord, RunRecord, own_identity
+from fairlane.restarts import GiveUp, RestartPolicy
 
 TICK_S = 0.02
 PROBE_INTERVAL_S = 0.1
@@ -148,6 +148,18 @@ class Supervisor:
             child.stop_deadline = time.monotonic() + child.spec.stop_timeout_s
             child.instance.ask_to_stop(child.spec.stop_signal)
 
+    def start_now(self, name: str) -> None:
+        """Start the process `name`, which died and waits for its restart, without waiting any longer.
+
+        Raises:
+            StackError: it does not wait to be started again.
+        """
+        with self._changed:
+            child = self._children[name]
+            if child.state is not State.BACKING_OFF:
+                raise StackError(f"{name} is {child.state} and does not wait to be started again")
+            child.restart_at = time.monotonic()
+
     def wait_ready(self, name: str, timeout_s: float, *, other_than_pid: int | None = None) -> ProcessView:
         """Wait until `name` is ready, as another instance than the one with the given pid, if one is given.
 
@@ -267,6 +279,7 @@ class Supervisor:
     def _on_exit(self, child: Child, status: int, now: float) -> None:
         child.instance = None
         child.answer = None
+        child.last_exit = status
         if child.spec.one_shot:
             if status == 0:
                 self._set(child, State.DONE)
@@ -281,7 +294,7 @@ class Supervisor:
         child.death_count += 1
         child.recent_deaths = self._policy.within_window([*child.recent_deaths, now], now)
         how = describe_exit(status)
-        decision = self._policy.decide(child.recent_deaths, now, random.random())  # noqa: S311 - jitter
+        decision = self._policy.decide(child.recent_deaths, now, random.random(), status)  # noqa: S311 - jitter
         if isinstance(decision, GiveUp):
             self._fail(child, f"{decision.reason}, the last time with {how}")
             return

@@ -33,7 +33,7 @@ def train(folder: Path, *, min_accuracy: float = MIN_ACCURACY) -> float:
     """Train, check, save; the accuracy on the held-out third. Raises AccuracyError before it saves."""
     split = load_split()
     torch.manual_seed(_SEED)
-    network = _network()
+    network = build_network()
     _fit(network, _tensor(split.train_images), torch.from_numpy(split.train_labels))
     network.eval()
     with torch.inference_mode():
@@ -55,7 +55,8 @@ def train(folder: Path, *, min_accuracy: float = MIN_ACCURACY) -> float:
     return accuracy
 
 
-def _network() -> nn.Module:
+def build_network() -> nn.Module:
+    """The untrained network, from float32 (batch, 1, 8, 8) to logits (batch, 10)."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),

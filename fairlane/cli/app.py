@@ -6,9 +6,23 @@ from typing import NoReturn
 
 import typer
 
-from fairlane.cli import db, models, schemas, tenants, topics
+from fairlane.cli import (
+    collections,
+    conversations,
+    db,
+    dlq,
+    explain,
+    keys,
+    models,
+    schemas,
+    tenants,
+    top,
+    topics,
+    users,
+)
 from fairlane.cli.output import FAILURE, fail
 from fairlane.cluster import ClusterError
+from fairlane.database import DatabaseError
 from fairlane.registry import RegistryError
 from fairlane.yaml_config import ConfigError
 
@@ -26,6 +40,13 @@ app.add_typer(tenants.app, name="tenants")
 app.add_typer(models.app, name="models")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(db.app, name="db")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(collections.app, name="collections")
+app.add_typer(conversations.app, name="conversations")
+app.add_typer(keys.app, name="keys")
+app.add_typer(users.app, name="users")
+app.command("explain")(explain.explain_command)
+app.command("top")(top.top_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -43,6 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             typer.echo(message, err=True)
             sys.exit(FAILURE)
         fail(f"{message} (see --help)")
-    except (ConfigError, ClusterError, RegistryError, OSError) as error:
+    except (ConfigError, ClusterError, RegistryError, DatabaseError, OSError) as error:
         fail(str(error))
     sys.exit(code if isinstance(code, int) else 0)

@@ -79,7 +79,7 @@ def list_command(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson 
         show_json({"models": [{"model": name} if model is None else asdict(model) for name, model in found.items()]})
         return
     show_table(
-        ("model", "version", "pool", "engine", "tasks", "context", "output", "batch"),
+        ("model", "version", "pool", "engine", "tasks", "context", "output", "batch", "smaller"),
         [(name, "(unreadable)") if model is None else _row(model) for name, model in sorted(found.items())],
     )
 
@@ -92,10 +92,11 @@ def _row(model: ModelVersion) -> tuple[str, ...]:
     return (
         model.model,
         model.version,
-        model.pool,
+        ", ".join((model.pool, *model.dedicated_pools)),
         model.engine,
         ", ".join(model.tasks),
         f"{model.max_context_tokens} tokens",
         f"{model.max_output_tokens} tokens",
         f"{model.max_batch_size} items, {model.max_batch_tokens} tokens",
+        model.smaller_model or "-",
     )

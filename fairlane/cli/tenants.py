@@ -18,7 +18,7 @@ from fairlane.cli.output import show_json, show_table
 from fairlane.cli.publishing import control_topic, create_topics, publish
 from fairlane.control import ControlTopic
 from fairlane.names import CONTROL_TENANTS
-from fairlane.records import TenantSpec
+from fairlane.records import TenantGroup, TenantSpec
 from fairlane.settings import Settings
 from fairlane.tenants import load_tenants
 from fairlane.topics import expand, load_families, of_scope
@@ -73,7 +73,7 @@ def list_command(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson 
         show_json({"tenants": [{"tenant": name} if spec is None else asdict(spec) for name, spec in found.items()]})
         return
     show_table(
-        ("tenant", "weight", "classes", "models", "services", "pool", "queue", "quotas"),
+        ("tenant", "weight", "classes", "models", "services", "pool", "queue", "quotas", "groups", "forbids", "cache"),
         [(name, "(unreadable)") if spec is None else _row(spec) for name, spec in sorted(found.items())],
     )
 
@@ -98,4 +98,12 @@ def _row(spec: TenantSpec) -> tuple[str, ...]:
         spec.pool or "shared",
         f"{spec.max_queue_requests} requests, {spec.max_queue_bytes} bytes",
         ", ".join(f"{value:g} {name}" for name, value in quotas.items() if value is not None) or "none",
+        ", ".join(map(_group, spec.groups)) or "-",
+        ", ".join(spec.forbidden_degradations) or "-",
+        spec.cache,
     )
+
+
+def _group(group: TenantGroup) -> str:
+    name = group.group if group.parent is None else f"{group.parent}/{group.group}"
+    return f"{name} {group.weight:g}"

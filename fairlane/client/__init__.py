@@ -1,24 +1,35 @@
-"""The SDK an upstream service installs: publish requests, wait for replies, or iterate a reply topic.
+"""The SDK an upstream service installs: publish requests, wait for replies, stream or cancel them, read reply topics.
 
 Needs confluent-kafka and the light parts of this package; see :class:`Client` and :class:`AsyncClient`.
 """
 
-from fairlane.client.aio import AsyncClient, AsyncHandle, AsyncReplyStream
+from fairlane.client.aio import AsyncClient, AsyncReplyStream
+from fairlane.client.aio_handle import AsyncHandle
 from fairlane.client.base import ReplyOptions
+from fairlane.client.conversation import AsyncConversation, Conversation
 from fairlane.client.handle import Handle
+from fairlane.client.reassembly import TextDelta
 from fairlane.client.requests import RequestFields, new_request_id
+from fairlane.client.retry_policy import RetryPolicy
 from fairlane.client.stats import ClientStats
 from fairlane.client.sync import Client, ReplyStream
+from fairlane.client.text_stream import AsyncTextStream, TextStream
 
 __all__ = [
     "AsyncClient",
+    "AsyncConversation",
     "AsyncHandle",
     "AsyncReplyStream",
+    "AsyncTextStream",
     "Client",
     "ClientStats",
+    "Conversation",
     "Handle",
     "ReplyOptions",
     "ReplyStream",
     "RequestFields",
+    "RetryPolicy",
+    "TextDelta",
+    "TextStream",
     "new_request_id",
 ]

@@ -2,92 +2,26 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
+from fairlane.client.aio_handle import AsyncHandle, waker
 from fairlane.client.base import BaseClient, ReplyOptions, SubmitItem
-from fairlane.client.handle import Handle, no_reply_yet, not_published_yet, successful
-from fairlane.client.promise import Promise
-from fairlane.client.requests import RequestFields, build_request
-from fairlane.records import InferenceReply, InferenceRequest, SourceCoordinate
+from fairlane.client.conversation import AsyncConversation
+from fairlane.client.handle import Handle
+from fairlane.client.mapping import each, replies_of_async
+from fairlane.client.requests import RequestFields, build_request, streamed
+from fairlane.client.retry_policy import RetryPolicy
+from fairlane.client.text_stream import AsyncTextStream
+from fairlane.records import InferenceReply, InferenceRequest
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember
-
-
-class AsyncHandle:
-    """One submitted request; awaiting it is awaiting its result. See :class:`Handle` for the attributes.
-
-    >>> handle = await client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
-    >>> (await handle).output.text
-    ' Paris.'
-    """
-
-    __slots__ = ("_handle",)
-
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-
-    @property
-    def request_id(self) -> str:
-        """The id of the request."""
-        return self._handle.request_id
-
-    @property
-    def topic(self) -> str:
-        """The topic it was published to."""
-        return self._handle.topic
-
-    @property
-    def reply_to(self) -> str:
-        """The topic its reply goes to."""
-        return self._handle.reply_to
-
-    @property
-    def submitted_at_ms(self) -> int:
-        """When it was handed to the producer."""
-        return self._handle.submitted_at_ms
-
-    @property
-    def published_at_ms(self) -> int | None:
-        """When the acknowledgement came; None until then."""
-        return self._handle.published_at_ms
-
-    @property
-    def received_at_ms(self) -> int | None:
-        """When the reply was read; None until then."""
-        return self._handle.received_at_ms
-
-    def done(self) -> bool:
-        """Whether ``reply`` would return or raise at once."""
-        return self._handle.done()
-
-    async def result(self, timeout: float | None = None) -> InferenceReply:
-        """The reply, if its outcome is ``ok``; see :meth:`Handle.result`."""
-        return successful(await self.reply(timeout))
-
-    async def reply(self, timeout: float | None = None) -> InferenceReply:
-        """The final reply whatever its outcome; see :meth:`Handle.reply`."""
-        handle = self._handle
-        if not await _settled(handle.replied, timeout):
-            raise no_reply_yet(handle, timeout)
-        return handle.replied.get()
-
-    async def published(self, timeout: float | None = None) -> SourceCoordinate | None:
-        """Wait until the request is in the log; see :meth:`Handle.published`."""
-        handle = self._handle
-        if not await _settled(handle.acknowledged, timeout):
-            raise not_published_yet(handle, timeout)
-        return handle.acknowledged.get()
-
-    def __await__(self) -> Generator[Any, None, InferenceReply]:
-        return self.result().__await__()
-
-    def __repr__(self) -> str:
-        return f"<Async{repr(self._handle)[1:]}"
+    from fairlane.client.handler_retries import HandlerRetries
+    from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService
 
 
 class AsyncClient(BaseClient):
@@ -113,19 +47,34 @@ class AsyncClient(BaseClient):
         if not self._core.started:
             await asyncio.to_thread(self._core.start)
 
-    async def submit(self, **fields: Unpack[RequestFields]) -> AsyncHandle:
+    async def submit(self, *, retries: RetryPolicy | None = None, **fields: Unpack[RequestFields]) -> AsyncHandle:
         """Publish one request; returns before it is acknowledged. See :meth:`Client.submit`."""
-        return await self.submit_request(build_request(**fields))
+        return await self.submit_request(build_request(**fields), retries=retries)
 
-    async def submit_request(self, request: InferenceRequest) -> AsyncHandle:
+    async def submit_request(self, request: InferenceRequest, *, retries: RetryPolicy | None = None) -> AsyncHandle:
         """Publish a request that was built elsewhere; otherwise like ``submit``."""
-        core = self._core
-        await self.start()
-        prepared = core.prepare(request)
-        size = len(prepared.value)
-        if not core.window.try_acquire(size) and not await self._wait_for_room(size):
-            raise core.no_room()
-        return AsyncHandle(core.publish(prepared))
+        return AsyncHandle(await self._publish(request, retries))
+
+    def stream(
+        self, *, timeout: float | None = None, retries: RetryPolicy | None = None, **fields: Unpack[RequestFields]
+    ) -> AsyncTextStream:
+        """Publish a request and iterate its answer as it is made; see :meth:`Client.stream`.
+
+        Nothing is sent, nor checked any further, until the stream is entered, iterated or asked for its reply.
+
+        >>> async for delta in client.stream(model="smollm2-135m-instruct", prompt="The capital of France is"):
+        ...     print(delta, end="", flush=True)
+        """
+        return self._stream(build_request(**fields), timeout, partial(self._publish, retries=retries))
+
+    def conversation(self, *, system: str | None = None, **fields: Unpack[RequestFields]) -> AsyncConversation:
+        """A conversation, to go on with turn by turn; see :meth:`Client.conversation`.
+
+        >>> talk = client.conversation(model="smollm2-135m-instruct", max_tokens=64)
+        >>> (await talk.ask("What is the capital of France?")).output.text
+        'The capital of France is Paris.'
+        """
+        return AsyncConversation(self._publish, self._stream, system, fields)
 
     async def submit_many(self, items: Iterable[SubmitItem] | AsyncIterable[SubmitItem]) -> AsyncIterator[AsyncHandle]:
         """Publish requests as fast as the bounds allow, lazily; see :meth:`Client.submit_many`.
@@ -134,7 +83,7 @@ class AsyncClient(BaseClient):
         ...     handles.append(handle)
         """
         index = 0
-        async for item in _each(items):
+        async for item in each(items):
             try:
                 handle = await self.submit_request(self._request_of(item))
             except Exception as error:
@@ -142,6 +91,32 @@ class AsyncClient(BaseClient):
                 raise
             index += 1
             yield handle
+
+    def map(
+        self,
+        items: Iterable[SubmitItem] | AsyncIterable[SubmitItem],
+        *,
+        ordered: bool = True,
+        ahead: int = 1_000,
+        timeout: float | None = None,
+        retries: RetryPolicy | None = None,
+    ) -> AsyncGenerator[tuple[SubmitItem, InferenceReply], None]:
+        """Publish requests, and yield each with its final reply; see :meth:`Client.map`.
+
+        >>> async for request, reply in client.map(requests, ordered=False):
+        ...     await keep(request, reply)
+
+        A loop that is left with ``break`` leaves its generator open; :func:`contextlib.aclosing` closes it there and
+        then, which cancels the rest.
+        """
+        if ahead < 1:
+            raise ValueError(f"ahead: {ahead} is below 1")
+        ahead = min(ahead, self._core.limits.max_in_flight)
+
+        async def submit(item: SubmitItem) -> AsyncHandle:
+            return await self.submit_request(self._request_of(item), retries=retries)
+
+        return replies_of_async(submit, each(items), ordered=ordered, ahead=ahead, timeout_s=timeout)
 
     def replies(self, group_id: str, **options: Unpack[ReplyOptions]) -> "AsyncReplyStream":
         """Read a reply topic as a member of a group; see :meth:`Client.replies`.
@@ -151,6 +126,27 @@ class AsyncClient(BaseClient):
         ...         await book(reply.request_id, reply.usage)
         """
         return AsyncReplyStream(self._member(group_id, **options))
+
+    def serve_replies(
+        self,
+        group_id: str,
+        handler: "AsyncReplyHandler",
+        *,
+        retries: "HandlerRetries | None" = None,
+        on_dead_letter: "AsyncOnDeadLetter | None" = None,
+        **options: Unpack[ReplyOptions],
+    ) -> "AsyncReplyService":
+        """A loop that gives each reply of a topic to a coroutine function; see :meth:`Client.serve_replies`.
+
+        >>> await client.serve_replies("billing", book, service="billing").run()
+        """
+        from fairlane.client.handler_retries import HandlerRetries
+        from fairlane.client.reply_service import AsyncReplyService
+
+        retries = retries or HandlerRetries()
+        member, letters = self._served(group_id, retries, with_letters=on_dead_letter is None, **options)
+        stream = AsyncReplyStream(member)
+        return AsyncReplyService(member, stream, handler, retries, letters, on_dead_letter, self._start_timeout_s)
 
     async def flush(self, timeout: float | None = None) -> int:
         """Wait until every request is acknowledged or refused; see :meth:`Client.flush`."""
@@ -162,9 +158,26 @@ class AsyncClient(BaseClient):
             await asyncio.to_thread(member.close)
         await asyncio.to_thread(self._core.close)
 
+    def _stream(
+        self,
+        request: InferenceRequest,
+        timeout: float | None,
+        publish: Callable[[InferenceRequest], Awaitable[Handle]],
+    ) -> AsyncTextStream:
+        return AsyncTextStream(self._core, streamed(request, self.reply_topic), timeout, publish)
+
+    async def _publish(self, request: InferenceRequest, retries: RetryPolicy | None = None) -> Handle:
+        core = self._core
+        await self.start()
+        prepared = core.prepare(request)
+        size = len(prepared.value)
+        if not core.window.try_acquire(size) and not await self._wait_for_room(size):
+            raise core.no_room()
+        return core.publish(prepared, retries)
+
     async def _wait_for_room(self, size_bytes: int) -> bool:
         window = self._core.window
-        woken, wake = _waker()
+        woken, wake = waker()
         ticket = window.enter_line(size_bytes, wake)
         try:
             await asyncio.wait_for(woken, self._core.limits.submit_timeout_ms / 1_000)
@@ -198,6 +211,11 @@ class AsyncReplyStream:
     def undecodable(self) -> int:
         """How many records were no reply."""
         return self._member.undecodable
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """The trace context of the latest reply; see :attr:`ReplyStream.trace`."""
+        return self._member.trace
 
     def __aiter__(self) -> Self:
         return self
@@ -246,44 +264,3 @@ def _abandon(member: "GroupMember", thread: ThreadPoolExecutor) -> None:
     member.stop()
     thread.submit(member.close)
     thread.shutdown(wait=False)
-
-
-async def _settled(promise: Promise[Any], timeout_s: float | None) -> bool:
-    """Whether the promise is settled, waiting for it up to ``timeout_s``."""
-    if promise.done:
-        return True
-    woken, wake = _waker()
-    promise.when_done(wake)
-    try:
-        await asyncio.wait_for(woken, timeout_s)
-    except TimeoutError:
-        return promise.done
-    finally:
-        promise.forget(wake)
-    return True
-
-
-def _waker() -> "tuple[asyncio.Future[None], Callable[[], None]]":
-    """A future of this loop, and what sets it from any thread."""
-    loop = asyncio.get_running_loop()
-    woken: asyncio.Future[None] = loop.create_future()
-
-    def set_it() -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    def wake() -> None:
-        # A loop that is closed has nobody left who waits.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(set_it)
-
-    return woken, wake
-
-
-async def _each(items: Iterable[SubmitItem] | AsyncIterable[SubmitItem]) -> AsyncIterator[SubmitItem]:
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaException
 from fairlane.client.core import ClientCore
 from fairlane.client.limits import ClientLimits
 from fairlane.client.requests import RequestFields, build_request
+from fairlane.client.retry_policy import NO_RETRIES, RetryPolicy
 from fairlane.client.seams import Connector, KafkaConnector
 from fairlane.client.stats import ClientStats
 from fairlane.clock import now_ms
@@ -16,14 +17,17 @@ from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import Unavailable
 from fairlane.kafka import MAX_MESSAGE_BYTES
-from fairlane.names import is_name, is_replies_of, replies_topic
+from fairlane.names import dead_letter_replies_topic, is_name, is_replies_of, replies_topic
 from fairlane.records import InferenceRequest
 from fairlane.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember, OnUndecodable
+    from fairlane.client.handler_retries import HandlerRetries
+    from fairlane.client.reply_letters import ReplyLetters
 
 LEAST_PROCESSING_MS = 10_000
+_MAX_PROCESSING_MS = 300_000
 # The producer counts the key, too.
 _LARGEST_REQUEST_BYTES = MAX_MESSAGE_BYTES - 1_024
 
@@ -42,7 +46,10 @@ class ReplyOptions(TypedDict, total=False):
         on_error: called with each record that is no reply, which is then skipped; if it raises, the iteration ends with
             that error and the record is met again. Default: it is logged and skipped.
         idle_timeout_ms: end the iteration when nothing came for this long; default: never.
-        max_processing_ms: how long a reply may take to be handled before its partition goes to another member.
+        max_processing_ms: how long a reply may take to be handled, with all waits between tries, before its partition
+            goes to another member.
+        dead_letters: read the tenant's dead letters instead, the replies that its services could not handle. For
+            ``replies`` alone.
     """
 
     topic: str | None
@@ -51,6 +58,7 @@ class ReplyOptions(TypedDict, total=False):
     on_error: "OnUndecodable | None"
     idle_timeout_ms: int | None
     max_processing_ms: int
+    dead_letters: bool
 
 
 class BaseClient:
@@ -67,6 +75,8 @@ class BaseClient:
         submit_timeout_ms: how long submit waits for room before it raises Backpressure.
         start_timeout_ms: how long the first submit waits for a broker before it raises Unavailable.
         close_timeout_ms: how long ``close`` waits for requests to be acknowledged.
+        retries: how often and for how long requests are tried again that were refused for now or lost on their way to
+            the log; default: never.
         connector: makes the Kafka clients; for tests.
 
     Raises:
@@ -86,6 +96,7 @@ class BaseClient:
         submit_timeout_ms: int = 30_000,
         start_timeout_ms: int = 10_000,
         close_timeout_ms: int = 10_000,
+        retries: RetryPolicy = NO_RETRIES,
         connector: Connector | None = None,
     ) -> None:
         limits = ClientLimits(
@@ -108,7 +119,7 @@ class BaseClient:
         if bootstrap_servers is not None:
             self._settings = self._settings.model_copy(update={"kafka_bootstrap_servers": bootstrap_servers})
         self._core = ClientCore(
-            tenant, service, connector or KafkaConnector(self._settings), self._make_codec, limits, now_ms
+            tenant, service, connector or KafkaConnector(self._settings), self._make_codec, limits, retries, now_ms
         )
         self._members: weakref.WeakSet[GroupMember] = weakref.WeakSet()
 
@@ -147,15 +158,18 @@ class BaseClient:
 
         self._core.raise_if_ended()
         topic, service = options.get("topic"), options.get("service")
-        if topic is not None and service is not None:
-            raise ValueError("topic: give either topic or service")
-        if topic is None:
+        dead_letters = options.get("dead_letters", False)
+        if sum((topic is not None, service is not None, dead_letters)) > 1:
+            raise ValueError("topic: give one of topic, service and dead_letters")
+        if dead_letters:
+            topic = dead_letter_replies_topic(self.tenant)
+        elif topic is None:
             topic = self.reply_topic if service is None else replies_topic(self.tenant, service)
-        if not is_replies_of(topic, self.tenant):
+        if not dead_letters and not is_replies_of(topic, self.tenant):
             raise ValueError(f"topic: {topic!r} is no reply topic of {self.tenant!r}")
         if not group_id:
             raise ValueError("group_id: empty")
-        max_processing_ms = options.get("max_processing_ms", 300_000)
+        max_processing_ms = options.get("max_processing_ms", _MAX_PROCESSING_MS)
         if max_processing_ms < LEAST_PROCESSING_MS:
             raise ValueError(f"max_processing_ms: {max_processing_ms} is below {LEAST_PROCESSING_MS}")
         idle_timeout_ms = options.get("idle_timeout_ms")
@@ -170,7 +184,35 @@ class BaseClient:
             from_beginning=options.get("from_beginning", True),
             on_undecodable=options.get("on_error"),
             idle_timeout_s=None if idle_timeout_ms is None else idle_timeout_ms / 1_000,
-            start_timeout_s=self._core.limits.start_timeout_ms / 1_000,
+            start_timeout_s=self._start_timeout_s,
         )
         self._members.add(member)
         return member
+
+    def _served(
+        self, group_id: str, retries: "HandlerRetries", *, with_letters: bool, **options: Unpack[ReplyOptions]
+    ) -> "tuple[GroupMember, ReplyLetters | None]":
+        """What a service reads with, and where its dead letters go if they go to their topic."""
+        from fairlane.client.reply_letters import ReplyLetters
+
+        if options.get("dead_letters", False):
+            raise ValueError("dead_letters: a service would read again what it puts there; use replies")
+        max_processing_ms = options.get("max_processing_ms", _MAX_PROCESSING_MS)
+        if retries.longest_total_ms >= max_processing_ms:
+            raise ValueError(
+                f"retries: waits of {retries.longest_total_ms} ms in all, and max_processing_ms is {max_processing_ms}"
+            )
+        if not with_letters:
+            return self._member(group_id, **options), None
+        try:
+            producer = KafkaConnector(self._settings).letter_producer()
+        except KafkaException as error:
+            raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
+        letters = ReplyLetters(producer, self.tenant, group_id)
+        if options.get("on_error") is None:
+            options = {**options, "on_error": letters.undecodable}
+        return self._member(group_id, **options), letters
+
+    @property
+    def _start_timeout_s(self) -> float:
+        return self._core.limits.start_timeout_ms / 1_000

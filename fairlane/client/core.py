@@ -1,53 +1,42 @@
 """What the sync and the asyncio client share: admission, publishing, the table of open handles, the two threads."""
 
+import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from time import monotonic
 from uuid import uuid4
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaException
 
+from fairlane.client.attempts import Retrier
 from fairlane.client.handle import Handle
 from fairlane.client.limits import ClientLimits
-from fairlane.client.reader import ReplyReader
+from fairlane.client.open_handles import OpenHandles
+from fairlane.client.publisher import Prepared, Publisher, request_headers
+from fairlane.client.reader import TopicReader
 from fairlane.client.requests import check_request
-from fairlane.client.seams import Connector, ProducerSeam, log
+from fairlane.client.retry_policy import RetryPolicy
+from fairlane.client.seams import Connector, ReaderSeam, log
 from fairlane.client.stats import ClientStats
+from fairlane.client.streaming import ChunkHub
 from fairlane.client.window import Window
-from fairlane.clock import ClockMs
+from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
-from fairlane.errors import AnsweredElsewhere, Backpressure, ClientClosed, FairlaneError, PublishFailed, Unavailable
-from fairlane.names import replies_topic, requests_topic
-from fairlane.records import InferenceReply, InferenceRequest, SourceCoordinate
+from fairlane.errors import Backpressure, ClientClosed, FairlaneError, Unavailable
+from fairlane.names import chunks_topic, replies_topic, requests_topic
+from fairlane.records import InferenceReply, InferenceRequest
 
 _POLL_S = 0.1
 _PURGE_TIMEOUT_S = 1.0
 _THREAD_TIMEOUT_S = 5.0
-# librdkafka counts a message until its report was served; this keeps its own bounds from ever being met first.
+# librdkafka counts a message until its report was served; this keeps its own bounds from ever being met first, by
+# requests and as many cancellations.
 _SPARE_MESSAGES = 1_000
 _SPARE_BYTES = 16 * 1024 * 1024
-_MAY_BE_PUBLISHED = frozenset(
-    {
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._PURGE_INFLIGHT,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.NETWORK_EXCEPTION,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that was checked and encoded."""
-
-    request_id: str
-    reply_to: str
-    value: bytes
 
 
 class ClientCore:
@@ -60,44 +49,46 @@ class ClientCore:
         connector: Connector,
         codec: Callable[[], Codec],
         limits: ClientLimits,
+        retries: RetryPolicy,
         clock: ClockMs,
     ) -> None:
         self.tenant = tenant
         self.limits = limits
+        self.retries = retries
         self.reply_topic = replies_topic(tenant, service)
         self.window = Window(limits.max_in_flight, limits.max_buffered_bytes)
+        self.chunks = ChunkHub(chunks_topic(tenant), self._chunk_consumer, self.cancel, clock)
+        # Requests whose reply nobody will take. Finalizers fill it, which must take no lock.
+        self.unwanted: SimpleQueue[Handle] = SimpleQueue()
         self._default_reply_to = None if service is None else self.reply_topic
         self._topic = requests_topic(tenant)
         self._connector = connector
         self._make_codec = codec
         self._codec: Codec | None = None
         self._clock = clock
-        self._lock = threading.Lock()
         self._starting = threading.Lock()
-        self._promise_lock = threading.Lock()
+        # Whoever is told of the end of a request may close the client.
+        self._cancelling = threading.RLock()
         self._stopping = threading.Event()
-        self._open: dict[str, list[Handle]] = {}
-        self._ended: FairlaneError | None = None
-        self._producer: ProducerSeam | None = None
-        self._reader: ReplyReader | None = None
+        self._retrier = Retrier(monotonic_ms, random.random)
+        self.handles = OpenHandles(self.reply_topic, self.window, self._retrier)
+        self._publisher: Publisher | None = None
+        self._reader: TopicReader[InferenceReply] | None = None
         self._threads: list[threading.Thread] = []
-        self._submitted = 0
-        self._published = 0
-        self._publish_failed = 0
-        self._answered = 0
 
     @property
     def started(self) -> bool:
-        return self._producer is not None
+        return self._publisher is not None
 
     @property
     def stats(self) -> ClientStats:
-        reader = self._reader
+        reader, publisher = self._reader, self._publisher
         return ClientStats(
-            submitted=self._submitted,
-            published=self._published,
-            publish_failed=self._publish_failed,
-            answered=self._answered,
+            submitted=0 if publisher is None else publisher.submitted,
+            published=0 if publisher is None else publisher.published,
+            publish_failed=0 if publisher is None else publisher.publish_failed,
+            retried=self._retrier.retried,
+            answered=self.handles.answered,
             in_flight=self.window.in_flight,
             ignored_replies=0 if reader is None else reader.ignored,
             undecodable_replies=0 if reader is None else reader.undecodable,
@@ -105,8 +96,7 @@ class ClientCore:
 
     def raise_if_ended(self) -> None:
         """Raises ClientClosed or Unavailable when the client takes no more work."""
-        if self._ended is not None:
-            raise self._ended
+        self.handles.raise_if_ended()
 
     def start(self) -> None:
         """Find where the reply topic ends, then start reading and publishing. May be called again.
@@ -118,7 +108,7 @@ class ClientCore:
         if not self.started:
             with self._starting:
                 self.raise_if_ended()
-                if self._producer is None:
+                if self._publisher is None:
                     self._connect()
 
     def prepare(self, request: InferenceRequest) -> Prepared:
@@ -140,7 +130,8 @@ class ClientCore:
             raise ValueError(
                 f"input: the request takes {len(value)} bytes, the limit is {self.limits.max_request_bytes}"
             )
-        return Prepared(request.request_id, request.reply_to or self.reply_topic, value)
+        headers = request_headers(self.tenant, request.request_id)
+        return Prepared(request, request.reply_to or self.reply_topic, value, headers)
 
     def no_room(self) -> Backpressure:
         """The error for a submit that found no room in time."""
@@ -150,77 +141,68 @@ class ClientCore:
             f"no room within {self.limits.submit_timeout_ms} ms"
         )
 
-    def publish(self, prepared: Prepared) -> Handle:
-        """Hand a request to the producer. The caller holds room for it in the window, which passes on to the handle.
+    def publish(self, prepared: Prepared, retries: RetryPolicy | None = None) -> Handle:
+        """Hand a request to the producer; ``retries`` instead of the client's own. See ``Publisher.publish``."""
+        assert self._publisher is not None  # noqa: S101 - a mistake in this package, not of a caller
+        return self._publisher.publish(prepared, self.retries if retries is None else retries)
+
+    def cancel(self, handle: Handle) -> None:
+        """See ``Handle.cancel``."""
+        assert self._publisher is not None  # noqa: S101 - a mistake in this package, not of a caller
+        self._publisher.cancel(handle)
+
+    def start_chunks(self) -> None:
+        """Read chunks, too; a chunk that is written after this returns is seen. The first call may take seconds.
 
         Raises:
-            PublishFailed: the producer refused it at once.
-            Backpressure: the producer's own queue is full.
-            ClientClosed, Unavailable: the client ended.
+            The same as ``start``. That chunks cannot be read is no error.
         """
-        size = len(prepared.value)
-        handle = Handle(prepared.request_id, self._topic, prepared.reply_to, self._clock(), self._promise_lock)
-        try:
-            self._enter(handle)
-        except FairlaneError:
-            self.window.release(requests=1, buffered_bytes=size)
-            raise
-        assert self._producer is not None  # noqa: S101 - a mistake in this package, not of a caller
-        try:
-            self._producer.produce(
-                self._topic,
-                prepared.value,
-                prepared.request_id.encode(),
-                on_delivery=partial(self._on_delivery, handle, size),
-            )
-        except (BufferError, KafkaException) as error:
-            self.window.release(requests=int(self._leave(handle)), buffered_bytes=size)
-            if isinstance(error, BufferError):
-                raise Backpressure("the producer's queue is full") from None
-            with self._lock:
-                self._publish_failed += 1
-            raise PublishFailed(handle.request_id, self._topic, reason_of(error)) from error
-        with self._lock:
-            self._submitted += 1
-        return handle
+        self.start()
+        assert self._codec is not None  # noqa: S101 - a mistake in this package, not of a caller
+        self.chunks.start(self._codec)
 
     def flush(self, timeout_s: float) -> int:
         """Wait until all requests are acknowledged or refused; how many are not yet after ``timeout_s``."""
-        return 0 if self._producer is None else self._producer.flush(timeout_s)
+        return 0 if self._publisher is None else self._publisher.flush(timeout_s)
 
     def close(self) -> None:
         """Flush, stop, and fail what is still open. Takes at most the close timeout and a few seconds; repeatable."""
         deadline = monotonic() + self.limits.close_timeout_ms / 1_000
+        with self._cancelling:
+            self.chunks.leave_all()
+        while not self._cancel_unwanted() and monotonic() < deadline:
+            self.flush(_POLL_S)
         closed = ClientClosed("the client is closed")
-        with self._lock:
-            self._ended = self._ended or closed
-        self.window.close(closed)
+        self.handles.end(closed)
         with self._starting:
-            producer, reader, threads = self._producer, self._reader, self._threads
+            publisher, reader, threads = self._publisher, self._reader, self._threads
             self._threads = []
-        if producer is not None and threads:
-            if producer.flush(max(0.0, deadline - monotonic())):
-                producer.purge()
-                producer.flush(_PURGE_TIMEOUT_S)
+        if publisher is not None and threads:
+            self._give_up_retries(publisher)
+            if publisher.flush(max(0.0, deadline - monotonic())):
+                publisher.purge(_PURGE_TIMEOUT_S)
             self._stopping.set()
             for thread in threads:
                 thread.join(_THREAD_TIMEOUT_S)
             if reader is not None:
                 reader.close()
-        self._fail_open(ClientClosed("the client was closed before the reply came"))
+        self.chunks.stop()
+        self.handles.fail_all(ClientClosed("the client was closed before the reply came"))
 
     def _connect(self) -> None:
         codec = self._make_codec()
-        # The name begins with the tenant's and a dot, so that a grant on that prefix covers it.
         try:
-            consumer = self._connector.reader(f"{self.tenant}.client-{uuid4()}")
+            consumer = self._connector.reader(self._group_id())
         except KafkaException as error:
             raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
-        reader = ReplyReader(consumer, self.reply_topic, codec, self._open.__contains__, self._settle, self._clock)
+        handles = self.handles
+        reader = TopicReader(
+            consumer, self.reply_topic, InferenceReply, codec, handles.__contains__, handles.settle, self._clock
+        )
         try:
             reader.seek_to_end(self.limits.start_timeout_ms / 1_000)
             producer = self._connector.producer(
-                self.limits.max_in_flight + _SPARE_MESSAGES, self.limits.max_buffered_bytes + _SPARE_BYTES
+                2 * self.limits.max_in_flight + _SPARE_MESSAGES, self.limits.max_buffered_bytes + _SPARE_BYTES
             )
         except KafkaException as error:
             consumer.poll(0)  # serves the error callback
@@ -229,66 +211,21 @@ class ClientCore:
         except BaseException:
             reader.close()
             raise
-        self._codec, self._reader, self._producer = codec, reader, producer
+        publisher = Publisher(
+            producer, codec, self.tenant, self._topic, handles, self.window, self._retrier, self._clock
+        )
+        self._codec, self._reader, self._publisher = codec, reader, publisher
         self._threads = [
-            self._thread("replies", partial(self._read, reader)),
-            self._thread("publisher", partial(self._publish, producer)),
+            self._thread("replies", partial(reader.run, self._stopping)),
+            self._thread("publisher", partial(self._publish, publisher)),
         ]
 
-    def _enter(self, handle: Handle) -> None:
-        with self._lock:
-            self.raise_if_ended()
-            self._open.setdefault(handle.request_id, []).append(handle)
-        if handle.reply_to != self.reply_topic:
-            # It stays in the table until it is published, so that it fails with the client if the client fails.
-            handle.break_reply(AnsweredElsewhere(handle.request_id, handle.reply_to))
+    def _chunk_consumer(self) -> ReaderSeam:
+        return self._connector.chunk_reader(self._group_id())
 
-    def _leave(self, handle: Handle) -> bool:
-        """Take a handle out of the table; False when somebody else did. Who takes it out releases its room."""
-        with self._lock:
-            same_id = self._open.get(handle.request_id, [])
-            if handle not in same_id:
-                return False
-            same_id.remove(handle)
-            if not same_id:
-                del self._open[handle.request_id]
-            return True
-
-    def _on_delivery(self, handle: Handle, size: int, error: KafkaError | None, message: Message) -> None:
-        # Runs inside the producer's poll or flush: an exception here would end the thread.
-        if error is None:
-            with self._lock:
-                self._published += 1
-            where = SourceCoordinate(self._topic, message.partition() or 0, message.offset() or 0)
-            handle.keep_published(where, self._clock())
-            over = handle.reply_to != self.reply_topic and self._leave(handle)
-            self.window.release(requests=int(over), buffered_bytes=size)
-            return
-        if not self._leave(handle):
-            self.window.release(buffered_bytes=size)
-            handle.keep_published(None, None)  # the reply was there first: it is in the log
-            return
-        with self._lock:
-            self._publish_failed += 1
-        uncertain = error.code() in _MAY_BE_PUBLISHED
-        handle.fail(PublishFailed(handle.request_id, self._topic, error.str(), uncertain=uncertain))
-        self.window.release(requests=1, buffered_bytes=size)
-
-    def _settle(self, reply: InferenceReply, received_at_ms: int) -> None:
-        with self._lock:
-            handles = self._open.pop(reply.request_id, ())
-            self._answered += len(handles)
-        for handle in handles:
-            handle.keep_reply(reply, received_at_ms)
-        self.window.release(requests=len(handles))
-
-    def _fail_open(self, error: FairlaneError) -> None:
-        with self._lock:
-            handles = [handle for same_id in self._open.values() for handle in same_id]
-            self._open.clear()
-        for handle in handles:
-            handle.fail(error)
-        self.window.release(requests=len(handles))
+    def _group_id(self) -> str:
+        """Of a consumer that joins no group. Begins with the tenant's and a dot, so that a grant on that covers it."""
+        return f"{self.tenant}.client-{uuid4()}"
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(name, work), name=f"fairlane-{name}", daemon=True)
@@ -302,14 +239,34 @@ class ClientCore:
         except Exception as error:  # noqa: BLE001 - handed to every open handle and to every later submit
             log.error("client_thread_died thread=%s reason=%s", name, reason_of(error))
             unavailable = Unavailable(f"the client's {name} thread died: {reason_of(error)}")
-            with self._lock:
-                self._ended = self._ended or unavailable
-            self.window.close(unavailable)
-            self._fail_open(unavailable)
+            self.handles.end(unavailable)
+            self.handles.fail_all(unavailable)
 
-    def _read(self, reader: ReplyReader) -> None:
-        reader.run(self._stopping)
-
-    def _publish(self, producer: ProducerSeam) -> None:
+    def _publish(self, publisher: Publisher) -> None:
         while not self._stopping.is_set():
-            producer.poll(_POLL_S)
+            publisher.work(_POLL_S)
+            with self._cancelling:
+                self.chunks.leave_dropped()
+            self._cancel_unwanted()
+
+    def _cancel_unwanted(self) -> bool:
+        """False: the producer has no room for the rest, which stays to be cancelled."""
+        # Nobody may take one and cancel it only when `close` has ended the handles.
+        with self._cancelling:
+            while not self.unwanted.empty():
+                handle = self.unwanted.get_nowait()
+                try:
+                    self.cancel(handle)
+                except Backpressure:
+                    self.unwanted.put(handle)
+                    return False
+                except FairlaneError as error:
+                    log.warning("cancel_not_published request_id=%s reason=%s", handle.request_id, error)
+        return True
+
+    def _give_up_retries(self, publisher: Publisher) -> None:
+        """What waits for its next try ends as its last one did."""
+        for handle in self._retrier.close():
+            ending = self._retrier.give_up(handle)
+            if ending is not None:
+                publisher.end(handle, ending)

@@ -16,6 +16,7 @@ from fairlane.committed import resume_points
 from fairlane.errors import Unavailable
 from fairlane.ownership import PartitionId
 from fairlane.records import InferenceReply
+from fairlane.trace_context import TraceHeaders, trace_headers
 
 _POLL_S = 0.1
 _COMMIT_EVERY_S = 0.2
@@ -26,14 +27,40 @@ _LOCK_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class UndecodableReply:
-    """A record on a reply topic that is no reply. ``value`` is not shown when this is printed."""
+class ReadRecord:
+    """A record of a reply topic as it was read. Key and value are not shown when this is printed."""
 
     topic: str
     partition: int
     offset: int
-    problem: DecodeProblem
+    timestamp_ms: int
+    key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
+    trace: TraceHeaders = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodableReply:
+    """A record on a reply topic that is no reply."""
+
+    record: ReadRecord
+    problem: DecodeProblem
+
+    @property
+    def topic(self) -> str:
+        return self.record.topic
+
+    @property
+    def partition(self) -> int:
+        return self.record.partition
+
+    @property
+    def offset(self) -> int:
+        return self.record.offset
+
+    @property
+    def value(self) -> bytes | None:
+        return self.record.value
 
 
 OnUndecodable = Callable[[UndecodableReply], None]
@@ -66,13 +93,23 @@ class GroupMember:
         self._subscribed = False
         self._closed = False
         self._owned: set[int] = set()
-        self._current: tuple[int, int] | None = None
+        self._current: ReadRecord | None = None
         # The next offset to read per partition, for all replies done; and what of that was sent to the broker.
         self._done: dict[int, int] = {}
         self._sent: dict[int, int] = {}
         self._next_commit = 0.0
         self._assign_failure: Exception | None = None
         self._blocking = Sequence()
+
+    @property
+    def latest(self) -> ReadRecord | None:
+        """The record of the reply that ``next`` returned and that is not done; None without one."""
+        return self._current
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """Its trace context, by header."""
+        return {} if self._current is None else {name: value.decode() for name, value in self._current.trace}
 
     def next(self) -> InferenceReply | None:
         """The next reply; the one before it is done. None when closed or idle for too long.
@@ -160,16 +197,24 @@ class GroupMember:
         return None
 
     def _reply_in(self, message: Message) -> InferenceReply | None:
-        where = (message.partition() or 0, message.offset() or 0)
+        record = ReadRecord(
+            self.topic,
+            message.partition() or 0,
+            message.offset() or 0,
+            message.timestamp()[1],
+            message.key(),
+            message.value(),
+            trace_headers(message.headers()),
+        )
         try:
-            reply = self._codec.decode_as(InferenceReply, message.value())
+            reply = self._codec.decode_as(InferenceReply, record.value)
         except DecodeError as error:
             self.undecodable += 1
-            self._report(UndecodableReply(self.topic, *where, error.problem, message.value()))
-            self._current = where
+            self._report(UndecodableReply(record, error.problem))
+            self._current = record
             self._finish_current()
             return None
-        self._current = where
+        self._current = record
         return reply
 
     def _report(self, bad: UndecodableReply) -> None:
@@ -190,9 +235,8 @@ class GroupMember:
 
     def _finish_current(self) -> None:
         if self._current is not None:
-            partition, offset = self._current
-            if partition in self._owned:
-                self._done[partition] = offset + 1
+            if self._current.partition in self._owned:
+                self._done[self._current.partition] = self._current.offset + 1
             self._current = None
 
     def _commit_now_and_then(self) -> None:

@@ -1,10 +1,15 @@
 """What ``submit`` returns: the way to the reply of one request."""
 
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fairlane.client.promise import Promise
 from fairlane.errors import FairlaneError, Timeout, error_of
 from fairlane.records import InferenceReply, SourceCoordinate
+
+if TYPE_CHECKING:
+    from fairlane.client.attempts import Attempts
 
 
 class Handle:
@@ -21,10 +26,15 @@ class Handle:
         submitted_at_ms: when it was handed to the producer, by this machine's clock, milliseconds since the epoch.
         published_at_ms: when the broker's acknowledgement came; None until then.
         received_at_ms: when the reply was read from its topic; None until then.
+        cancel_sent_at_ms: when a cancellation was handed to the producer; None without one, and again if it failed.
     """
 
     __slots__ = (
+        "_cancel",
         "acknowledged",
+        "attempts",
+        "cancel_sent_at_ms",
+        "held_bytes",
         "published_at_ms",
         "received_at_ms",
         "replied",
@@ -34,13 +44,25 @@ class Handle:
         "topic",
     )
 
-    def __init__(self, request_id: str, topic: str, reply_to: str, submitted_at_ms: int, lock: threading.Lock) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        topic: str,
+        reply_to: str,
+        submitted_at_ms: int,
+        lock: threading.Lock,
+        cancel: "Callable[[Handle], None]",
+    ) -> None:
         self.request_id = request_id
         self.topic = topic
         self.reply_to = reply_to
         self.submitted_at_ms = submitted_at_ms
         self.published_at_ms: int | None = None
         self.received_at_ms: int | None = None
+        self.cancel_sent_at_ms: int | None = None
+        self._cancel = cancel
+        self.attempts: Attempts | None = None
+        self.held_bytes = 0
         self.acknowledged: Promise[SourceCoordinate | None] = Promise(lock)
         self.replied: Promise[InferenceReply] = Promise(lock)
 
@@ -83,9 +105,37 @@ class Handle:
             raise not_published_yet(self, timeout)
         return self.acknowledged.get()
 
+    def cancel(self) -> None:
+        """Say that the answer is not wanted any more; returns at once, and may be called again.
+
+        It is a wish: the request still gets exactly one final reply. That is ``cancelled``, and then ``result`` raises
+        Cancelled, or what it would have been without, if it was too late. Nothing is sent when the reply is here.
+
+        >>> handle.cancel()
+        >>> handle.reply(timeout=10).outcome
+        'cancelled'
+
+        Raises:
+            PublishFailed, Backpressure: the producer did not take the cancellation. What the broker refuses later is
+                logged, and ``cancel_sent_at_ms`` is None again.
+            Unavailable, ClientClosed: the client ended.
+        """
+        self._cancel(self)
+
+    @property
+    def cancellable(self) -> bool:
+        """Whether ``cancel`` would send something: there is no reply, and no cancellation under way."""
+        return self.received_at_ms is None and self.cancel_sent_at_ms is None
+
+    @property
+    def over(self) -> bool:
+        """For the client alone: nothing more can come to this handle."""
+        return self.received_at_ms is not None or (self.acknowledged.done and self.replied.done)
+
     def keep_published(self, where: SourceCoordinate | None, now_ms: int | None) -> None:
-        """For the client alone: the request is in the log."""
-        self.published_at_ms = now_ms
+        """For the client alone: the request is in the log. The first time counts, if it is published again."""
+        if not self.acknowledged.done:
+            self.published_at_ms = now_ms
         self.acknowledged.keep(where)
 
     def keep_reply(self, reply: InferenceReply, received_at_ms: int) -> None:
@@ -117,6 +167,11 @@ def successful(reply: InferenceReply) -> InferenceReply:
 def no_reply_yet(handle: Handle, timeout_s: float | None) -> Timeout:
     """The error for a wait for the reply that was too short."""
     return Timeout(f"request {handle.request_id}: no reply within {timeout_s:g} s")
+
+
+def no_text_yet(request_id: str, timeout_s: float | None) -> Timeout:
+    """The error for a wait for the next text that was too short."""
+    return Timeout(f"request {request_id}: no text within {timeout_s:g} s")
 
 
 def not_published_yet(handle: Handle, timeout_s: float | None) -> Timeout:

@@ -25,15 +25,19 @@ PERMANENT_ERRORS = frozenset(
 """Errors that trying again does not mend."""
 
 
-class TopicSource(Protocol):
-    """The part of a confluent consumer this needs."""
+class MetadataSource(Protocol):
+    """The part of any confluent client this needs."""
 
     def list_topics(self, topic: str, timeout: float) -> Any: ...
+
+
+class TopicSource(MetadataSource, Protocol):
+    """The part of a confluent consumer this needs."""
 
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]: ...
 
 
-def partitions_of(source: TopicSource, topic: str, timeout_s: float) -> set[int]:
+def partitions_of(source: MetadataSource, topic: str, timeout_s: float) -> set[int]:
     """The partitions of a topic; none when it does not exist.
 
     Raises:
@@ -48,7 +52,7 @@ def partitions_of(source: TopicSource, topic: str, timeout_s: float) -> set[int]
     return set(metadata.partitions)
 
 
-def existing_partitions(source: TopicSource, topic: str, deadline: float) -> list[int]:
+def existing_partitions(source: MetadataSource, topic: str, deadline: float) -> list[int]:
     """The partitions of a topic that must exist. Deadlines are of ``time.monotonic``.
 
     Raises:

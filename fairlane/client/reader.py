@@ -1,8 +1,9 @@
-"""Reads a reply topic from where it ended before the first submit, on one thread, for all handles of a client."""
+"""Reads a topic from where it ended when that began, on one thread: the replies or the chunks, for all of a client."""
 
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
@@ -11,7 +12,8 @@ from fairlane.client.seams import ReaderSeam, log
 from fairlane.clock import ClockMs
 from fairlane.codec import Codec, DecodeError
 from fairlane.errors import Unavailable
-from fairlane.records import InferenceReply
+
+RecordT = TypeVar("RecordT")
 
 _POLL_S = 0.1
 _BATCH_RECORDS = 500
@@ -19,15 +21,16 @@ _REFRESH_S = 2.0
 _GONE_AFTER_S = 15.0
 
 
-class ReplyReader:
-    """Hands every committed reply of a topic to ``settle``.
+class TopicReader(Generic[RecordT]):
+    """Hands every record of a topic that somebody waits for to ``deliver``.
 
     Args:
         consumer: with nothing assigned; the reader owns it from now on.
-        topic: the reply topic.
-        codec: decodes the replies.
+        topic: one whose keys are request ids.
+        record_type: what stands on it.
+        codec: decodes the records.
         is_wanted: whether somebody waits for this request id; others are not even decoded.
-        settle: takes a decoded reply and when it was read, milliseconds since the epoch.
+        deliver: takes a decoded record and when it was read, milliseconds since the epoch.
         clock: the time.
     """
 
@@ -35,16 +38,18 @@ class ReplyReader:
         self,
         consumer: ReaderSeam,
         topic: str,
+        record_type: type[RecordT],
         codec: Codec,
         is_wanted: Callable[[str], bool],
-        settle: Callable[[InferenceReply, int], None],
+        deliver: Callable[[RecordT, int], None],
         clock: ClockMs,
     ) -> None:
         self._consumer = consumer
         self._topic = topic
+        self._record_type = record_type
         self._codec = codec
         self._is_wanted = is_wanted
-        self._settle = settle
+        self._deliver = deliver
         self._clock = clock
         self._assigned: set[int] = set()
         self._next_refresh = 0.0
@@ -74,7 +79,7 @@ class ReplyReader:
             self.step(_POLL_S)
 
     def step(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for replies and hand over all that are there.
+        """Wait up to ``timeout_s`` for records and hand over all that are there.
 
         Raises:
             Unavailable: the topic is gone or may not be read.
@@ -103,18 +108,18 @@ class ReplyReader:
             self.ignored += 1
             return
         try:
-            reply = self._codec.decode_as(InferenceReply, message.value())
+            record = self._codec.decode_as(self._record_type, message.value())
         except DecodeError as problem:
             self.undecodable += 1
             log.error(
-                "reply_undecodable topic=%s partition=%s offset=%s problem=%s",
+                "record_undecodable topic=%s partition=%s offset=%s problem=%s",
                 message.topic(),
                 message.partition(),
                 message.offset(),
                 problem.problem,
             )
             return
-        self._settle(reply, received_at_ms)
+        self._deliver(record, received_at_ms)
 
     def _on_error(self, error: KafkaError, message: Message) -> None:
         if error.fatal():
@@ -123,10 +128,10 @@ class ReplyReader:
             raise Unavailable(f"{self._topic}: {error.str()}")
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             # Retention ran past us while we could not read. What was lost cannot be had back; what is left can.
-            log.error("replies_lost topic=%s partition=%s reason=%s", self._topic, message.partition(), error.str())
+            log.error("records_lost topic=%s partition=%s reason=%s", self._topic, message.partition(), error.str())
             self._consumer.seek(TopicPartition(self._topic, message.partition() or 0, OFFSET_BEGINNING))
             return
-        log.debug("reply_reader_error topic=%s name=%s", self._topic, error.name())
+        log.debug("reader_error topic=%s name=%s", self._topic, error.name())
 
     def _refresh(self) -> None:
         """Notice partitions that were added since, and a topic that is gone."""

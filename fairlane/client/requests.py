@@ -4,15 +4,18 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Required, TypedDict
 
 from fairlane.clock import now_ms
-from fairlane.names import is_replies_of
-from fairlane.outcomes import Priority, Task
+from fairlane.names import may_carry_replies_of
+from fairlane.outcomes import CacheMode, Priority, Task
 from fairlane.records import InferenceRequest, Message, Parameters, RequestInput, Retrieval
 
 _TASKS: Final = frozenset(task.value for task in Task)
 _PRIORITIES: Final = frozenset(priority.value for priority in Priority)
+_CACHE_MODES: Final = frozenset(mode.value for mode in CacheMode)
+_MOST_ID_CHARS: Final = 128
 _ROLES: Final = frozenset({"system", "user", "assistant"})
 _INPUTS_OF_TASK: Final[Mapping[str, tuple[str, ...]]] = {
     Task.GENERATE: ("messages", "prompt"),
@@ -23,6 +26,7 @@ _INPUTS_OF_TASK: Final[Mapping[str, tuple[str, ...]]] = {
 _INPUTS: Final = ("messages", "prompt", "texts", "query", "documents", "image")
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _LARGEST_INT: Final = 2**63 - 1
+_MOST_LOGPROBS: Final = 20
 
 ChatTurn = Message | Mapping[str, str]
 """A message, or a mapping with ``role`` and ``content``."""
@@ -39,18 +43,22 @@ class RequestFields(TypedDict, total=False):
         texts: embed: the texts, one vector each.
         query: rank: what the documents are ranked against.
         documents: rank: the documents, one score each, in this order.
-        image: classify: raw 8-bit grey pixels, row by row.
+        image: classify: a PNG, JPEG or WebP file, or raw 8-bit grey pixels of the model's size, row by row.
         max_tokens: generate: most tokens of the answer.
         temperature: generate: 0 (default) is greedy.
         top_p: generate: nucleus sampling, above 0 and at most 1.
         stop: generate: text, or several, at which the answer ends.
         seed: generate: makes sampling repeatable.
-        stream: generate: send the text as it comes to the tenant's chunk topic too.
+        stream: generate: send the text as it comes to the tenant's chunk topic too. ``client.stream`` sets it.
+        logprobs: generate: log probabilities of the answer's tokens, with this many alternatives each, at most 20.
         priority: high, normal (default) or low.
         timeout_ms: the deadline, in milliseconds from the broker's receipt; none: the service's own.
         reply_to: another of the tenant's reply topics; then the handle tells of the publishing alone.
         retrieval: where to look for context first.
-        conversation_id: names the conversation this belongs to.
+        group: one of the tenant's own groups, which share its weight.
+        conversation_id: generate: names the conversation that this goes on with; the input is what is new alone.
+        conversation_after: with it, the request id of the turn that was seen last: the answer knows it.
+        cache: which answers given before may be given again: none, exact or semantic. Default: the tenant's own.
         metadata: strings that come back nowhere but in the records.
         request_id: a UUID; the same id runs once, however often it is published. Default: a new one.
     """
@@ -69,11 +77,15 @@ class RequestFields(TypedDict, total=False):
     stop: str | Sequence[str]
     seed: int | None
     stream: bool
+    logprobs: int | None
     priority: str
     timeout_ms: int | None
     reply_to: str | None
     retrieval: Retrieval | None
+    group: str | None
     conversation_id: str | None
+    conversation_after: str | None
+    cache: str | None
     metadata: Mapping[str, str] | None
     request_id: str | None
 
@@ -102,11 +114,15 @@ def build_request(
     stop: str | Sequence[str] = (),
     seed: int | None = None,
     stream: bool = False,
+    logprobs: int | None = None,
     priority: str = Priority.NORMAL.value,
     timeout_ms: int | None = None,
     reply_to: str | None = None,
     retrieval: Retrieval | None = None,
+    group: str | None = None,
     conversation_id: str | None = None,
+    conversation_after: str | None = None,
+    cache: str | None = None,
     metadata: Mapping[str, str] | None = None,
     request_id: str | None = None,
 ) -> InferenceRequest:
@@ -134,14 +150,31 @@ def build_request(
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             seed=seed,
             stream=stream,
+            logprobs=logprobs,
         ),
         priority=priority,
         timeout_ms=timeout_ms,
         reply_to=reply_to,
         retrieval=retrieval,
+        group=group,
         conversation_id=conversation_id,
+        conversation_after=conversation_after,
+        cache=cache,
         metadata={} if metadata is None else dict(metadata),
     )
+
+
+def streamed(request: InferenceRequest, reply_topic: str) -> InferenceRequest:
+    """The request, asking for its text as it comes, for a client that reads this reply topic.
+
+    Raises:
+        ValueError: it has no text that could come, or its reply, with which every stream ends, would go elsewhere.
+    """
+    if request.task != Task.GENERATE:
+        raise ValueError(f"task: {request.task!r} does not stream, only {Task.GENERATE} does")
+    if request.reply_to not in (None, reply_topic):
+        raise ValueError(f"reply_to: a stream ends with its reply, which must go to {reply_topic}")
+    return replace(request, parameters=replace(request.parameters, stream=True))
 
 
 def check_request(request: InferenceRequest, tenant: str) -> None:
@@ -160,10 +193,11 @@ def check_request(request: InferenceRequest, tenant: str) -> None:
         raise ValueError(f"priority: {request.priority!r} is none of {_listed(_PRIORITIES)}")
     _check_input(request.task, request.input)
     _check_parameters(request.parameters)
+    _check_context(request)
     _check_whole("timeout_ms", request.timeout_ms, least=1)
     if request.tenant is not None and request.tenant != tenant:
         raise ValueError(f"tenant: {request.tenant!r}, but this client publishes as {tenant!r}")
-    if request.reply_to is not None and not is_replies_of(request.reply_to, tenant):
+    if request.reply_to is not None and not may_carry_replies_of(request.reply_to, tenant):
         raise ValueError(f"reply_to: {request.reply_to!r} is no reply topic of {tenant!r}")
     for key, value in request.metadata.items():
         if not (_is_text(key) and _is_text(value)):
@@ -187,8 +221,24 @@ def _check_input(task: str, given: RequestInput) -> None:
             raise ValueError(f"messages: role {turn.role!r} is none of {_listed(_ROLES)}")
 
 
+def _check_context(request: InferenceRequest) -> None:
+    if request.cache is not None and request.cache not in _CACHE_MODES:
+        raise ValueError(f"cache: {request.cache!r} is none of {_listed(_CACHE_MODES)}")
+    if request.conversation_id is not None:
+        if request.task != Task.GENERATE:
+            raise ValueError(f"conversation_id: is for task {Task.GENERATE} alone")
+        if not 1 <= len(request.conversation_id) <= _MOST_ID_CHARS:
+            raise ValueError(f"conversation_id: must have from 1 to {_MOST_ID_CHARS} characters")
+    if request.conversation_after is not None:
+        if request.conversation_id is None:
+            raise ValueError("conversation_after: needs a conversation_id")
+        if _UUID.fullmatch(request.conversation_after) is None:
+            raise ValueError("conversation_after: not the id of a request")
+
+
 def _check_parameters(parameters: Parameters) -> None:
     _check_whole("max_tokens", parameters.max_tokens, least=1)
+    _check_whole("logprobs", parameters.logprobs, least=0, most=_MOST_LOGPROBS)
     _check_whole("seed", parameters.seed, least=-_LARGEST_INT - 1)
     if not (math.isfinite(parameters.temperature) and parameters.temperature >= 0):
         raise ValueError(f"temperature: {parameters.temperature} is not 0 or more")
@@ -198,13 +248,13 @@ def _check_parameters(parameters: Parameters) -> None:
         raise ValueError("stop: holds an empty text")
 
 
-def _check_whole(name: str, value: int | None, least: int) -> None:
+def _check_whole(name: str, value: int | None, least: int, most: int = _LARGEST_INT) -> None:
     if value is None:
         return
     if not _is_whole(value):
         raise ValueError(f"{name}: not a whole number")
-    if not least <= value <= _LARGEST_INT:
-        raise ValueError(f"{name}: {value} is not between {least} and {_LARGEST_INT}")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: {value} is not between {least} and {most}")
 
 
 def _is_whole(value: object) -> bool:

@@ -15,17 +15,27 @@ from fairlane.settings import KafkaSettings
 # A library says what it has to say through the application's logging; nothing of it goes to stdout or stderr by itself.
 log = logging.getLogger("fairlane.client")
 
+KafkaHeaders = list[tuple[str, str | bytes | None]]
+"""As confluent-kafka takes them; ours are all bytes."""
+
 DeliveryReport = Callable[[KafkaError | None, Message], None]
+
+LETTER_TIMEOUT_MS = 15_000
+"""How long a dead letter may take to be written."""
 
 # A topic that does not exist is reported after this long instead of librdkafka's 30 s.
 _TOPIC_PROPAGATION_MS = 2_000
 _SAME_ERROR_AGAIN_S = 30.0
+# Chunks are small, and those of others are thrown away: no need to fetch far ahead.
+_CHUNK_BUFFERS = {"fetch.message.max.bytes": 1024 * 1024, "queued.max.messages.kbytes": 4_096}
 
 
 class ProducerSeam(Protocol):
     """An idempotent producer."""
 
-    def produce(self, topic: str, value: bytes, key: bytes, *, on_delivery: DeliveryReport) -> None: ...
+    def produce(
+        self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
+    ) -> None: ...
 
     def poll(self, timeout: float) -> int: ...
 
@@ -35,7 +45,7 @@ class ProducerSeam(Protocol):
 
 
 class ReaderSeam(Protocol):
-    """A ``read_committed`` consumer with partitions assigned by hand."""
+    """A consumer with partitions assigned by hand."""
 
     def list_topics(self, topic: str, timeout: float) -> Any: ...
 
@@ -59,6 +69,8 @@ class Connector(Protocol):
 
     def reader(self, group_id: str) -> ReaderSeam: ...
 
+    def chunk_reader(self, group_id: str) -> ReaderSeam: ...
+
     def last_error(self) -> str | None: ...
 
 
@@ -79,9 +91,19 @@ class KafkaConnector:
         producer: ProducerSeam = Producer(config)
         return producer
 
+    def letter_producer(self) -> Producer:
+        """A producer of a few records at a time. Raises KafkaException for settings it refuses."""
+        config = quiet(idempotent_producer(self._settings), self._errors)
+        return Producer(config | {"linger.ms": 0, "delivery.timeout.ms": LETTER_TIMEOUT_MS})
+
     def reader(self, group_id: str) -> ReaderSeam:
         """A consumer that joins no group. Raises KafkaException for settings it refuses."""
         return Consumer(quiet(read_committed_consumer(self._settings, group_id), self._errors))
+
+    def chunk_reader(self, group_id: str) -> ReaderSeam:
+        """A consumer of chunks, which stand in no transaction. Raises KafkaException for settings it refuses."""
+        config = quiet(read_committed_consumer(self._settings, group_id), self._errors)
+        return Consumer(config | {"isolation.level": "read_uncommitted"} | _CHUNK_BUFFERS)
 
     def member(self, group_id: str, max_poll_interval_ms: int, session_timeout_ms: int) -> Consumer:
         """A consumer to join its group with. Raises KafkaException for settings it refuses."""

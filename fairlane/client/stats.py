@@ -11,6 +11,7 @@ class ClientStats:
         submitted: requests handed to the producer.
         published: requests the log acknowledged.
         publish_failed: requests that did not get into the log.
+        retried: publications beyond the first of a request.
         answered: handles that got a reply.
         in_flight: requests submitted and not answered at this moment.
         ignored_replies: replies on the topic that nobody here waits for.
@@ -20,6 +21,7 @@ class ClientStats:
     submitted: int
     published: int
     publish_failed: int
+    retried: int
     answered: int
     in_flight: int
     ignored_replies: int

@@ -1,17 +1,24 @@
 """The client for threads."""
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from fairlane.client.base import BaseClient, ReplyOptions, SubmitItem
+from fairlane.client.conversation import Conversation
 from fairlane.client.handle import Handle
-from fairlane.client.requests import RequestFields, build_request
+from fairlane.client.mapping import replies_of
+from fairlane.client.requests import RequestFields, build_request, streamed
+from fairlane.client.retry_policy import RetryPolicy
+from fairlane.client.text_stream import TextStream
 from fairlane.records import InferenceReply, InferenceRequest
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember
+    from fairlane.client.handler_retries import HandlerRetries
+    from fairlane.client.reply_service import OnDeadLetter, ReplyHandler, ReplyService
 
 
 class Client(BaseClient):
@@ -42,8 +49,10 @@ class Client(BaseClient):
         """
         self._core.start()
 
-    def submit(self, **fields: Unpack[RequestFields]) -> Handle:
+    def submit(self, *, retries: RetryPolicy | None = None, **fields: Unpack[RequestFields]) -> Handle:
         """Publish one request; returns before it is acknowledged. Fields: :class:`RequestFields`.
+
+        ``retries`` says how often and how long it is tried again, instead of the client's own.
 
         >>> handle = client.submit(model="all-minilm-l6-v2", task="embed", texts=["a cat", "a dog"], timeout_ms=5_000)
         >>> len(handle.result(timeout=10).output.embeddings)
@@ -56,9 +65,9 @@ class Client(BaseClient):
             Unavailable: no broker answers, the reply topic is not there, or a thread of the client died.
             ClientClosed: after ``close``.
         """
-        return self.submit_request(build_request(**fields))
+        return self.submit_request(build_request(**fields), retries=retries)
 
-    def submit_request(self, request: InferenceRequest) -> Handle:
+    def submit_request(self, request: InferenceRequest, *, retries: RetryPolicy | None = None) -> Handle:
         """Publish a request that was built elsewhere; otherwise like ``submit``.
 
         >>> request = InferenceRequest(new_request_id(), "digits", "classify", RequestInput(image=png))
@@ -69,7 +78,44 @@ class Client(BaseClient):
         prepared = core.prepare(request)
         if not core.window.acquire(len(prepared.value), core.limits.submit_timeout_ms / 1_000):
             raise core.no_room()
-        return core.publish(prepared)
+        return core.publish(prepared, retries)
+
+    def stream(
+        self, *, timeout: float | None = None, retries: RetryPolicy | None = None, **fields: Unpack[RequestFields]
+    ) -> TextStream:
+        """Publish a request and iterate its answer as it is made: see :class:`TextStream`.
+
+        >>> for delta in client.stream(model="smollm2-135m-instruct", prompt="The capital of France is"):
+        ...     print(delta, end="", flush=True)
+
+        Args:
+            timeout: seconds to wait for each next piece of text, None for as long as it takes.
+            retries: as for ``submit``.
+            fields: those of ``submit``; the task is generate, and the reply comes to this client.
+
+        Raises:
+            The same as ``submit``.
+        """
+        return self._stream(build_request(**fields), timeout, partial(self.submit_request, retries=retries))
+
+    def conversation(self, *, system: str | None = None, **fields: Unpack[RequestFields]) -> Conversation:
+        """A conversation, to go on with turn by turn; what was said before is added by the service.
+
+        >>> talk = client.conversation(model="smollm2-135m-instruct", max_tokens=64)
+        >>> talk.ask("What is the capital of France?").output.text
+        'The capital of France is Paris.'
+        >>> talk.ask("And of Italy?").output.text
+        'The capital of Italy is Rome.'
+
+        Args:
+            system: what every turn begins with, if it is given.
+            fields: those of ``submit`` but for the input, for every turn; ``conversation_id`` names one to go on with,
+                ``conversation_after`` the turn of it that was seen last.
+
+        Raises:
+            ValueError: a field is one of the input, or has a form that no record can hold.
+        """
+        return Conversation(self.submit_request, self._stream, system, fields)
 
     def submit_many(self, items: Iterable[SubmitItem]) -> Iterator[Handle]:
         """Publish requests, or mappings of the fields of ``submit``, as fast as the bounds allow.
@@ -92,6 +138,45 @@ class Client(BaseClient):
                 raise
             yield handle
 
+    def map(
+        self,
+        items: Iterable[SubmitItem],
+        *,
+        ordered: bool = True,
+        ahead: int = 1_000,
+        timeout: float | None = None,
+        retries: RetryPolicy | None = None,
+    ) -> Iterator[tuple[SubmitItem, InferenceReply]]:
+        """Publish requests, and yield each with its final reply, whatever its outcome.
+
+        Lazy: at most ``ahead`` requests are published and not yet yielded, so an endless iterable takes bounded memory.
+        What was published and is not taken, because the loop was left or an error ended it, is cancelled.
+
+        >>> requests = ({"model": "all-minilm-l6-v2", "task": "embed", "texts": [text]} for text in texts)
+        >>> for request, reply in client.map(requests):
+        ...     keep(request["texts"], reply.outcome, reply.output)
+
+        Args:
+            items: requests, or mappings of the fields of ``submit``.
+            ordered: in the order of ``items``; otherwise as they are answered.
+            ahead: bound of those published and not yet yielded; ``max_in_flight`` is another.
+            timeout: seconds to wait for the next reply before Timeout ends it, None for as long as it takes.
+            retries: as for ``submit``.
+
+        Raises:
+            ValueError: ``ahead`` is below 1, or what ``submit`` says of an item.
+            Timeout, PublishFailed, AnsweredElsewhere, Backpressure, Unavailable, ClientClosed: as ``submit`` and
+                ``Handle.reply`` do, with a note that says which item.
+        """
+        if ahead < 1:
+            raise ValueError(f"ahead: {ahead} is below 1")
+        ahead = min(ahead, self._core.limits.max_in_flight)
+
+        def submit(item: SubmitItem) -> Handle:
+            return self.submit_request(self._request_of(item), retries=retries)
+
+        return replies_of(submit, self._core.unwanted.put, items, ordered=ordered, ahead=ahead, timeout_s=timeout)
+
     def replies(self, group_id: str, **options: Unpack[ReplyOptions]) -> "ReplyStream":
         """Read a reply topic as a member of a group: for services that answer elsewhere than where they asked.
 
@@ -107,6 +192,45 @@ class Client(BaseClient):
             ClientClosed: after ``close``.
         """
         return ReplyStream(self._member(group_id, **options))
+
+    def serve_replies(
+        self,
+        group_id: str,
+        handler: "ReplyHandler",
+        *,
+        retries: "HandlerRetries | None" = None,
+        on_dead_letter: "OnDeadLetter | None" = None,
+        **options: Unpack[ReplyOptions],
+    ) -> "ReplyService":
+        """A loop that gives each reply of a topic to a handler, as a member of a group; ``run`` it.
+
+        >>> service = client.serve_replies("billing", lambda reply: book(reply.usage), service="billing")
+        >>> service.run()
+
+        Args:
+            group_id: of the consumer group.
+            handler: takes a reply, at least once. A call that raises is made again.
+            retries: how often and after which waits; default: :class:`HandlerRetries`.
+            on_dead_letter: takes a reply that the handler failed on at every try; if it raises, ``run`` ends with that.
+                Default: it is written to ``dead-letter.replies.<tenant>``, and so is a record that is no reply unless
+                ``on_error`` takes it.
+            options: those of ``replies``.
+
+        Raises:
+            ValueError: an option is wrong; the message begins with its name.
+            ClientClosed: after ``close``.
+        """
+        from fairlane.client.handler_retries import HandlerRetries
+        from fairlane.client.reply_service import ReplyService
+
+        retries = retries or HandlerRetries()
+        member, letters = self._served(group_id, retries, with_letters=on_dead_letter is None, **options)
+        return ReplyService(member, handler, retries, letters, on_dead_letter, self._start_timeout_s)
+
+    def _stream(
+        self, request: InferenceRequest, timeout: float | None, submit: Callable[[InferenceRequest], Handle]
+    ) -> TextStream:
+        return TextStream(self._core, streamed(request, self.reply_topic), timeout, submit)
 
     def flush(self, timeout: float | None = None) -> int:
         """Wait until every request is acknowledged or refused; how many are not yet after ``timeout`` seconds."""
@@ -138,6 +262,11 @@ class ReplyStream:
     def undecodable(self) -> int:
         """How many records were no reply."""
         return self._member.undecodable
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """The trace context of the latest reply, by header: that of whoever asked for it. Empty without one."""
+        return self._member.trace
 
     def __iter__(self) -> Self:
         return self

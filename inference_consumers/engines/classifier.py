@@ -1,111 +1,113 @@
-"""Image classification with any program saved by torch.export.
+"""Image classification with a program saved by torch.export or torch.jit; see vision_programs.py for its folder and
+images.py for the pictures it takes."""
 
-The folder holds ``model.pt2``, which maps float32 pixels in 0..1 of shape (batch, 1, height, width) to logits
-of shape (batch, labels), and ``model.json`` with the labels in that order and the input's height and width.
-"""
-
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from fairlane.outcomes import Code, Task
 from fairlane.records import LabelScore, Output, TokenUsage
+from inference_consumers.engines.images import ImageError, grey_pixels
 from inference_consumers.engines.protocol import (
+    Cancelled,
     EngineItem,
     EngineLimits,
     EngineLoadError,
     Failure,
     ItemOutcome,
+    RunCost,
+    RunObserver,
     Success,
 )
 from inference_consumers.engines.threads import use_threads
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    program: torch.nn.Module
-    labels: tuple[str, ...]
-    height: int
-    width: int
+from inference_consumers.engines.vision_programs import EXPORTED, ProgramFormat, VisionProgram, load_program
 
 
 class ClassifierEngine:
-    """``torch-classifier``: an exported program on the CPU.
+    """``torch-classifier`` or ``torchscript-classifier``, by the format of its program, which fixes its data type.
 
-    An image is its raw grey pixels, one byte each, row by row, 0 for no ink and 255 for full ink.
+    A classification counts no tokens for its sender; to the cost of a run each picture is one.
     """
 
-    name = "torch-classifier"
-
-    def __init__(self, model: str, path: Path, limits: EngineLimits, threads: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        path: Path,
+        limits: EngineLimits,
+        threads: int,
+        *,
+        format_: ProgramFormat = EXPORTED,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.limits = limits
         self._model = model
         self._path = path
         self._threads = threads
-        self._loaded: _Loaded | None = None
+        self._format = format_
+        self._device = torch.device(device)
+        self._program: VisionProgram | None = None
+
+    @property
+    def name(self) -> str:
+        """That of the format's engine."""
+        return self._format.engine
 
     def load(self) -> None:
-        """Load and classify an empty image. Raises EngineLoadError."""
+        """Load, and classify black pictures. Raises EngineLoadError."""
         use_threads(self._threads)
-        if not (self._path / "model.pt2").is_file():
-            raise EngineLoadError(
-                f"{self._model}: {self._path} holds no model (model.pt2 is missing); prepare the models first"
-            )
-        try:
-            described = json.loads((self._path / "model.json").read_text(encoding="utf-8"))
-            labels = tuple(str(label) for label in described["labels"])
-            height, width = int(described["height"]), int(described["width"])
-            program = torch.export.load(self._path / "model.pt2").module()
-            self._loaded = _Loaded(program, labels, height, width)
-            logits = self._logits([bytes(height * width)], self._loaded)
-        except Exception as error:
-            # The archive, what is pickled in it and the program itself fail each in their own way.
-            self._loaded = None
-            raise EngineLoadError(f"{self._model}: {self._path} cannot be loaded: {error}") from error
-        if logits.shape != (1, len(labels)):
-            raise EngineLoadError(
-                f"{self._model}: {self._path}: {len(labels)} labels, but logits {tuple(logits.shape)}"
-            )
+        self._program = load_program(self._model, self._path, self._format, self._device, self.limits.max_batch_size)
 
-    def run(self, batch: Sequence[EngineItem]) -> list[ItemOutcome]:
-        """Answer every item, in order."""
-        if self._loaded is None:
+    def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
+        """Answer every item. A step is one picture decoded, or ``max_batch_size`` of them classified."""
+        if self._program is None:
             raise EngineLoadError(f"{self._model}: not loaded")
-        loaded = self._loaded
-        checked = [_pixels(item, loaded) for item in batch]
-        images = [pixels for pixels in checked if isinstance(pixels, bytes)]
-        logits = iter(self._logits(images, loaded) if images else ())
-        return [_outcome(next(logits), loaded.labels) if isinstance(pixels, bytes) else pixels for pixels in checked]
+        pictures = _decoded(batch, self._program, observer)
+        classified = 0
+        for start in range(0, len(pictures), self.limits.max_batch_size):
+            group = []
+            for index, pixels in pictures[start : start + self.limits.max_batch_size]:
+                if observer.is_cancelled(index):
+                    observer.finished(index, Cancelled(TokenUsage()))
+                else:
+                    group.append((index, pixels))
+            if group:
+                classified += len(group)
+                logits = _logits([pixels for _, pixels in group], self._program, self._device)
+                for (index, _), row in zip(group, logits, strict=True):
+                    observer.finished(index, _outcome(row, self._program.labels))
+            observer.step()
+        return RunCost(useful_tokens=classified, computed_tokens=classified)
 
     def close(self) -> None:
         """Let go of the program."""
-        self._loaded = None
-
-    def _logits(self, images: list[bytes], loaded: _Loaded) -> torch.Tensor:
-        """float32 of shape (images, labels)."""
-        # bytearray, because torch warns about memory it must not write to.
-        pixels = torch.frombuffer(bytearray(b"".join(images)), dtype=torch.uint8)
-        scaled = pixels.reshape(len(images), 1, loaded.height, loaded.width).float() / 255
-        with torch.inference_mode():
-            logits: torch.Tensor = loaded.program(scaled)
-        return logits
+        self._program = None
 
 
-def _pixels(item: EngineItem, loaded: _Loaded) -> bytes | Failure:
-    if item.task != Task.CLASSIFY:
-        return Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task")
-    image = item.input.image or b""
-    if len(image) != loaded.height * loaded.width:
-        return Failure(
-            Code.INVALID,
-            f"must be {loaded.height} x {loaded.width} grey pixels, {loaded.height * loaded.width} bytes; "
-            f"got {len(image)} bytes",
-            "input.image",
-        )
-    return image
+def _decoded(batch: Sequence[EngineItem], program: VisionProgram, observer: RunObserver) -> list[tuple[int, bytes]]:
+    """The pixels of the items that have some, by their places in the batch; the others are told."""
+    pictures = []
+    for index, item in enumerate(batch):
+        if observer.is_cancelled(index):
+            observer.finished(index, Cancelled(TokenUsage()))
+        elif item.task != Task.CLASSIFY:
+            observer.finished(index, Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task"))
+        else:
+            try:
+                pictures.append((index, grey_pixels(item.input.image or b"", program.height, program.width)))
+            except ImageError as error:
+                observer.finished(index, Failure(Code.INVALID, str(error), "input.image"))
+        observer.step()
+    return pictures
+
+
+def _logits(pictures: Sequence[bytes], program: VisionProgram, device: torch.device) -> Iterator[torch.Tensor]:
+    """float32 on the CPU, one row of shape (labels,) per picture."""
+    # bytearray, because torch warns about memory it must not write to.
+    pixels = torch.frombuffer(bytearray(b"".join(pictures)), dtype=torch.uint8).to(device)
+    scaled = pixels.reshape(len(pictures), 1, program.height, program.width).float() / 255
+    with torch.inference_mode():
+        return iter(program.forward(scaled).float().cpu())
 
 
 def _outcome(logits: torch.Tensor, labels: tuple[str, ...]) -> ItemOutcome:
@@ -113,5 +115,4 @@ def _outcome(logits: torch.Tensor, labels: tuple[str, ...]) -> ItemOutcome:
         return Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
     probabilities, order = logits.softmax(-1).sort(descending=True, stable=True)
     ranked = zip(order.tolist(), probabilities.tolist(), strict=True)
-    scores = tuple(LabelScore(labels[index], probability) for index, probability in ranked)
-    return Success(Output(labels=scores), TokenUsage())
+    return Success(Output(labels=tuple(LabelScore(labels[index], score) for index, score in ranked)), TokenUsage())

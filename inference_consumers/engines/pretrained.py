@@ -1,29 +1,105 @@
 """Loading a transformers folder without reaching for the network."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
+from inference_consumers.engines.int8 import quantize_linears
+from inference_consumers.engines.memory import check_memory
+from inference_consumers.engines.model_folder import check_model_folder, tokenizer_file, weight_bytes
 from inference_consumers.engines.protocol import EngineLoadError
 
 
 def load_pretrained(
-    auto_class: type[PreTrainedModel], model: str, path: Path, dtype: torch.dtype
+    auto_class: type[PreTrainedModel],
+    model: str,
+    path: Path,
+    dtype: torch.dtype,
+    *,
+    int8: bool = False,
+    device: torch.device | str = "cpu",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in evaluation mode and its tokenizer. Raises EngineLoadError, whatever the reason."""
-    if not (path / "config.json").is_file():
-        raise EngineLoadError(f"{model}: {path} holds no model (config.json is missing); prepare the models first")
+    """The model in evaluation mode on its device, and its tokenizer.
+
+    Raises EngineLoadError, whatever the reason: files that are missing, damaged or not of this kind of model, weights
+    that need more memory than there is.
+    """
+    check_model_folder(model, path, 0)
+    device = torch.device(device)
+    if dtype == torch.float16 and device.type == "cpu":
+        raise EngineLoadError(f"{model}: {path}: float16 is for a GPU; on the CPU use bfloat16 or float32")
+    check_memory(model, path, weight_bytes(model, path, dtype.itemsize), device)
     # Read by huggingface_hub when it is imported; local_files_only covers the case that it already was.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    # A folder's own code is never run: without the answer given here, the loader would ask for it.
+    options = {"local_files_only": True, "trust_remote_code": False}
+    at_fault = path / "config.json"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        network = auto_class.from_pretrained(path, dtype=dtype, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, **options)
+        _check_architecture(auto_class, config, model, path)
+        at_fault = tokenizer_file(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        # From here on it may be the configuration that the weights do not fit, or the weights.
+        at_fault = path
+        network, info = auto_class.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except EngineLoadError:
+        raise
     except Exception as error:
         # The loader raises errors of its own, of the file formats' and of the parsers' libraries.
-        raise EngineLoadError(f"{model}: {path} cannot be loaded: {error}") from error
-    return network.eval(), tokenizer
+        raise EngineLoadError(f"{model}: {at_fault} cannot be loaded: {type(error).__name__}: {error}") from error
+    _check_shapes(model, path, info["mismatched_keys"])
+    _check_weights(model, path, network, info["missing_keys"])
+    if len(tokenizer) > network.get_input_embeddings().num_embeddings:
+        raise EngineLoadError(
+            f"{model}: {path}: the tokenizer has {len(tokenizer)} tokens, "
+            f"the weights know {network.get_input_embeddings().num_embeddings}"
+        )
+    if int8:
+        quantize_linears(network)
+    return network.eval().to(device), tokenizer
+
+
+def _check_architecture(auto_class: type[PreTrainedModel], config: PreTrainedConfig, model: str, path: Path) -> None:
+    """Whether config.json names what this class would make of it. A bare encoder is in models of every kind."""
+    if auto_class is AutoModel:
+        return
+    known = auto_class._model_mapping.get(type(config), ())
+    names = {entry.__name__ for entry in (known if isinstance(known, tuple) else (known,))}
+    stated = config.architectures or ()
+    if not names or (stated and names.isdisjoint(stated)):
+        described = ", ".join(stated) or f"a model of type {config.model_type!r}"
+        wanted = ", ".join(sorted(names)) or f"one that {auto_class.__name__} knows"
+        raise EngineLoadError(f"{model}: {path / 'config.json'} describes {described}; needed is {wanted}")
+
+
+def _check_shapes(model: str, path: Path, mismatched: Iterable[tuple[str, torch.Size, torch.Size]]) -> None:
+    """The loader would fill these with random numbers too, or else fail without a word on which they are."""
+    for name, stored, described in sorted(mismatched)[:1]:
+        raise EngineLoadError(
+            f"{model}: {path}: {name} is of shape {tuple(stored)} in the weights, {tuple(described)} by config.json"
+        )
+
+
+def _check_weights(model: str, path: Path, network: PreTrainedModel, missing: set[str]) -> None:
+    """The loader fills what the file does not have with random numbers. No engine looks at a pooler's."""
+    needed = sorted(name for name in missing if not name.startswith("pooler."))
+    if needed:
+        raise EngineLoadError(
+            f"{model}: {path}: these are no weights of {type(network).__name__}: "
+            f"{len(needed)} of its tensors are missing, {needed[0]} among them"
+        )

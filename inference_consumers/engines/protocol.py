@@ -1,11 +1,11 @@
-"""What an engine is to the consumer: items in, one outcome per item out."""
+"""What an engine is to the consumer: items in, one outcome per item out, told as soon as each is known."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from fairlane.outcomes import Code
-from fairlane.records import Output, Parameters, Passage, RequestInput, TokenUsage
+from fairlane.records import Message, Output, Parameters, Passage, RequestInput, TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,20 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineItem:
-    """One item of a batch; ``task`` is one of the engine's tasks."""
+    """One item of a batch; ``task`` is one of the engine's tasks. ``item_id`` is no other's that runs meanwhile.
+
+    ``max_prompt_tokens`` is the tenant's own bound on its prompts, beside the context of the model. ``history`` is what
+    was said in the conversation before the input, oldest first; ``is_turn`` says that there is a conversation.
+    """
 
     item_id: str
     task: str
     input: RequestInput
     parameters: Parameters
     passages: tuple[Passage, ...] = ()
+    max_prompt_tokens: int | None = None
+    history: tuple[Message, ...] = ()
+    is_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +47,53 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The item failed by itself; its neighbours in the batch did not."""
+    """The item failed by itself; its neighbours in the batch did not.
+
+    ``transient`` says that another try may succeed: the reason was not in the item.
+    """
 
     code: Code
     message: str
     field: str | None = None
+    transient: bool = False
 
 
-ItemOutcome = Success | Failure
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The item was stopped because nobody wants its answer any more; ``usage`` is what it cost until then."""
+
+    usage: TokenUsage
+
+
+ItemOutcome = Success | Failure | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What a run computed, in the model's tokens: those of the items, and with them the padding."""
+
+    useful_tokens: int = 0
+    computed_tokens: int = 0
+
+
+class RunObserver(Protocol):
+    """Whoever is told how a run goes. ``index`` is an item's place in the batch. All calls are cheap.
+
+    An engine tells every item's outcome once, as soon as it is known, and the text of an item that streams
+    (``parameters.stream``) before its outcome: the texts of an item together are the text of its answer.
+    """
+
+    def text(self, index: int, delta: str) -> None:
+        """More of an item's text; never empty, never half a character, never a part of a stop string."""
+
+    def finished(self, index: int, outcome: ItemOutcome) -> None:
+        """An item is done."""
+
+    def step(self) -> None:
+        """The engine is alive and came further. What was told since the last step is passed on."""
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether an item is to be stopped; asked between steps."""
 
 
 class Engine(Protocol):
@@ -63,14 +109,46 @@ class Engine(Protocol):
     def load(self) -> None:
         """Load the weights and warm up. Raises EngineLoadError when the model cannot be served."""
 
-    def run(self, batch: Sequence[EngineItem]) -> list[ItemOutcome]:
-        """Answer every item, in order; never longer or shorter than the batch.
+    def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
+        """Answer every item: ``observer.finished`` exactly once for each.
 
-        An item that cannot be answered is a Failure; an exception means that the engine itself failed.
+        An item that cannot be answered is a Failure; an exception means that the engine itself failed, on all items
+        without an outcome. Raises TransientEngineError when another try may succeed.
         """
 
     def close(self) -> None: ...
 
 
+class ContinuousEngine(Engine, Protocol):
+    """An engine that schedules by itself: items join and leave while others run."""
+
+    def join(self, batch: Sequence[EngineItem], observer: RunObserver) -> None:
+        """Like ``run``, but returns at once; the observer is called from a thread of the engine's. A step follows the
+        last outcome, and comes for a batch of nothing as well."""
+
+    def cancel(self, item_ids: Collection[str]) -> None:
+        """Stop these items now: each that runs or waits gets its outcome, Cancelled. Others are ignored."""
+
+    def watch(self, on_death: Callable[[BaseException], None]) -> None:
+        """Have ``on_death`` called once, from any thread, when the engine can answer nothing any more: items without
+        an outcome get none, and the process is to end."""
+
+    def metrics(self) -> str:
+        """The engine's own metrics, in the text format of Prometheus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a run ended before all its items did. ``error`` is the type of the exception: its text may quote a prompt."""
+
+    error: str
+    out_of_memory: bool = False
+    transient: bool = False
+
+
 class EngineLoadError(Exception):
     """The model cannot be loaded: names the model, the path and the reason."""
+
+
+class TransientEngineError(Exception):
+    """The run failed for a reason that may pass, which lies in none of its items."""

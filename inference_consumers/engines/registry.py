@@ -7,7 +7,15 @@ from fairlane.records import ModelVersion
 from inference_consumers.engines.protocol import Engine, EngineLimits, EngineLoadError
 from inference_consumers.engines.simulated import FREE, SimulatedCost, SimulatedEngine
 
-ENGINE_NAMES = ("torch-causal-lm", "torch-embedding", "torch-classifier", "simulated")
+ENGINE_NAMES = (
+    "torch-causal-lm",
+    "torch-embedding",
+    "torch-cross-encoder",
+    "torch-classifier",
+    "torchscript-classifier",
+    "vllm",
+    "simulated",
+)
 
 
 def limits_of(model: ModelVersion) -> EngineLimits:
@@ -25,12 +33,15 @@ def create_engine(
     models_dir: Path,
     threads: int,
     *,
+    device: str = "auto",
     engine: str | None = None,
     simulated_cost: SimulatedCost = FREE,
+    simulated_memory_tokens: int = 0,
 ) -> Engine:
     """The engine of a model, not loaded yet; ``engine`` overrides the one that models.yaml names.
 
-    ``threads`` is for torch on the CPU; 0 means one per core. Raises EngineLoadError for a name no engine has.
+    ``device`` (auto, cpu, cuda, cuda:N) and ``threads`` on the CPU (0 means one per core) are torch's. Raises
+    EngineLoadError for a name no engine has, and for what models.yaml asks of an engine that cannot do it.
     """
     # OpenMP reads this once, when torch is imported. By default its threads spin while they wait for one another,
     # which made generation 5 to 9 times slower on cores that other processes use as well.
@@ -41,18 +52,50 @@ def create_engine(
     match name:
         case "torch-causal-lm":
             from inference_consumers.engines.causal_lm import CausalLmEngine
+            from inference_consumers.engines.precision import device_of, dtype_of, is_int8
 
-            return CausalLmEngine(model.model, path, limits, threads)
-        case "torch-embedding":
+            return CausalLmEngine(
+                model.model,
+                path,
+                limits,
+                threads,
+                dtype=dtype_of(model),
+                int8=is_int8(model),
+                device=device_of(model, device),
+            )
+        case "torch-embedding" | "torch-cross-encoder":
+            from inference_consumers.engines.cross_encoder import CrossEncoderEngine
             from inference_consumers.engines.embedding import EmbeddingEngine
+            from inference_consumers.engines.precision import device_of, dtype_of, is_int8
 
-            return EmbeddingEngine(model.model, path, limits, threads)
-        case "torch-classifier":
+            encoder = EmbeddingEngine if name == EmbeddingEngine.name else CrossEncoderEngine
+            return encoder(
+                model.model,
+                path,
+                limits,
+                threads,
+                dtype=dtype_of(model),
+                int8=is_int8(model),
+                device=device_of(model, device),
+            )
+        case "torch-classifier" | "torchscript-classifier":
             from inference_consumers.engines.classifier import ClassifierEngine
+            from inference_consumers.engines.precision import check_as_saved, device_of
+            from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT
 
-            return ClassifierEngine(model.model, path, limits, threads)
+            check_as_saved(model)
+            format_ = EXPORTED if name == EXPORTED.engine else TORCHSCRIPT
+            return ClassifierEngine(
+                model.model, path, limits, threads, format_=format_, device=device_of(model, device)
+            )
+        case "vllm":
+            from inference_consumers.engines.vllm_client import VllmOptions
+            from inference_consumers.engines.vllm_engine import VllmEngine
+
+            options = VllmOptions(model.dtype, model.quantization, model.tensor_parallel_size, device)
+            return VllmEngine(model.model, path, limits, threads, options)
         case "simulated":
-            return SimulatedEngine(limits, simulated_cost)
+            return SimulatedEngine(limits, simulated_cost, memory_tokens=simulated_memory_tokens)
         case _:
             raise EngineLoadError(
                 f"{model.model}: {path}: no engine is called {name!r}; known: {', '.join(ENGINE_NAMES)}"

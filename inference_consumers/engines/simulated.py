@@ -7,12 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fairlane.outcomes import Code, FinishReason, Task
-from fairlane.records import LabelScore, Output, TokenUsage
-from inference_consumers.engines.protocol import EngineItem, EngineLimits, Failure, ItemOutcome, Success
+from fairlane.records import LabelScore, Output, TokenLogprob, TokenUsage, TopLogprob
+from inference_consumers.engines.protocol import (
+    Cancelled,
+    EngineItem,
+    EngineLimits,
+    Failure,
+    RunCost,
+    RunObserver,
+    Success,
+)
 
 _WORDS = ("simulated", "answer", "without", "a", "model")
 _DEFAULT_ANSWER_TOKENS = 16
 _CHARACTERS_PER_TOKEN = 4
+_LONGEST_SLEEP_S = 0.05
+# A sleep takes about a tenth of a millisecond more than it was asked for: shorter times are slept together.
+_SHORTEST_SLEEP_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +34,35 @@ class SimulatedCost:
     decode_tokens_per_s: float = math.inf
     batch_ms: float = 0.0
 
+    def prefill_seconds(self, prompt_tokens: int) -> float:
+        """The time until the first words of a batch with so many prompt tokens in all."""
+        return self.batch_ms / 1000 + prompt_tokens / self.prefill_tokens_per_s
+
     def seconds(self, prompt_tokens: int, completion_tokens: int) -> float:
         """The time of a batch with so many tokens in all."""
-        return (
-            self.batch_ms / 1000
-            + prompt_tokens / self.prefill_tokens_per_s
-            + completion_tokens / self.decode_tokens_per_s
-        )
+        return self.prefill_seconds(prompt_tokens) + completion_tokens / self.decode_tokens_per_s
 
 
 FREE = SimulatedCost()
 """No time at all: what is measured then is everything but the engine."""
 
 
+@dataclass(slots=True)
+class _Row:
+    """An item while it is answered; ``words`` are the parts of its text, told one a step when it streams."""
+
+    index: int
+    answer: Success
+    words: list[str]
+    streams: bool
+
+
 class SimulatedEngine:
-    """``simulated``: does every task. A token is four characters of the input and one word of the answer."""
+    """``simulated``: does every task. A token is four characters of the input and one word of the answer.
+
+    The batch's fixed time and its prompts come first, then a word of every item that is not done: the time is
+    spread over them, so that texts come word by word and an item can be cancelled between two of them.
+    """
 
     name = "simulated"
 
@@ -46,29 +71,67 @@ class SimulatedEngine:
         limits: EngineLimits,
         cost: SimulatedCost = FREE,
         sleep: Callable[[float], None] = time.sleep,
+        memory_tokens: int = 0,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``memory_tokens`` is the longest prompt it claims to have memory for; 0 means any. ``now`` is in seconds."""
         self.limits = limits
         self._cost = cost
+        self._memory_tokens = memory_tokens
         self._sleep = sleep
+        self._now = now
 
     def load(self) -> None:
         """Nothing to load."""
 
-    def run(self, batch: Sequence[EngineItem]) -> list[ItemOutcome]:
-        """Answer every item, in order, after the batch's time has passed."""
-        outcomes = [self._answer(item) for item in batch]
-        usages = [outcome.usage for outcome in outcomes if isinstance(outcome, Success)]
-        seconds = self._cost.seconds(
-            sum(usage.prompt_tokens for usage in usages), sum(usage.completion_tokens for usage in usages)
-        )
-        if seconds > 0:
-            self._sleep(seconds)
-        return outcomes
+    def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
+        """Answer every item in the time that the batch costs. No token is padding."""
+        rows: list[_Row] = []
+        for index, item in enumerate(batch):
+            answer = self._if_it_fits(item, self._answer(item))
+            if isinstance(answer, Failure):
+                observer.finished(index, answer)
+            elif observer.is_cancelled(index):
+                observer.finished(index, Cancelled(TokenUsage()))
+            else:
+                rows.append(_Row(index, answer, _parts(answer), item.parameters.stream))
+        tokens = self._work(rows, _Steps(observer, self._sleep, self._now)) if rows else 0
+        return RunCost(useful_tokens=tokens, computed_tokens=tokens)
 
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _answer(self, item: EngineItem) -> ItemOutcome:
+    def _work(self, rows: list[_Row], steps: "_Steps") -> int:
+        """Tell the outcomes of rows, as they come; the tokens they took."""
+        tokens = sum(row.answer.usage.prompt_tokens for row in rows)
+        rows = steps.pass_time(self._cost.prefill_seconds(tokens), rows, 0)
+        rows, encoded = _split(rows, lambda row: row.answer.usage.completion_tokens > 0)
+        steps.finish(encoded)
+        if math.isinf(self._cost.decode_tokens_per_s) and not any(row.streams for row in rows):
+            steps.finish(rows)
+            return tokens + sum(row.answer.usage.completion_tokens for row in rows)
+        for told in itertools.count():
+            if not rows:
+                break
+            rows = steps.pass_time(len(rows) / self._cost.decode_tokens_per_s, rows, told)
+            tokens += len(rows)
+            steps.tell(rows, told)
+            rows, done = _split(rows, lambda row: row.answer.usage.completion_tokens > told + 1)  # noqa: B023 - at once
+            steps.finish(done)
+        return tokens
+
+    def _if_it_fits(self, item: EngineItem, outcome: Success | Failure) -> Success | Failure:
+        if isinstance(outcome, Failure):
+            return outcome
+        tokens = outcome.usage.prompt_tokens
+        if item.max_prompt_tokens is not None and tokens > item.max_prompt_tokens:
+            message = f"the prompt has {tokens} tokens; the tenant's limit is {item.max_prompt_tokens}"
+            return Failure(Code.CONTEXT_TOO_LONG, message, "input")
+        if 0 < self._memory_tokens < tokens:
+            return Failure(Code.OVERLOADED, f"{tokens} prompt tokens; there is memory for {self._memory_tokens}")
+        return outcome
+
+    def _answer(self, item: EngineItem) -> Success | Failure:
         given = item.input
         match item.task:
             case Task.GENERATE:
@@ -83,7 +146,7 @@ class SimulatedEngine:
             case _:
                 return Failure(Code.INVALID, f"nothing to {item.task}", "input")
 
-    def _generate(self, item: EngineItem) -> ItemOutcome:
+    def _generate(self, item: EngineItem) -> Success | Failure:
         given, parameters = item.input, item.parameters
         texts = [message.content for message in given.messages or ()]
         texts += [given.prompt] if given.prompt else []
@@ -91,7 +154,8 @@ class SimulatedEngine:
             return Failure(Code.INVALID, "neither messages nor a prompt", "input")
         if parameters.max_tokens is not None and parameters.max_tokens < 1:
             return Failure(Code.INVALID, "must be at least 1", "parameters.max_tokens")
-        prompt_tokens = sum(map(_tokens, texts)) + sum(_tokens(passage.text) for passage in item.passages)
+        texts += [message.content for message in item.history] + [passage.text for passage in item.passages]
+        prompt_tokens = sum(map(_tokens, texts))
         answer_tokens = min(parameters.max_tokens or _DEFAULT_ANSWER_TOKENS, self.limits.max_output_tokens)
         if prompt_tokens + answer_tokens > self.limits.max_context_tokens:
             return self._too_long(prompt_tokens + answer_tokens, "input")
@@ -101,9 +165,16 @@ class SimulatedEngine:
             text = text[: min(cuts)]
             answer_tokens = min(answer_tokens, text.count(" ") + 1)
         usage = TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=answer_tokens)
-        return Success(Output(text=text), usage, FinishReason.STOP if cuts else FinishReason.LENGTH)
+        answer = Success(Output(text=text), usage, FinishReason.STOP if cuts else FinishReason.LENGTH)
+        if parameters.logprobs is None:
+            return answer
+        top = parameters.logprobs > 0
+        certain = tuple(
+            TokenLogprob(part, 0.0, (TopLogprob(part, 0.0),) if top else ()) for part in _parts(answer) if part
+        )
+        return Success(Output(text=text, logprobs=certain), usage, answer.finish_reason)
 
-    def _encoded(self, texts: tuple[str, ...], output: Output) -> ItemOutcome:
+    def _encoded(self, texts: tuple[str, ...], output: Output) -> Success | Failure:
         counts = [_tokens(text) for text in texts]
         if max(counts) > self.limits.max_context_tokens:
             return self._too_long(max(counts), "input")
@@ -112,6 +183,62 @@ class SimulatedEngine:
     def _too_long(self, tokens: int, field: str) -> Failure:
         limit = self.limits.max_context_tokens
         return Failure(Code.CONTEXT_TOO_LONG, f"{tokens} tokens; the context holds {limit}", field)
+
+
+class _Steps:
+    """Lets the time of a run pass and tells its observer, at least every 50 ms."""
+
+    def __init__(self, observer: RunObserver, sleep: Callable[[float], None], now: Callable[[], float]) -> None:
+        self._observer = observer
+        self._sleep = sleep
+        self._now = now
+        self._due = now()
+
+    def pass_time(self, seconds: float, rows: list[_Row], told: int) -> list[_Row]:
+        """The rows that nobody cancelled in the meantime; ``told`` words of each are known."""
+        self._due += seconds
+        last = any(row.answer.usage.completion_tokens <= told + 1 for row in rows)
+        shortest = 0.0 if last else _SHORTEST_SLEEP_S
+        rows = self._without_cancelled(rows, told)
+        # Measured against the clock, so that what one sleep took too long the next one makes up for.
+        while rows and (left := self._due - self._now()) > shortest:
+            self._sleep(min(left, _LONGEST_SLEEP_S))
+            self._observer.step()
+            rows = self._without_cancelled(rows, told)
+        return rows
+
+    def tell(self, rows: list[_Row], place: int) -> None:
+        """The next word of every row that streams."""
+        words = [(row.index, row.words[place]) for row in rows if row.streams and row.words[place]]
+        for index, word in words:
+            self._observer.text(index, word)
+        if words:
+            self._observer.step()
+
+    def finish(self, rows: list[_Row]) -> None:
+        """Tell the answers."""
+        for row in rows:
+            self._observer.finished(row.index, row.answer)
+        if rows:
+            self._observer.step()
+
+    def _without_cancelled(self, rows: list[_Row], told: int) -> list[_Row]:
+        wanted, cancelled = _split(rows, lambda row: not self._observer.is_cancelled(row.index))
+        for row in cancelled:
+            usage = TokenUsage(prompt_tokens=row.answer.usage.prompt_tokens, completion_tokens=told)
+            self._observer.finished(row.index, Cancelled(usage))
+        return wanted
+
+
+def _split(rows: list[_Row], wanted: Callable[[_Row], bool]) -> tuple[list[_Row], list[_Row]]:
+    """The rows of which it is true, and the others."""
+    return [row for row in rows if wanted(row)], [row for row in rows if not wanted(row)]
+
+
+def _parts(answer: Success) -> list[str]:
+    """The text in as many parts as it has tokens: words, each but the first with the space before it."""
+    words = (answer.output.text or "").split(" ")
+    return words[:1] + [f" {word}" for word in words[1:]]
 
 
 def _tokens(text: str) -> int:

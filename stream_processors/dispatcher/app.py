@@ -7,38 +7,51 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from fairlane import logs, names
-from fairlane.clock import now_ms
+from fairlane import logs, metrics, names
+from fairlane.clock import monotonic_ms, now_ms
+from fairlane.conversations.turn_reader import PgTurnStore
 from fairlane.feeds import Feed
-from fairlane.kafka import connection, transactional_producer
+from fairlane.kafka import connection, read_committed_consumer, transactional_producer
 from fairlane.ownership import Ownership
-from fairlane.records import ModelVersion, TenantSpec
+from fairlane.records import DispatchReport, ModelVersion, TenantSpec
+from fairlane.redis_cache import ANSWER_TIMEOUT_S, RedisCache
 from fairlane.registry import codec_for
+from fairlane.retrieval.embedders import query_embedder_for
+from fairlane.retrieval.pgvector_search import PgVectorSearch
 from fairlane.service import HealthServer, Readiness, exit_after
 from fairlane.settings import Settings
+from fairlane.topics import pools_of
 from fairlane.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.answers.answer_lookup import AnswerLookup, CachedAnswers, NoAnswers
 from stream_processors.dispatcher.archive import LoggedReplies
-from stream_processors.dispatcher.decisions import DecisionWriter
-from stream_processors.dispatcher.dispatcher import Dispatcher
-from stream_processors.dispatcher.duplicates import DuplicateIndex, NoDuplicateIndex, RedisDuplicateIndex
+from stream_processors.dispatcher.assembly import Parts, assemble
+from stream_processors.dispatcher.caching.caches import Caches, make_caches
+from stream_processors.dispatcher.caching.query_vectors import QueryVectors
+from stream_processors.dispatcher.dispatch_reporter import DispatchReporter
+from stream_processors.dispatcher.enrichment.history import HistoryReader
+from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
+from stream_processors.dispatcher.enrichment.retriever import Retriever
+from stream_processors.dispatcher.model_registry import ModelRegistry
+from stream_processors.dispatcher.request_topics import RequestTopics
+from stream_processors.dispatcher.scheduling import heartbeat
 from stream_processors.dispatcher.stream import RequestStream
-from stream_processors.dispatcher.validation import Limits
-from stream_processors.dispatcher.work_queue import ArrivalOrder
+from stream_processors.dispatcher.tenant_registry import TenantRegistry
+from stream_processors.dispatcher.work_events import FeedEvent
+from stream_processors.dispatcher.work_feed import WorkFeed
 
 log = logs.get_logger(__name__)
 
 _UPKEEP_S = 0.2
-_MAX_OUTSIDE_GROUP_S = 90.0
-_METADATA_EVERY_S = 1.0
+_MAX_OUTSIDE_GROUP_S = 60.0
 _EXIT_MARGIN_S = 4.0
+_CANCEL_AGAIN_AFTER_S = 0.2
 _SWITCH_INTERVAL_S = 0.0005
-_METADATA_TIMEOUT_S = 5.0
 _REVOKE_TIMEOUT_S = 3.0
 _REDIS_TIMEOUT_S = 0.25
 
@@ -53,16 +66,34 @@ class DispatcherApp:
         self._codec = codec_for(settings)
         self._tenants = Feed(settings, self._codec, names.CONTROL_TENANTS, TenantSpec)
         self._models = Feed(settings, self._codec, names.CONTROL_MODELS, ModelVersion)
-        self._admin = AdminClient(connection(settings))
+        # Asks what the group committed and never joins it; what is still being committed is not waited for.
+        group = read_committed_consumer(settings, names.dispatcher_group(settings.group_prefix))
+        self._group = Consumer(group | {"isolation.level": "read_uncommitted"})
+        self._topics = RequestTopics(AdminClient(connection(settings)), self._group)
         self._ownership = Ownership(settings.max_undone_span)
         self._archive = LoggedReplies(settings, self._codec)
+        self._work = WorkFeed(settings, self._codec, self._pools, self._on_work)
         self._stopping = asyncio.Event()
         self._member_at = monotonic()
+        self._started_at_ms = now_ms()
         self._failure: BaseException | None = None
+        self._parts: Parts | None = None
+        self._tenant_registry = TenantRegistry()
+        self._model_registry = ModelRegistry()
+        self._registered: tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]] = ({}, {})
+        """What can be used of the feeds' snapshots, as of the last look at them."""
+        # A look-up is of passages, of what was said before, or of both at once. A search that nobody waits for any more
+        # still has its connection for a moment.
+        self._passages = PgVectorSearch(
+            settings.postgres_dsn.get_secret_value(), max_connections=2 * settings.retrieval_max_concurrency
+        )
+        self._embedder = LazyEmbedder(partial(query_embedder_for, settings))
+        self._shown: tuple[object, object, object] = (None, None, None)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> int:
         """Run until SIGTERM or a fatal error. Returns the exit status."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         self._health.start()
@@ -73,14 +104,53 @@ class DispatcherApp:
         for feed in (self._tenants, self._models):
             feed.on_failure(failed)
             await loop.run_in_executor(None, feed.start)
-        self._readiness.set("feeds")
         redis = self._redis()
+        caches = make_caches(
+            RedisCache(redis, self._settings.cache_ttl_s),
+            ttl_s=self._settings.cache_ttl_s,
+            semantic_threshold=self._settings.cache_semantic_threshold,
+            clock=monotonic_ms,
+            answers=RedisCache(redis, self._settings.cache_ttl_s, ANSWER_TIMEOUT_S),
+        )
         transactions = self._transactions(failed)
-        dispatcher = self._dispatcher(transactions, redis)
-        transactions.fallback = dispatcher.writer.unpublishable
+        # A static embedder takes less time than asking Redis does.
+        is_slow = self._settings.retrieval_embedder != "static"
+        vectors = QueryVectors(self._embedder, caches.embeddings if is_slow else None)
+        retriever = Retriever(
+            self._passages, vectors, monotonic_ms, caches.passages, known_ms=1_000 * self._settings.cache_ttl_s
+        )
+        parts = self._parts = assemble(
+            self._settings,
+            self._codec,
+            self._ownership,
+            transactions,
+            self._archive,
+            redis,
+            retriever,
+            HistoryReader(PgTurnStore(self._passages.pool), monotonic_ms),
+            self._answer_lookup(redis, caches, retriever, vectors),
+            now_ms,
+        )
+        dispatcher = parts.dispatcher
+        self._show_registry(parts)
+        self._work.on_failure(failed)
+        await loop.run_in_executor(None, self._work.start)
+        self._readiness.set("feeds")
+        await self._passages.open()
+        loading = asyncio.create_task(self._embedder.load(), name="embedder")
+        reporter = DispatchReporter(self._settings, self._codec, self._heartbeat)
+        dispatcher.on_backlog = reporter.arrived
 
-        def committed(_settled: Sequence[Settlement]) -> None:
-            loop.call_soon_threadsafe(dispatcher.on_room)
+        def unpublishable(settlement: Settlement, reason: str) -> Settlement:
+            kept = parts.writer.unpublishable(settlement, reason)
+            if kept is not settlement:
+                metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_REQUESTS, problem="unpublishable").inc()
+            return kept
+
+        transactions.fallback = unpublishable
+
+        def committed(settled: Sequence[Settlement]) -> None:
+            loop.call_soon_threadsafe(dispatcher.on_committed, settled)
 
         transactions.on_committed = committed
         await loop.run_in_executor(None, transactions.start)
@@ -89,22 +159,24 @@ class DispatcherApp:
             self._settings,
             self._ownership,
             on_record=dispatcher.on_record,
-            on_revoked=partial(self._revoked, dispatcher, transactions),
+            on_revoked=partial(self._revoked, parts, transactions),
             on_failure=failed,
         )
+        dispatcher.on_backfill = partial(self._apply_pauses, stream, parts)
         tasks: list[asyncio.Task[None]] = []
         try:
             if await self._start(stream):
                 tasks = [
                     asyncio.create_task(dispatcher.run(), name="intake"),
                     asyncio.create_task(dispatcher.settle_duplicates(), name="duplicates"),
-                    asyncio.create_task(self._upkeep(stream, dispatcher, transactions), name="upkeep"),
+                    asyncio.create_task(reporter.run(), name="heartbeat"),
+                    asyncio.create_task(self._upkeep(stream, parts, transactions), name="upkeep"),
                 ]
                 for task in tasks:
                     task.add_done_callback(self._task_ended)
                 await self._stopping.wait()
         finally:
-            await self._stop(stream, transactions, tasks, redis)
+            await self._stop(stream, transactions, reporter, [*tasks, loading], caches, redis)
         if self._failure is not None:
             log.error("dispatcher_failed", error=str(self._failure), kind=type(self._failure).__name__)
             return 1
@@ -121,29 +193,6 @@ class DispatcherApp:
             max_records=settings.max_transaction_records,
         )
 
-    def _dispatcher(self, transactions: TransactionLoop, redis: "Redis | None") -> Dispatcher:
-        settings = self._settings
-        duplicates: DuplicateIndex = (
-            NoDuplicateIndex() if redis is None else RedisDuplicateIndex(redis, settings.dedupe_ttl_s)
-        )
-        return Dispatcher(
-            codec=self._codec,
-            ownership=self._ownership,
-            transactions=transactions,
-            writer=DecisionWriter(self._codec, settings.instance_id),
-            queue=ArrivalOrder(),
-            duplicates=duplicates,
-            archive=self._archive,
-            limits=Limits(
-                settings.max_input_bytes, settings.max_input_items, settings.max_timeout_ms, settings.max_output_tokens
-            ),
-            max_held=settings.max_queue_size,
-            max_held_bytes=settings.max_queue_bytes,
-            clock=now_ms,
-            tenants=self._tenants.snapshot,
-            models=self._models.snapshot,
-        )
-
     def _redis(self) -> "Redis | None":
         url = self._settings.redis_url
         if url is None:
@@ -155,42 +204,117 @@ class DispatcherApp:
             retry=Retry(NoBackoff(), 0),
         )
 
+    def _answer_lookup(
+        self, redis: "Redis | None", caches: Caches, retriever: Retriever, vectors: QueryVectors
+    ) -> AnswerLookup:
+        if redis is None:
+            return NoAnswers()
+        budget_s = self._settings.retrieval_budget_ms / 1_000
+        return CachedAnswers(caches.responses, caches.semantic, retriever, vectors, budget_s)
+
+    def _pools(self) -> tuple[str, ...]:
+        """On the feed's thread."""
+        tenants, models = self._registered
+        return pools_of(tenants.values(), models.values())
+
+    def _look_at_feeds(self) -> tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]]:
+        tenants = self._tenant_registry.usable(self._tenants.snapshot)
+        self._registered = tenants, self._model_registry.usable(self._models.snapshot)
+        return self._registered
+
+    def _wanted_topics(self) -> frozenset[str]:
+        return self._topics.wanted(*self._look_at_feeds())
+
+    def _on_work(self, events: Sequence[FeedEvent]) -> None:
+        """On the feed's thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._learn, events)
+
+    def _learn(self, events: Sequence[FeedEvent]) -> None:
+        if self._parts is None:
+            return
+        try:
+            self._parts.outlook.learn(events)
+            self._parts.dispatcher.dispatch()
+        except Exception as error:  # noqa: BLE001 - asyncio would only log it, and what was taken from the queue be lost
+            self._fail(error)
+
+    def _heartbeat(self, with_tenants: bool) -> DispatchReport:
+        if self._parts is None:
+            raise RuntimeError("the heartbeat began before the parts were made")
+        at_ms = now_ms()
+        scheduler, stats = self._parts.scheduler, self._parts.stats
+        scheduler.refresh(at_ms)
+        return heartbeat.report(
+            scheduler, stats, self._settings.instance_id, self._started_at_ms, at_ms, with_tenants=with_tenants
+        )
+
+    def _show_registry(self, parts: Parts) -> None:
+        """Hand on tenants and models when they changed, or the part of their partitions that is read here did."""
+        tenants, models = self._look_at_feeds()
+        partitions = self._topics.parts(tenants, self._ownership.partitions())
+        known_tenants, known_models, known_partitions = self._shown
+        if tenants is not known_tenants or models is not known_models or partitions != known_partitions:
+            if tenants is not known_tenants:
+                parts.counts.set_tenants(tenants)
+            self._shown = (tenants, models, partitions)
+            parts.dispatcher.set_registry(tenants, models, partitions)
+
     async def _start(self, stream: RequestStream) -> bool:
         """Join the group as soon as there is a tenant; False when told to stop before."""
         while not self._stopping.is_set():
-            topics = await self._existing_topics()
-            if topics:
-                await stream.start(topics)
-                return True
+            topics = await self._topics.existing(self._wanted_topics())
+            if any(not names.is_returned(topic) for topic in topics):
+                return await self._join(stream, topics)
             self._readiness.set("assignment", "no tenant has a request topic yet")
             await self._pause()
         return False
 
-    async def _upkeep(self, stream: RequestStream, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
-        """What has to be looked at again and again: new tenants, paused partitions, the membership."""
-        look_at = 0.0
+    async def _join(self, stream: RequestStream, topics: frozenset[str]) -> bool:
+        """False when the first join does not end, which Faust would wait for without a bound: a restart is the cure."""
+        try:
+            async with asyncio.timeout(_MAX_OUTSIDE_GROUP_S):
+                await stream.start(topics)
+        except TimeoutError:
+            self._fail(RuntimeError(f"did not join its group within {_MAX_OUTSIDE_GROUP_S:.0f} s"))
+            return False
+        self._member_at = monotonic()
+        return True
+
+    async def _upkeep(self, stream: RequestStream, parts: Parts, transactions: TransactionLoop) -> None:
+        """What has to be looked at again and again: new tenants, paused partitions, the membership, deadlines."""
+        dispatcher = parts.dispatcher
         # Before 3.12 wait_for loses a cancellation that comes together with what it waits for: being told ends it.
         while not self._stopping.is_set():
-            dispatcher.tenants, dispatcher.models = self._tenants.snapshot, self._models.snapshot
+            self._show_registry(parts)
             if stream.crashed is not None:
                 raise RuntimeError("Faust stopped") from stream.crashed
             if not stream.rebalancing:
                 wanted = self._wanted_topics()
-                if wanted - stream.subscribed and monotonic() >= look_at:
-                    look_at = monotonic() + _METADATA_EVERY_S
-                    topics = await self._existing_topics()
+                if self._topics.should_look(wanted, stream.subscribed):
+                    topics = await self._topics.existing(wanted)
                     if topics - stream.subscribed and not stream.rebalancing:
                         log.info("subscribing", topics=sorted(topics - stream.subscribed))
                         await stream.subscribe(topics | stream.subscribed)
                 stream.refresh_membership()
                 self._ownership.flow()
-                stream.apply_pauses(self._ownership.paused())
+                self._apply_pauses(stream, parts)
+                dispatcher.sweep()
                 dispatcher.dispatch()
                 transactions.commit_positions()
+            parts.scheduler.in_flight.expire(now_ms())
+            parts.outlook.show()
             # Settlements of revoked partitions vanish without a commit.
             dispatcher.on_room()
             self._check_membership(stream)
             await self._pause()
+
+    def _apply_pauses(self, stream: RequestStream, parts: Parts) -> None:
+        if not stream.rebalancing:
+            held_up = parts.dispatcher.transactions.sources_held_up()
+            owned = self._ownership.partitions() if held_up else ()
+            refused = {partition for partition in owned if partition.topic in held_up}
+            stream.apply_pauses({*self._ownership.paused(), *parts.dispatcher.paused_backfill(), *refused})
 
     def _check_membership(self, stream: RequestStream) -> None:
         """Ready only as a member; one that stays outside its group for long is stuck, and a restart is the cure."""
@@ -210,32 +334,9 @@ class DispatcherApp:
         except TimeoutError:
             return
 
-    def _wanted_topics(self) -> frozenset[str]:
-        tenants: Mapping[str, TenantSpec] = self._tenants.snapshot
-        return frozenset(
-            topic for tenant in tenants for topic in (names.requests_topic(tenant), names.backfill_topic(tenant))
-        )
-
-    async def _existing_topics(self) -> frozenset[str]:
-        """The wanted topics that the cluster already shows with a leader; none while it does not answer."""
-        loop = asyncio.get_running_loop()
-        try:
-            metadata = await loop.run_in_executor(None, lambda: self._admin.list_topics(timeout=_METADATA_TIMEOUT_S))
-        except KafkaException as error:
-            log.warning("metadata_unavailable", error=error.args[0].name())
-            return frozenset()
-        return frozenset(
-            topic
-            for topic in self._wanted_topics()
-            if (found := metadata.topics.get(topic)) is not None
-            and found.error is None
-            and found.partitions
-            and all(partition.leader >= 0 for partition in found.partitions.values())
-        )
-
-    async def _revoked(self, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
+    async def _revoked(self, parts: Parts, transactions: TransactionLoop) -> None:
         """The open transaction ends before the group moves on."""
-        dispatcher.on_revoked()
+        await parts.dispatcher.on_revoked()
 
         def wait() -> bool:
             with transactions.between_transactions(_REVOKE_TIMEOUT_S) as ended:
@@ -256,26 +357,47 @@ class DispatcherApp:
         self,
         stream: RequestStream,
         transactions: TransactionLoop,
+        reporter: DispatchReporter,
         tasks: list[asyncio.Task[None]],
+        caches: Caches,
         redis: "Redis | None",
     ) -> None:
         self._readiness.set("assignment", "stopping")
         exit_timer = exit_after(self._settings.drain_timeout_s + _EXIT_MARGIN_S)
         loop = asyncio.get_running_loop()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
         if self._failure is None:
             await loop.run_in_executor(None, transactions.drain, self._settings.drain_timeout_s)
+        await reporter.stop()
         await stream.stop()
         await loop.run_in_executor(None, transactions.stop)
-        for feed in (self._tenants, self._models):
+        if self._parts is not None:
+            await self._parts.dispatcher.answers.close()
+            await self._parts.dispatcher.context.enrichment.close()
+        await caches.settle()
+        await self._embedder.aclose()
+        await self._passages.close()
+        for feed in (self._work, self._tenants, self._models):
             await loop.run_in_executor(None, feed.stop)
         self._archive.close()
+        self._group.close()
+        if self._parts is not None and self._parts.redis_watch is not None:
+            await self._parts.redis_watch.close()
         if redis is not None:
             await redis.aclose()
         self._health.stop()
         exit_timer.cancel()
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel these and wait until they ended. A cancellation can be lost: redis-py's wait for a reply that comes in the
+    same moment swallows it (asyncio.wait_for before Python 3.12)."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_AFTER_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main() -> int:

@@ -4,22 +4,23 @@ import asyncio
 import threading
 
 import psycopg
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from fairlane.codec import Codec
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
+from fairlane.outcomes import Outcome
 from fairlane.postgres import act_for, connect, deadline
 from fairlane.records import InferenceReply, SourceCoordinate
-from fairlane.registry import RegistryError
 from fairlane.settings import Settings
+from stream_processors.dispatcher.repeats import ReplyGoneError, ReplyUnknownError
 
 log = get_logger(__name__)
 
 _READ_TIMEOUT_S = 2.0
 _QUERY_TIMEOUT_S = 2.0
 _WHERE = """
-SELECT reply_topic, reply_partition, reply_offset FROM results
+SELECT reply_topic, reply_partition, reply_offset, outcome, code, message FROM results
 WHERE request_id = %s AND tenant = %s AND source_topic = %s AND source_partition = %s AND source_offset = %s
 """
 
@@ -27,8 +28,7 @@ WHERE request_id = %s AND tenant = %s AND source_topic = %s AND source_partition
 class LoggedReplies:
     """Finds the committed reply to a request by the place the request stood at.
 
-    One look-up at a time, on a thread of its own: repeated ids are rare, and must not cost anybody else anything. A
-    look-up that fails finds nothing.
+    One look-up at a time, on a thread of its own: repeated ids are rare, and must not cost anybody else anything.
     """
 
     def __init__(self, settings: Settings, codec: Codec) -> None:
@@ -50,31 +50,50 @@ class LoggedReplies:
     def _find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
         with self._lock:
             try:
-                place = self._place(tenant, request_id, source)
-                return None if place is None else self._read(place)
-            except (psycopg.Error, KafkaException, RegistryError, OSError, ValueError) as error:
+                found = self._place(tenant, request_id, source)
+                if found is None:
+                    return None
+                place, outcome = found
+                return self._read(place) or _refusal(outcome)
+            except ReplyGoneError:
+                raise
+            except Exception as error:
+                # Of whatever kind: who asks must go on, and ask again.
                 log.warning("reply_lookup_failed", tenant=tenant, request_id=request_id, error=type(error).__name__)
                 self._reset()
-                return None
+                raise ReplyUnknownError(type(error).__name__) from error
 
-    def _place(self, tenant: str, request_id: str, source: SourceCoordinate) -> SourceCoordinate | None:
+    def _place(
+        self, tenant: str, request_id: str, source: SourceCoordinate
+    ) -> tuple[SourceCoordinate, InferenceReply] | None:
+        """Where the reply stands, and what is left of it when it stands there no more."""
         if self._connection is None:
             self._connection = connect(self._dsn.get_secret_value(), "fairlane-dispatcher")
         with deadline(self._connection, _QUERY_TIMEOUT_S), self._connection.transaction():
             act_for(self._connection, tenant)
             arguments = (request_id, tenant, source.topic, source.partition, source.offset)
             row = self._connection.execute(_WHERE, arguments).fetchone()
-        return None if row is None else SourceCoordinate(*row)
+        if row is None:
+            return None
+        topic, partition, offset, outcome, code, message = row
+        left = InferenceReply(request_id, tenant, outcome, code=code, message=message or "", source=source)
+        return SourceCoordinate(topic, partition, offset), left
 
     def _read(self, place: SourceCoordinate) -> InferenceReply | None:
-        """The reply at its place in the log; None when retention removed it meanwhile."""
+        """The reply at its place in the log; None when retention removed it meanwhile. Raises KafkaException when it
+        does not come."""
         if self._consumer is None:
             group = f"{self._settings.group_prefix}.dispatcher.archive"
             self._consumer = Consumer(read_committed_consumer(self._settings, group))
         self._consumer.assign([TopicPartition(place.topic, place.partition, place.offset)])
         message = self._consumer.poll(_READ_TIMEOUT_S)
-        if message is None or message.error() is not None:
+        if message is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        error = message.error()
+        if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
             return None
+        if error is not None:
+            raise KafkaException(error)
         if (message.topic(), message.partition(), message.offset()) != (place.topic, place.partition, place.offset):
             return None
         return self._codec.decode_as(InferenceReply, message.value())
@@ -85,3 +104,10 @@ class LoggedReplies:
         if self._consumer is not None:
             self._consumer.close()
         self._connection = self._consumer = None
+
+
+def _refusal(left: InferenceReply) -> InferenceReply:
+    """A refusal says all it has to say without its record. Raises ReplyGoneError for anything else."""
+    if left.outcome != Outcome.REJECTED:
+        raise ReplyGoneError
+    return left

@@ -1,14 +1,16 @@
 """What a decision writes: work items, replies, audit events, dead letters. Pure: values in, records out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fairlane import headers, names
 from fairlane.codec import Codec, DecodeError
-from fairlane.dead_letters import dead_letter_headers
-from fairlane.outcomes import Decision, Outcome
-from fairlane.ownership import PartitionId
+from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
+from fairlane.outcomes import CacheMode, Code, Decision, Outcome
 from fairlane.records import (
     AuditEvent,
+    Cancellation,
+    CancelRequest,
     InferenceReply,
     InferenceRequest,
     SourceCoordinate,
@@ -16,46 +18,51 @@ from fairlane.records import (
     Timings,
     WorkItem,
 )
+from fairlane.reply_record import reply_record
+from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane.transactions import OutRecord, Settlement
+from stream_processors.dispatcher.arrival import Arrival
+from stream_processors.dispatcher.cancel import Cancel
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION
+from stream_processors.dispatcher.scheduling.turns import Turn
 from stream_processors.dispatcher.validation import MAX_ID_CHARS, Refusal, reply_topic_for_refusal
-from stream_processors.dispatcher.work_queue import QueuedRequest
+
+Inputs = Mapping[str, object]
+"""What a decision was made from, by name; units are in the names."""
 
 
-class UnpublishableError(Exception):
+class UnpublishableError(DeadLetterError):
     """A reply that its topic does not take."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A record as it was read from a tenant's topic."""
-
-    partition: PartitionId
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes], ...] = ()
-
-    @property
-    def coordinate(self) -> SourceCoordinate:
-        return SourceCoordinate(self.partition.topic, self.partition.partition, self.offset)
-
-
-@dataclass(frozen=True, slots=True)
 class DecisionWriter:
-    """Turns decisions into records; ``dispatcher_id`` signs them."""
+    """Turns decisions into records; ``dispatcher_id`` signs them, and dead letters with the consumer ``group``."""
 
     codec: Codec
     dispatcher_id: str
+    group: str | None = None
 
-    def dispatched(self, queued: QueuedRequest, now_ms: int) -> tuple[OutRecord, ...]:
-        """The work item for the model's pool."""
-        request = queued.request
+    def accepted(self, queued: QueuedRequest, inputs: Inputs, now_ms: int) -> OutRecord:
+        """The audit of an admission."""
+        return self._decision(queued, Decision.ACCEPTED, now_ms, inputs=inputs)
+
+    def degraded(self, queued: QueuedRequest, steps: Sequence[str], inputs: Inputs, now_ms: int) -> OutRecord:
+        """The audit of what was taken from a request so that it could be served at all."""
+        return self._decision(queued, Decision.DEGRADED, now_ms, inputs={"steps": " ".join(steps), **inputs})
+
+    def dispatched(
+        self, turn: Turn[QueuedRequest], now_ms: int, accepted: Inputs | None = None
+    ) -> tuple[OutRecord, ...]:
+        """The work item for the pool, and the audit. With ``accepted`` it tells of the admission as well: a request
+        whose turn it is at once has one event and not two."""
+        queued, request = turn.item, turn.item.request
         topic, partition, offset = *queued.claim.partition, queued.claim.offset
         item = WorkItem(
             request=request,
             tenant=queued.tenant,
-            pool=queued.model.pool,
+            pool=queued.pool,
             model_version=queued.model.version,
             priority_class=request.priority,
             cost_tokens=queued.cost_tokens,
@@ -65,49 +72,131 @@ class DecisionWriter:
             deadline_at_ms=queued.deadline_at_ms,
             reply_topic=queued.reply_topic,
             dispatcher_id=self.dispatcher_id,
-            source=SourceCoordinate(topic, partition, offset),
+            source=queued.source,
+            degradations=queued.degradations,
+            passages=queued.passages,
+            retrieval_use=queued.retrieval_use,
+            history=queued.history,
+            history_use=queued.history_use,
+            cache_answer=queued.cache != CacheMode.NONE,
+            prompt_tokens=queued.prompt_tokens,
+            handed_back=queued.handed_back,
+            max_prompt_tokens=queued.max_prompt_tokens,
         )
-        return (
-            OutRecord(
-                names.priority_topic(queued.model.pool, request.priority),
-                request.request_id.encode(),
-                self.codec.encode(item),
-                (
-                    (headers.COST_TOKENS, b"%d" % queued.cost_tokens),
-                    (headers.SOURCE_TOPIC, topic.encode()),
-                    (headers.SOURCE_PARTITION, b"%d" % partition),
-                    (headers.SOURCE_OFFSET, b"%d" % offset),
-                    *queued.trace_headers,
-                ),
+        work = OutRecord(
+            names.priority_topic(queued.pool, request.priority),
+            request.request_id.encode(),
+            self._encoded(item, queued),
+            (
+                (headers.COST_TOKENS, b"%d" % queued.cost_tokens),
+                (headers.TENANT, queued.tenant.encode()),
+                (headers.DISPATCHER_ID, self.dispatcher_id.encode()),
+                (headers.SOURCE_TOPIC, topic.encode()),
+                (headers.SOURCE_PARTITION, b"%d" % partition),
+                (headers.SOURCE_OFFSET, b"%d" % offset),
+                *queued.trace_headers,
             ),
+            None if turn.partition == ANY_PARTITION else turn.partition,
         )
+        inputs = {
+            **(accepted or {}),
+            "waited_ms": now_ms - queued.submitted_at_ms,
+            "pool": queued.pool,
+            "partition": turn.partition,
+            "in_flight_tokens": turn.view.in_flight_tokens,
+            "window_tokens": round(turn.view.window_tokens),
+            "in_flight_items": turn.view.in_flight_items,
+            "window_items": round(turn.view.window_items),
+            "share": round(turn.view.share, 3),
+            **_retrieval_inputs(queued),
+            **_history_inputs(queued),
+        }
+        return work, self._decision(queued, Decision.DISPATCHED, now_ms, inputs=inputs)
 
-    def expired(self, queued: QueuedRequest, now_ms: int) -> tuple[OutRecord, ...]:
-        """The reply to a request whose deadline passed while it waited."""
-        source = SourceCoordinate(*queued.claim.partition, queued.claim.offset)
+    def _encoded(self, item: WorkItem, queued: QueuedRequest) -> bytes:
+        if queued.encoded is not None and queued.encoded[0] is item.request:
+            return self.codec.encode_around(item, queued.encoded[1])
+        return self.codec.encode(item)
+
+    def late(self, queued: QueuedRequest, retry_after_ms: int, now_ms: int) -> tuple[OutRecord, ...]:
+        """The reply to a request whose deadline passed while it waited, or can no longer be met."""
         waited_ms = now_ms - queued.submitted_at_ms
-        message = f"the deadline passed after {waited_ms} ms of waiting"
-        reply = InferenceReply(
-            request_id=queued.request.request_id,
-            tenant=queued.tenant,
-            outcome=Outcome.EXPIRED,
-            message=message,
-            model=queued.request.model,
-            task=queued.request.task,
-            timings=Timings(submitted_at_ms=queued.submitted_at_ms, admitted_at_ms=queued.admitted_at_ms),
-            source=source,
+        inputs = {"waited_ms": waited_ms, "deadline_at_ms": queued.deadline_at_ms, "cost_tokens": queued.cost_tokens}
+        if now_ms > queued.deadline_at_ms:
+            message = f"the deadline passed after {waited_ms} ms of waiting"
+            reply = self._answer(queued, Outcome.EXPIRED, None, message)
+            audit = self._decision(queued, Decision.EXPIRED, now_ms, message=message, inputs=inputs)
+        else:
+            message = f"after {waited_ms} ms of waiting the deadline can no longer be met"
+            code = Code.DEADLINE_UNMEETABLE
+            reply = replace(self._answer(queued, Outcome.REJECTED, code, message), retry_after_ms=retry_after_ms)
+            audit = self._decision(queued, Decision.REFUSED, now_ms, code=code, message=message, inputs=inputs)
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+
+    def shed(
+        self, queued: QueuedRequest, code: Code, message: str, retry_after_ms: int | None, inputs: Inputs, now_ms: int
+    ) -> tuple[OutRecord, ...]:
+        """The reply to a request that is valid and not taken now, and its audit."""
+        reply = replace(
+            self._answer(queued, Outcome.REJECTED, code, message),
+            retry_after_ms=retry_after_ms,
+            timings=Timings(submitted_at_ms=queued.submitted_at_ms),
         )
-        audit = AuditEvent(
-            request_id=queued.request.request_id,
-            tenant=queued.tenant,
-            decision=Decision.EXPIRED,
-            actor=self.dispatcher_id,
-            occurred_at_ms=now_ms,
-            source=source,
-            message=message,
-            inputs={"deadline_at_ms": str(queued.deadline_at_ms), "cost_tokens": str(queued.cost_tokens)},
+        given = {**inputs, "retry_after_ms": retry_after_ms}
+        audit = self._decision(queued, Decision.REFUSED, now_ms, code=code, message=message, inputs=given)
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+
+    def not_served(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> tuple[OutRecord, ...]:
+        """The reply to a request that was admitted and that nobody may or can serve any more, and its audit."""
+        reply = replace(
+            self._answer(queued, Outcome.REJECTED, refusal.code, refusal.message),
+            field=refusal.field,
+            timings=Timings(submitted_at_ms=queued.submitted_at_ms),
         )
-        return self._reply(queued.reply_topic, reply), self._audit(audit)
+        inputs = {"field": refusal.field, "waited_ms": now_ms - queued.submitted_at_ms, "pool": queued.pool}
+        audit = self._decision(
+            queued, Decision.REFUSED, now_ms, code=refusal.code, message=refusal.message, inputs=inputs
+        )
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+
+    def cancelled(
+        self,
+        queued: QueuedRequest,
+        cancel: Cancel,
+        now_ms: int,
+        accepted: Inputs | None = None,
+        *,
+        was_admitted: bool = True,
+    ) -> tuple[OutRecord, ...]:
+        """The reply to a request whose tenant does not want it any more, and its audit; with ``accepted`` that tells of
+        the admission as well."""
+        waited_ms = now_ms - queued.submitted_at_ms
+        message = f"cancelled by its tenant after {waited_ms} ms of waiting"
+        reply = self._answer(queued, Outcome.CANCELLED, None, message)
+        if not was_admitted:
+            reply = replace(reply, timings=Timings(submitted_at_ms=queued.submitted_at_ms))
+        place = cancel.claim
+        inputs = {
+            **(accepted or {}),
+            "waited_ms": waited_ms,
+            "pool": queued.pool,
+            "requested_at_ms": cancel.requested_at_ms,
+            "cancel_at": f"{place.partition.topic}-{place.partition.partition}@{place.offset}",
+        }
+        audit = self._decision(queued, Decision.CANCELLED, now_ms, message=message, inputs=inputs)
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+
+    def cancellation(self, cancel: Cancel) -> OutRecord:
+        """What the consumers are told of a cancel."""
+        told = Cancellation(cancel.request_id, cancel.tenant, self.dispatcher_id, cancel.requested_at_ms)
+        return OutRecord(names.CONTROL_CANCELLATIONS, cancel.request_id.encode(), self.codec.encode(told))
+
+    def cancel_refused(
+        self, cancel: CancelRequest, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
+    ) -> tuple[OutRecord, ...]:
+        """The audit alone: a reply would be one more to the request it names, or one that nobody waits for."""
+        said = replace(refusal, message=f"cancel: {refusal.message}")
+        return (self._refusal(cancel.request_id[:MAX_ID_CHARS], None, arrival, tenant, said, now_ms),)
 
     def refused(
         self,
@@ -119,7 +208,9 @@ class DecisionWriter:
         now_ms: int,
     ) -> tuple[OutRecord, ...]:
         """The reply that says which field and why, and its audit."""
-        request_id = request.request_id[:MAX_ID_CHARS]
+        request_id, replay_of = request.request_id[:MAX_ID_CHARS], request.replay_of
+        if replay_of is not None and not names.is_request_id(replay_of):
+            replay_of = None
         reply = InferenceReply(
             request_id=request_id,
             tenant=tenant,
@@ -131,19 +222,11 @@ class DecisionWriter:
             task=request.task[:MAX_ID_CHARS],
             timings=Timings(submitted_at_ms=arrival.timestamp_ms),
             source=arrival.coordinate,
+            replay_of=replay_of,
         )
-        audit = AuditEvent(
-            request_id=request_id,
-            tenant=tenant,
-            decision=Decision.REFUSED,
-            actor=self.dispatcher_id,
-            occurred_at_ms=now_ms,
-            source=arrival.coordinate,
-            code=refusal.code,
-            message=refusal.message,
-            inputs={"field": refusal.field},
-        )
-        return self._reply(reply_topic_for_refusal(request, tenant, spec), reply), self._audit(audit)
+        audit = self._refusal(request_id, replay_of, arrival, tenant, refusal, now_ms)
+        topic = reply_topic_for_refusal(request, tenant, spec)
+        return self._reply(topic, reply, trace_headers(arrival.headers)), audit
 
     def duplicate(
         self, queued: QueuedRequest, first: SourceCoordinate, replayed: tuple[str, InferenceReply] | None, now_ms: int
@@ -163,7 +246,7 @@ class DecisionWriter:
             inputs={"replayed": str(replayed is not None).lower()},
         )
         outputs = (self._audit(audit),)
-        return outputs if replayed is None else (self._reply(*replayed), *outputs)
+        return outputs if replayed is None else (self._reply(*replayed, queued.trace_headers), *outputs)
 
     def dead_letter(self, arrival: Arrival, tenant: str, error: DecodeError, now_ms: int) -> tuple[OutRecord, ...]:
         """The original bytes with headers that say where they stood and why they are here, and the audit."""
@@ -181,7 +264,7 @@ class DecisionWriter:
             names.DEAD_LETTER_REQUESTS,
             arrival.key,
             arrival.value or b"",
-            dead_letter_headers(arrival.coordinate, arrival.timestamp_ms, error),
+            dead_letter_headers(arrival.coordinate, arrival.timestamp_ms, error, self._signature, tenant=tenant),
         )
         return letter, self._audit(audit)
 
@@ -193,13 +276,101 @@ class DecisionWriter:
             return settlement
         coordinate = SourceCoordinate(*settlement.claim.partition, settlement.claim.offset)
         error = UnpublishableError(f"{first.topic}: {reason}")
-        letter = OutRecord(
-            names.DEAD_LETTER_REQUESTS, first.key, first.value, dead_letter_headers(coordinate, 0, error)
-        )
-        return Settlement(settlement.claim, (letter,))
+        letter_headers = dead_letter_headers(coordinate, None, error, self._signature)
+        letter = OutRecord(names.DEAD_LETTER_REQUESTS, first.key, first.value, letter_headers)
+        return Settlement(settlement.claim, (letter, *settlement.outputs[1:]))
 
-    def _reply(self, topic: str, reply: InferenceReply) -> OutRecord:
-        return OutRecord(topic, reply.request_id.encode(), self.codec.encode(reply))
+    @property
+    def _signature(self) -> Signature:
+        return Signature(self.dispatcher_id, self.group)
+
+    def _answer(self, queued: QueuedRequest, outcome: Outcome, code: Code | None, message: str) -> InferenceReply:
+        return InferenceReply(
+            request_id=queued.request.request_id,
+            tenant=queued.tenant,
+            outcome=outcome,
+            code=code,
+            message=message,
+            model=queued.request.model,
+            task=queued.request.task,
+            timings=Timings(submitted_at_ms=queued.submitted_at_ms, admitted_at_ms=queued.admitted_at_ms),
+            degradations=queued.degradations,
+            source=queued.source,
+            replay_of=queued.request.replay_of,
+        )
+
+    def _refusal(
+        self, request_id: str, replay_of: str | None, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
+    ) -> OutRecord:
+        return self._audit(
+            AuditEvent(
+                request_id=request_id,
+                tenant=tenant,
+                decision=Decision.REFUSED,
+                actor=self.dispatcher_id,
+                occurred_at_ms=now_ms,
+                source=arrival.coordinate,
+                code=refusal.code,
+                message=refusal.message,
+                inputs={"field": refusal.field, **_replay(replay_of)},
+            )
+        )
+
+    def _decision(
+        self,
+        queued: QueuedRequest,
+        decision: Decision,
+        now_ms: int,
+        *,
+        code: Code | None = None,
+        message: str | None = None,
+        inputs: Inputs,
+    ) -> OutRecord:
+        return self._audit(
+            AuditEvent(
+                request_id=queued.request.request_id,
+                tenant=queued.tenant,
+                decision=decision,
+                actor=self.dispatcher_id,
+                occurred_at_ms=now_ms,
+                source=queued.source,
+                code=code,
+                message=message,
+                inputs={**{name: str(value) for name, value in inputs.items()}, **_replay(queued.request.replay_of)},
+            )
+        )
+
+    def _reply(self, topic: str, reply: InferenceReply, trace: TraceHeaders) -> OutRecord:
+        return reply_record(topic, reply, self.codec.encode(reply), trace)
 
     def _audit(self, audit: AuditEvent) -> OutRecord:
         return OutRecord(names.LEDGER_AUDIT, audit.tenant.encode(), self.codec.encode(audit))
+
+
+def _retrieval_inputs(queued: QueuedRequest) -> dict[str, object]:
+    use = queued.retrieval_use
+    if use is None:
+        return {}
+    given: dict[str, object] = {
+        "collection": use.collection,
+        "retrieval_mode": use.mode,
+        "retrieval_ms": use.took_ms,
+        "passages": len(queued.passages),
+    }
+    if use.reason is not None:
+        given["retrieval_reason"] = use.reason
+    if use.collection_version is not None:
+        given["collection_version"] = use.collection_version
+    return given
+
+
+def _history_inputs(queued: QueuedRequest) -> dict[str, object]:
+    use = queued.history_use
+    if use is None:
+        return {}
+    given: dict[str, object] = {"history_messages": use.messages, "history_ms": use.took_ms}
+    return given if use.reason is None else {**given, "history_reason": use.reason}
+
+
+def _replay(replay_of: str | None) -> dict[str, str]:
+    return {} if replay_of is None else {"replay_of": replay_of}

@@ -1,71 +1,109 @@
 """The dispatcher's loop: records in from Faust, pure decisions, settlements out to the transaction loop."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from traceback import extract_tb
-from typing import Any, Protocol
+from typing import Any
 
-from fairlane import headers, metrics
+from fairlane import metrics
 from fairlane.clock import ClockMs
-from fairlane.codec import Codec, DecodeError, DecodeProblem
 from fairlane.logs import get_logger
-from fairlane.names import DEAD_LETTER_REQUESTS, is_backfill, tenant_of_source
-from fairlane.outcomes import Code, Decision
+from fairlane.names import backfill_topic, is_backfill
+from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, Ownership, PartitionId
-from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, SourceCoordinate, TenantSpec
+from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
 from fairlane.registry import RegistryError
-from fairlane.transactions import OutRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.decisions import Arrival, DecisionWriter
+from fairlane.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.admissions import Admissions
+from stream_processors.dispatcher.admitter import Admitter
+from stream_processors.dispatcher.answers.answer_lookup import KnownAnswer
+from stream_processors.dispatcher.answers.answer_writer import AnswerWriter
+from stream_processors.dispatcher.answers.earlier_answers import EarlierAnswers
+from stream_processors.dispatcher.arrival import Arrival
+from stream_processors.dispatcher.cancel import Cancel
+from stream_processors.dispatcher.cancels import Cancels
+from stream_processors.dispatcher.context_turns import ContextTurns
+from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.decisions import DecisionWriter
 from stream_processors.dispatcher.duplicates import DuplicateIndex
-from stream_processors.dispatcher.validation import Limits, Refusal, validate
-from stream_processors.dispatcher.work_queue import QueuedRequest, WorkQueue, estimate_cost_tokens
+from stream_processors.dispatcher.enrichment.context import refusal_of
+from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.moving import move_waiting
+from stream_processors.dispatcher.pools import moves_work
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.repeats import Repeats
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
+from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.undecided import Undecided
+from stream_processors.dispatcher.unserved import Unserved
+from stream_processors.dispatcher.validation import Refusal
 
 log = get_logger(__name__)
 
 _MAX_INTAKE_BATCH = 512
 _LINGER_S = 0.002
-_MAX_REPEATED = 1_000
 _LINGER_FROM_ITEMS = 4
 
 
-class ReplyArchive(Protocol):
-    """Where settled replies can be looked up."""
+def _nothing() -> None: ...
 
-    async def find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
-        """The committed reply to the request that stood at ``source``, if there is one and it can be reached."""
+
+def _ignore(_pool: str, _priority_class: str) -> None: ...
 
 
 @dataclass(slots=True)
 class Dispatcher:
     """Everything here runs on the event loop. Nothing here raises because of a record."""
 
-    codec: Codec
     ownership: Ownership
     transactions: TransactionLoop
+    intake: Intake
+    admitter: Admitter
+    admissions: Admissions
+    scheduler: Scheduler[QueuedRequest]
     writer: DecisionWriter
-    queue: WorkQueue
+    counts: DecisionCounts
+    stats: TenantStats
     duplicates: DuplicateIndex
-    archive: ReplyArchive
-    limits: Limits
-    max_held: int
-    max_held_bytes: int
+    repeats: Repeats
+    unserved: Unserved
+    cancels: Cancels
+    undecided: Undecided
+    context: ContextTurns
+    answers: EarlierAnswers
+    answer_writer: AnswerWriter
     clock: ClockMs
-    tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
-    models: Mapping[str, ModelVersion] = field(default_factory=dict)
-    _arrived: list[tuple[Claim, Arrival]] = field(default_factory=list)
+    on_backlog: Callable[[str, str], None] = _ignore
+    """Told the pools and classes in which something waits."""
+    on_backfill: Callable[[], None] = _nothing
+    """Told when backfill was taken in: it may be time to pause it."""
     _something_arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    _room: asyncio.Event = field(default_factory=asyncio.Event)
-    _read_bytes: int = 0
-    _repeated: "asyncio.Queue[tuple[QueuedRequest, SourceCoordinate]]" = field(
-        default_factory=lambda: asyncio.Queue(_MAX_REPEATED)
-    )
-    _read: Counter[str] = field(default_factory=Counter)
-    _decided: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    _tried_again: list[tuple[Arrival, QueuedRequest]] = field(default_factory=list)
+    """What was refused for now at another place, or has no earlier answer, and is to be admitted."""
+    _given: dict[Claim, QueuedRequest] = field(default_factory=dict)
+    """What was answered with an earlier answer, and is not committed yet."""
+    _failure: Exception | None = None
+    _payday: asyncio.TimerHandle | None = None
+
+    def set_registry(
+        self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion], parts: Mapping[str, float]
+    ) -> None:
+        """The tenants and models as they are from now on; ``parts`` as in ``Scheduler.set_tenants``. What waits moves
+        to the pool that serves it now, or is refused if none does."""
+        moves = moves_work(self.intake.tenants, tenants, self.intake.models, models)
+        self.intake.set_registry(tenants, models)
+        self.admitter.set_registry(tenants, models)
+        self.scheduler.set_tenants(tenants, parts)
+        if moves:
+            now_ms = self.clock()
+            for queued, refusal in move_waiting(self.scheduler, self.intake):
+                self.unserved.refuse(queued, refusal, now_ms)
+            if self.unserved:
+                self._something_arrived.set()
 
     async def on_record(self, message: Any) -> None:
-        """Take one record from Faust. Waits while too much is held in memory, which stops the fetching."""
+        """Take one record from Faust. Waits while too much is undecided, which stops the fetching."""
         partition = PartitionId(message.topic, message.partition)
         # The fetching thread left the epoch of the assignment there.
         claim = self.ownership.deliver(partition, message.offset, message.checksum)
@@ -79,35 +117,45 @@ class Dispatcher:
             message.value,
             tuple(message.headers),
         )
-        self._arrived.append((claim, arrival))
-        self._read_bytes += len(arrival.value or b"")
+        self.undecided.add(claim, arrival)
         self._something_arrived.set()
-        while not self._has_room():
-            self._room.clear()
-            await self._room.wait()
+        await self.undecided.wait_for_room()
+
+    def on_committed(self, settled: Sequence[Settlement]) -> None:
+        """These were committed: what was dispatched by them is about to be read back, and there may be room again."""
+        now_ms = self.clock()
+        for settlement in settled:
+            claim = settlement.claim
+            self.scheduler.in_flight.committed_own(SourceCoordinate(*claim.partition, claim.offset), now_ms)
+        self.answers.committed(settlement.claim for settlement in settled)
+        if self._given:
+            for settlement in settled:
+                given = self._given.pop(settlement.claim, None)
+                if given is not None:
+                    self.repeats.ends.answered(given.tenant, given.request_id)
+        self.cancels.on_committed(settled)
+        self.on_room()
 
     def on_room(self) -> None:
         """Something was committed or dropped: there may be room again. Spurious calls do no harm."""
-        if self._has_room():
-            self._room.set()
+        self.undecided.on_room()
 
-    def _has_room(self) -> bool:
-        if self._held >= self.max_held:
-            return False
-        if self._read_bytes >= self.max_held_bytes:
-            # Counting is dear, so it is done only when that much was read since the last time.
-            self._read_bytes = self._held_bytes()
-        return self._read_bytes < self.max_held_bytes
-
-    def _held_bytes(self) -> int:
-        arrived = sum(len(arrival.value or b"") for _, arrival in self._arrived)
-        return arrived + self.queue.size_bytes + self.transactions.pending_bytes
-
-    def on_revoked(self) -> None:
-        """Forget what waits of partitions that moved on; their new owner reads it again."""
-        self._arrived = [(claim, arrival) for claim, arrival in self._arrived if self.ownership.is_current(claim)]
-        self.queue.discard(claim for claim in self.queue.claims() if not self.ownership.is_current(claim))
-        self._room.set()
+    async def on_revoked(self) -> None:
+        """Forget what waits of partitions that moved on; their new owner reads it again, and asks its quota."""
+        is_current = self.ownership.is_current
+        self.undecided.discard(is_current)
+        self.cancels.discard(is_current)
+        self.repeats.discard(is_current)
+        self.answers.discard(is_current)
+        self._given = {claim: queued for claim, queued in self._given.items() if is_current(claim)}
+        gone = self.scheduler.discard(claim for claim in self.scheduler.claims() if not is_current(claim))
+        gone += self.context.take_back(lambda queued: not is_current(queued.claim))
+        for queued in gone:
+            self.admissions.audited(queued.claim)
+        gone += self.unserved.discard(is_current)
+        if not self.ownership.partitions():
+            self.scheduler.in_flight.release_all()
+        await self.admitter.hand_over(gone)
 
     async def run(self) -> None:
         """Decide whatever arrived, batch after batch; a batch is what came while the last one was decided.
@@ -119,138 +167,243 @@ class Dispatcher:
         while True:
             await self._something_arrived.wait()
             self._something_arrived.clear()
-            while self._arrived:
-                if last_items >= _LINGER_FROM_ITEMS and len(self._arrived) < _MAX_INTAKE_BATCH:
+            self._raise_failure()
+            while self.undecided or self._tried_again:
+                self._raise_failure()
+                if last_items >= _LINGER_FROM_ITEMS and len(self.undecided) < _MAX_INTAKE_BATCH:
                     await asyncio.sleep(_LINGER_S)
-                last_items = len(self._arrived)
-                batch, self._arrived = self._arrived[:_MAX_INTAKE_BATCH], self._arrived[_MAX_INTAKE_BATCH:]
-                await self._intake(batch)
+                last_items = len(self.undecided)
+                batch = self.undecided.take(_MAX_INTAKE_BATCH)
+                await self._decide(batch)
+                if any(is_backfill(arrival.partition.topic) for _, arrival in batch):
+                    self.on_backfill()
                 self.dispatch()
-                self._flush_counts()
+                self.admissions.note_waiting()
+                await self.unserved.send()
+                await self.pay_debts()
+                for pool, priority_class in self.scheduler.backlogs():
+                    self.on_backlog(pool, priority_class)
+                self.counts.flush()
+            await self.unserved.send()
+            await self.pay_debts()
 
     def dispatch(self) -> None:
-        """Send on what may go: first the oldest of partitions that would block, then in the queue's order."""
+        """Send on what may go, in the queue's order. The oldest of a partition that would block goes first among its
+        tenant's own, never before anybody else's."""
         now_ms = self.clock()
-        settlements = []
-        for claim in self.ownership.escalated():
-            queued = self.queue.take(claim)
-            if queued is not None:
-                settlements.append(self._dispatch_one(queued, now_ms))
-        while (queued := self.queue.pop(now_ms)) is not None:
-            settlements.append(self._dispatch_one(queued, now_ms))
+        settlements: list[Settlement] = []
+        late: list[QueuedRequest] = []
+        for turn in self.scheduler.turns(now_ms, self.ownership.escalated()):
+            if turn.is_late:
+                late.append(turn.item)
+                continue
+            queued = self.context.take(turn, self._on_context)
+            if queued is not None and (settlement := self._sent_on(self._with_context(turn, queued), now_ms)):
+                settlements.append(settlement)
         if settlements:
             self.transactions.submit_many(settlements)
+        self._answer_late(late, now_ms)
 
-    @property
-    def _held(self) -> int:
-        return len(self._arrived) + len(self.queue) + self.transactions.pending_count
+    def _on_context(self, turn: Turn[QueuedRequest], queued: QueuedRequest) -> None:
+        """The context of one whose turn had come. Never raises: a failure ends ``run``."""
+        try:
+            settlement = self._sent_on(self._with_context(turn, queued), self.clock())
+        except Exception as error:  # noqa: BLE001 - raised again in ``run``, whose end somebody sees
+            self._failure = error
+            self._something_arrived.set()
+            return
+        if settlement is not None:
+            self.transactions.submit(settlement)
 
-    async def _intake(self, batch: Sequence[tuple[Claim, Arrival]]) -> None:
-        admitted = []
-        self._read.update(tenant_of_source(arrival.partition.topic) for _, arrival in batch)
+    def _on_answer(self, arrival: Arrival, queued: QueuedRequest, known: KnownAnswer | None) -> None:
+        """Whether an earlier answer is there for it. Never raises: a failure ends ``run``."""
+        now_ms = self.clock()
+        settlement: Settlement | None = None
+        try:
+            if known is not None and now_ms <= queued.deadline_at_ms and self._may_have(queued, known):
+                settlement = Settlement(queued.claim, self.answer_writer.answered(queued, known, now_ms))
+        except RegistryError as error:
+            self._failure = error
+            self._something_arrived.set()
+            return
+        except Exception as error:  # noqa: BLE001 - what stood in the cache must not end the dispatcher
+            log.error("earlier_answer_unusable", tenant=queued.tenant, error=type(error).__name__)
+        if settlement is None:
+            self._try_again(arrival, queued)
+            return
+        self._given[queued.claim] = queued
+        self.counts.decided(queued.tenant, Decision.CACHED)
+        self.transactions.submit(settlement)
+
+    def _may_have(self, queued: QueuedRequest, known: KnownAnswer) -> bool:
+        """Whether it is still what this tenant would get now."""
+        now = self.intake.as_of_now(queued)
+        if isinstance(now, Refusal) or (now.model.model, now.model.version) != (
+            known.answer.model,
+            known.answer.model_version,
+        ):
+            return False
+        most = now.max_prompt_tokens
+        return most is None or known.answer.usage.prompt_tokens <= most
+
+    def _with_context(self, turn: Turn[QueuedRequest], queued: QueuedRequest) -> Turn[QueuedRequest]:
+        """The same turn of the request as it is now; what was taken from it counts."""
+        if queued is turn.item:
+            return turn
+        self.scheduler.change_cost(turn.item, queued)
+        found_tokens = queued.prompt_tokens - turn.item.prompt_tokens + turn.item.expected_tokens
+        self.intake.context.learn(queued.tenant, queued.request, found_tokens)
+        steps = [step for step in queued.degradations if step not in turn.item.degradations]
+        if steps:
+            self.counts.degraded(queued.tenant, steps)
+        return replace(turn, item=queued)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _sent_on(self, turn: Turn[QueuedRequest], now_ms: int) -> Settlement | None:
+        """The work of a request, or nothing if it is refused after all."""
+        queued, claim = turn.item, turn.item.claim
+        refusal = refusal_of(queued)
+        if refusal is not None:
+            self.context.release(claim)
+            self.admissions.audited(claim)
+            self.unserved.refuse(queued, refusal, now_ms)
+            self._something_arrived.set()
+            return None
+        if queued.passages or queued.history:
+            source = SourceCoordinate(*claim.partition, claim.offset)
+            texts = (*(one.text for one in queued.passages), *(said.content for said in queued.history))
+            self.scheduler.in_flight.add_input(source, sum(len(text.encode(errors="replace")) for text in texts))
+        return self._dispatched(turn, now_ms)
+
+    def _answer_late(self, late: Sequence[QueuedRequest], now_ms: int) -> None:
+        self.unserved.answer_late(late, now_ms)
+        if self.unserved:
+            self._something_arrived.set()
+
+    def sweep(self) -> None:
+        """Answer what cannot be answered in time any more, whoever's turn it is. Call it now and then."""
+        now_ms = self.clock()
+        self._answer_late(self.scheduler.take_late(now_ms), now_ms)
+        self.context.keep(self.scheduler.holds)
+        self.answers.sweep()
+        self.counts.flush()
+
+    async def pay_debts(self) -> None:
+        """Have quotas take what backfill owes them, as far as they grant it now, and again when they may grant more."""
+        if await self.admitter.pay_debts(self.clock()):
+            self.on_backfill()
+        if self._payday is not None:
+            self._payday.cancel()
+            self._payday = None
+        due_at_ms = self.admitter.debts.next_due_ms()
+        if due_at_ms is not None:
+            delay_s = max(1, due_at_ms - self.clock()) / 1_000
+            self._payday = asyncio.get_running_loop().call_later(delay_s, self._something_arrived.set)
+
+    def paused_backfill(self) -> set[PartitionId]:
+        """The partitions whose backfill waits long enough already, or came in faster than its quota allows or than
+        repeated ids are looked up."""
+        tenants = self.scheduler.paused_backfill() | self.admitter.debts.tenants() | self.repeats.crowded()
+        metrics.BACKFILL_PAUSED.set(len(tenants))
+        if not tenants:
+            return set()
+        paused = set(map(backfill_topic, tenants))
+        return {partition for partition in self.ownership.partitions() if partition.topic in paused}
+
+    async def _decide(self, batch: Sequence[tuple[Claim, Arrival]]) -> None:
+        fresh: list[QueuedRequest] = []
+        again: list[QueuedRequest] = []
+        cancels: list[Cancel] = []
+        arrivals = dict(batch)
         for claim, arrival in batch:
-            tenant = tenant_of_source(arrival.partition.topic)
-            try:
-                verdict = self._decide(claim, arrival, tenant)
-            except RegistryError:
-                # The registry is out of reach: the record may be perfectly good. End, restart, read it again.
-                raise
-            except Exception as error:  # noqa: BLE001 - what our own code fails on is buried, and nothing else stops
-                verdict = self._broken(arrival, tenant, error)
+            verdict = self.intake.decide(claim, arrival)
             if isinstance(verdict, QueuedRequest):
-                admitted.append(verdict)
+                (again if verdict.handed_back else fresh).append(verdict)
+            elif isinstance(verdict, Cancel):
+                cancels.append(verdict)
             else:
                 self.transactions.submit(Settlement(claim, verdict))
-        if admitted:
-            await self._admit(admitted)
+        if fresh:
+            fresh = await self._without_duplicates(fresh, arrivals)
+            fresh = [one for one in fresh if not self.answers.begin(arrivals[one.claim], one, self._on_answer)]
+        tried_again = self._tried_again[:_MAX_INTAKE_BATCH]
+        del self._tried_again[:_MAX_INTAKE_BATCH]
+        for arrival, queued in tried_again:
+            arrivals[queued.claim] = arrival
+            fresh.append(queued)
+        if fresh:
+            await self.admissions.admit(fresh, arrivals)
+        for queued in again:
+            # It was admitted once, and is not judged again.
+            if self.ownership.is_current(queued.claim):
+                try:
+                    now_ms, now = self.clock(), self.intake.as_of_now(queued)
+                    if isinstance(now, Refusal):
+                        outputs = self.unserved.not_served(queued, now, now_ms)
+                        self.transactions.submit(Settlement(queued.claim, outputs))
+                        continue
+                    reduced, notes = self.admitter.take_back(now, now_ms)
+                    self.scheduler.push(reduced)
+                    self.transactions.note(notes)
+                except Exception as error:  # noqa: BLE001 - one record must not end intake, to be read again at once
+                    self.admissions.bury(queued.claim, arrivals[queued.claim], error)
+        if cancels:
+            await self._cancel(cancels, arrivals)
 
-    def _decide(self, claim: Claim, arrival: Arrival, tenant: str) -> QueuedRequest | tuple[OutRecord, ...]:
-        now_ms = self.clock()
-        try:
-            request = self.codec.decode_as(InferenceRequest, arrival.value)
-        except DecodeError as error:
-            self._count(tenant, Decision.DEAD_LETTERED, error.problem)
-            metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem=error.problem).inc()
-            return self.writer.dead_letter(arrival, tenant, error, now_ms)
-        spec = self.tenants.get(tenant)
-        backfill = is_backfill(arrival.partition.topic)
-        verdict = validate(request, tenant, spec, self.models, self.limits, backfill=backfill)
-        if isinstance(verdict, Refusal):
-            self._count(tenant, Decision.REFUSED, verdict.code)
-            return self.writer.refused(request, arrival, tenant, spec, verdict, now_ms)
-        return QueuedRequest(
-            claim=claim,
-            tenant=tenant,
-            request=request,
-            model=verdict.model,
-            reply_topic=verdict.reply_topic,
-            cost_tokens=estimate_cost_tokens(request, verdict.model, verdict.input_bytes),
-            size_bytes=len(arrival.value or b""),
-            submitted_at_ms=arrival.timestamp_ms,
-            admitted_at_ms=now_ms,
-            deadline_at_ms=arrival.timestamp_ms + verdict.timeout_ms,
-            trace_headers=tuple(header for header in arrival.headers if header[0] == headers.TRACE_PARENT),
-        )
+    async def _cancel(self, cancels: Sequence[Cancel], arrivals: Mapping[Claim, Arrival]) -> None:
+        """What came before them in the same batch is admitted by now, and nothing is just being refused."""
+        while self.unserved:
+            await self.unserved.send()
+        for cancel in cancels:
+            if self.ownership.is_current(cancel.claim):
+                self._take_back(cancel)
+                try:
+                    looked_up = self.answers.find(cancel.tenant, cancel.request_id)
+                    undecided = [*(queued for _, queued in self._tried_again), *looked_up]
+                    self.cancels.carry_out(cancel, self.admissions.unaudited, undecided)
+                    self._tried_again = [one for one in self._tried_again if not cancel.concerns(one[1])]
+                    self.answers.drop(queued.claim for queued in undecided if cancel.concerns(queued))
+                except RegistryError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - one record must not end intake, to be read again at once
+                    self.admissions.bury(cancel.claim, arrivals[cancel.claim], error)
 
-    def _broken(self, arrival: Arrival, tenant: str, error: Exception) -> tuple[OutRecord, ...]:
-        """A record that our own code failed on: keep its bytes where an operator sees them."""
-        metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
-        # The type and the line alone: the text of an unforeseen exception may quote the record.
-        *_, frame = extract_tb(error.__traceback__)
-        log.error(
-            "intake_failed",
-            topic=arrival.partition.topic,
-            offset=arrival.offset,
-            error=type(error).__name__,
-            raised_at=f"{frame.filename}:{frame.lineno}",
-        )
-        problem = DecodeError(DecodeProblem.INTAKE_FAILED, type(error).__name__)
-        return self.writer.dead_letter(arrival, tenant, problem, self.clock())
+    def _take_back(self, cancel: Cancel) -> None:
+        """What is concerned and still looked up waits again: it was sent to nobody."""
+        for queued in self.context.take_back(cancel.concerns):
+            self.scheduler.push(queued)
 
-    async def _admit(self, admitted: Sequence[QueuedRequest]) -> None:
-        entries = [
-            (queued.tenant, queued.request.request_id, SourceCoordinate(*queued.claim.partition, queued.claim.offset))
-            for queued in admitted
-        ]
-        firsts = await self.duplicates.first_seen(entries)
-        for queued, first in zip(admitted, firsts, strict=True):
+    async def _without_duplicates(
+        self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, Arrival]
+    ) -> list[QueuedRequest]:
+        firsts = await self.duplicates.first_seen([queued.seen for queued in fresh])
+        kept = []
+        for queued, first in zip(fresh, firsts, strict=True):
             if first is not None:
-                self._count(queued.tenant, Decision.DUPLICATE, "")
-                self._settle_duplicate(queued, first)
-            elif self.ownership.is_current(queued.claim):
-                self.queue.push(queued)
-
-    def _settle_duplicate(self, queued: QueuedRequest, first: SourceCoordinate) -> None:
-        """Queue it for look-up, apart from intake; what does not fit is settled without a copy of the reply."""
-        try:
-            self._repeated.put_nowait((queued, first))
-        except asyncio.QueueFull:
-            self.transactions.submit(Settlement(queued.claim, self.writer.duplicate(queued, first, None, self.clock())))
+                self.repeats.add(arrivals[queued.claim], queued, first)
+            else:
+                kept.append(queued)
+        return kept
 
     async def settle_duplicates(self) -> None:
-        """Send stored replies again, one look-up after the other."""
-        while True:
-            queued, first = await self._repeated.get()
-            reply = await self.archive.find(queued.tenant, queued.request.request_id, first)
-            replayed = None if reply is None else (queued.reply_topic, replace(reply, replayed=True))
-            outputs = self.writer.duplicate(queued, first, replayed, self.clock())
-            self.transactions.submit(Settlement(queued.claim, outputs))
+        """Answer repeated request ids, one look-up after the other."""
+        await self.repeats.run(self.duplicates, self._try_again)
 
-    def _dispatch_one(self, queued: QueuedRequest, now_ms: int) -> Settlement:
-        if now_ms > queued.deadline_at_ms:
-            self._count(queued.tenant, Decision.EXPIRED, "")
-            return Settlement(queued.claim, self.writer.expired(queued, now_ms))
-        self._count(queued.tenant, Decision.DISPATCHED, "")
-        return Settlement(queued.claim, self.writer.dispatched(queued, now_ms))
+    def _try_again(self, arrival: Arrival, queued: QueuedRequest) -> None:
+        self._tried_again.append((arrival, queued))
+        self._something_arrived.set()
 
-    def _count(self, tenant: str, decision: Decision, code: Code | str) -> None:
-        self._decided[tenant, decision, str(code)] += 1
-
-    def _flush_counts(self) -> None:
-        """Bring the metrics up to date, once per batch: a labelled counter is too dear to touch for every record."""
-        for tenant, count in self._read.items():
-            metrics.REQUESTS_READ.labels(tenant=tenant).inc(count)
-        for (tenant, decision, code), count in self._decided.items():
-            metrics.DECISIONS.labels(tenant=tenant, decision=decision, code=code).inc(count)
-        self._read.clear()
-        self._decided.clear()
+    def _dispatched(self, turn: Turn[QueuedRequest], now_ms: int) -> Settlement:
+        queued = turn.item
+        self.answers.sent(queued.claim)
+        waited_ms = now_ms - queued.submitted_at_ms
+        self.counts.dispatched(queued.tenant, queued.pool, queued.priority_class, waited_ms)
+        self.stats.dispatched(queued.tenant, queued.pool, waited_ms, now_ms)
+        taken = self.admissions.audited(queued.claim)
+        if taken is None:
+            return Settlement(queued.claim, self.writer.dispatched(turn, now_ms))
+        outputs = self.writer.dispatched(turn, now_ms, taken.inputs)
+        return Settlement(queued.claim, (*outputs, *taken.degraded))

@@ -13,6 +13,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from fairlane.committed import resume_points
 from fairlane.logs import get_logger
 from fairlane.ownership import Membership, Ownership, PartitionId
+from stream_processors.dispatcher.assignor import TenantAssignor
 
 log = get_logger(__name__)
 
@@ -47,6 +48,9 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
         # Faust sets these only in its own exactly-once mode, or not at all.
         consumer._isolation_level = "read_committed"
         consumer._fetch_max_wait_ms = _FETCH_MAX_WAIT_MS
+        # One alone: aiokafka 0.14 sends a join for each of several (its pull request 1168), so that every rebalance is
+        # two, and members that start at the same time may call one another back for minutes.
+        consumer._partition_assignment_strategy = (TenantAssignor,)
         return consumer
 
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:

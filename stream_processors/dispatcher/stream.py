@@ -20,6 +20,7 @@ from yarl import URL
 
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
+from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.settings import Settings
 from stream_processors.dispatcher.fenced_thread import FencedThread
@@ -48,7 +49,7 @@ class RequestStream:
         on_revoked: Callable[[], Awaitable[None]],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self.group = f"{settings.group_prefix}.dispatcher"
+        self.group = dispatcher_group(settings.group_prefix)
         self._ownership = ownership
         self._on_revoked = on_revoked
         self._on_failure = on_failure
@@ -56,6 +57,7 @@ class RequestStream:
         self._app = self._build_app(settings)
         self._topic = self._app.topic("placeholder", key_serializer="raw", value_serializer="raw")
         self._topic.topics = []
+        self._subscribed: frozenset[str] = frozenset()
         self._paused: set[PartitionId] = set()
 
         async def read(stream: Any) -> None:
@@ -89,7 +91,7 @@ class RequestStream:
             stream_buffer_maxsize=1_024,
             # The default waits for unacknowledged messages for ever: the member then never rejoins.
             stream_wait_empty=False,
-            # aiokafka's round robin: Faust's own assignor gives partition 0 of every topic to one member.
+            # Not Faust's own assignor, which gives partition 0 of every topic to one member: FencedThread brings ours.
             table_standby_replicas=0,
         )
         ownership, offsets, on_failure = self._ownership, self._offsets, self._on_failure
@@ -116,6 +118,7 @@ class RequestStream:
         """Join the group. ``topics`` must exist and must not be empty: Faust never reads a topic that it subscribed to
         before its metadata was visible."""
         self._topic.topics = sorted(topics)
+        self._subscribed = frozenset(self._topic.topics)
         self._app.topics._resubscribe_sleep_lock_seconds = _RESUBSCRIBE_S
         await self._app.start()
 
@@ -126,12 +129,13 @@ class RequestStream:
 
     @property
     def subscribed(self) -> frozenset[str]:
-        return frozenset(self._topic.topics)
+        return self._subscribed
 
     async def subscribe(self, topics: Iterable[str]) -> None:
         """Read these topics from now on, without a restart. They must exist."""
         # In place: the agent reads a clone of the topic, and the clone shares this list.
         self._topic.topics[:] = sorted(topics)
+        self._subscribed = frozenset(self._topic.topics)
         conductor = self._app.topics
         names = await conductor._update_indices()
         await self._app.consumer.subscribe(names)

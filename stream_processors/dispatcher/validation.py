@@ -3,24 +3,24 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fairlane.names import is_replies_of, replies_topic
-from fairlane.outcomes import Code, Priority, Task
-from fairlane.records import InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
+from fairlane.names import SHARED_REPLIES, is_replies_of, is_request_id, replies_topic
+from fairlane.outcomes import DEFAULT_TIMEOUT_MS, CacheMode, Code, Priority, RetrievalMode, Task
+from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
 
-DEFAULT_TIMEOUT_MS: Mapping[str, int] = {Priority.HIGH: 30_000, Priority.NORMAL: 60_000, Priority.LOW: 120_000}
 DEFAULT_BACKFILL_TIMEOUT_MS = 86_400_000
 
 MAX_ID_CHARS = 128
 _ROLES = frozenset({"system", "user", "assistant"})
-_REQUEST_ID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,63}")
 _MAX_STOPS = 8
 _MAX_STOP_CHARS = 256
 _MAX_TEMPERATURE = 2.0
 _MAX_TOP_K = 64
 _MAX_METADATA_BYTES = 8_192
 _MAX_SEED = 2**63 - 1
+_MAX_LOGPROBS = 20
 
 _FIELDS_OF_TASK: Mapping[str, tuple[tuple[str, ...], ...]] = {
     Task.GENERATE: (("messages",), ("prompt",)),
@@ -30,6 +30,8 @@ _FIELDS_OF_TASK: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 _TASKS = frozenset(Task)
 _PRIORITIES = frozenset(Priority)
+_RETRIEVAL_MODES = frozenset(RetrievalMode)
+_CACHE_MODES = frozenset(CacheMode)
 _INPUT_FIELDS = ("messages", "prompt", "texts", "query", "documents", "image")
 
 
@@ -71,7 +73,11 @@ def validate(
     *,
     backfill: bool,
 ) -> Valid | Refusal:
-    """Check one request of ``tenant``, which is the tenant of the topic it stood on."""
+    """Check one request of ``tenant``, which is the tenant of the topic it stood on.
+
+    The tenant's ``max_prompt_tokens`` is not judged here: bytes say nothing certain of tokens, and the engine counts
+    them with the model's tokenizer.
+    """
     refusal = _identity(request, tenant, spec)
     if refusal is not None:
         return refusal
@@ -98,10 +104,41 @@ def validate(
     return Valid(model, request.reply_to or replies_topic(tenant), timeout_ms, input_bytes)
 
 
+def validate_cancel(cancel: CancelRequest, tenant: str) -> Refusal | None:
+    """Why a cancel on a topic of ``tenant`` counts for nothing; None when it counts."""
+    if not is_request_id(cancel.request_id):
+        return _invalid("request_id", "must be a UUID")
+    return _disagreement(cancel.tenant, tenant)
+
+
+def within_tenant_bound(request: InferenceRequest, model: ModelVersion, spec: TenantSpec | None) -> InferenceRequest:
+    """The request with no more output tokens than its tenant may have of any; the same object if it asks for no more.
+
+    It is not refused: whoever set the bound wants shorter answers, and ``finish_reason`` says that one was cut. One
+    that names no ``max_tokens`` asks for as many as the model gives.
+    """
+    most = None if spec is None else spec.max_completion_tokens
+    if most is None or request.task != Task.GENERATE:
+        return request
+    asked = request.parameters.max_tokens
+    allowed = min(most, asked or model.max_output_tokens or most)
+    if allowed == asked:
+        return request
+    return replace(request, parameters=replace(request.parameters, max_tokens=allowed))
+
+
+def cache_mode(request: InferenceRequest, spec: TenantSpec | None) -> str:
+    """Which earlier answers may answer it: what it says itself, else what its tenant says. A valid request."""
+    mode = request.cache or (CacheMode.NONE if spec is None else spec.cache)
+    return mode if mode in _CACHE_MODES else CacheMode.NONE
+
+
 def reply_topic_for_refusal(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -> str:
     """Where a refusal goes: the topic asked for if the tenant may use it, its own otherwise."""
-    if request.reply_to is not None and spec is not None and _may_reply_to(request.reply_to, spec):
-        return request.reply_to
+    asked = request.reply_to
+    # A shared one is for whoever asks, so that a call that waits there hears that its tenant is not registered.
+    if asked is not None and (asked in SHARED_REPLIES or (spec is not None and _may_reply_to(asked, spec))):
+        return asked
     return replies_topic(tenant)
 
 
@@ -121,7 +158,9 @@ def _utf8_bytes(text: str) -> int:
 
 
 def _shown(value: str) -> str:
-    return repr(value if len(value) <= 64 else value[:64] + "…")
+    """A name as it was given. Anything else may be text that got into the wrong field: a refusal is audited, and no
+    audit quotes text of a request."""
+    return repr(value) if _NAME.fullmatch(value) else f"({len(value)} characters)"
 
 
 def _invalid(field: str, message: str) -> Refusal:
@@ -129,18 +168,30 @@ def _invalid(field: str, message: str) -> Refusal:
 
 
 def _identity(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -> Refusal | None:
-    if _REQUEST_ID.fullmatch(request.request_id) is None:
+    if not is_request_id(request.request_id):
         return _invalid("request_id", "must be a UUID")
-    if request.tenant is not None and request.tenant != tenant:
-        return Refusal(Code.FORBIDDEN, "tenant", f"this topic belongs to {tenant}, the record names another tenant")
+    if request.replay_of is not None and not is_request_id(request.replay_of):
+        return _invalid("replay_of", "must be a UUID")
+    disagreement = _disagreement(request.tenant, tenant)
+    if disagreement is not None:
+        return disagreement
     if request.reply_to is not None and spec is not None and not _may_reply_to(request.reply_to, spec):
         return Refusal(Code.FORBIDDEN, "reply_to", f"{_shown(request.reply_to)} is no reply topic of {tenant}")
     return None
 
 
+def _disagreement(named: str | None, tenant: str) -> Refusal | None:
+    """A record may name its tenant, and then it names that of its topic."""
+    if named is None or named == tenant:
+        return None
+    return Refusal(Code.FORBIDDEN, "tenant", f"this topic belongs to {tenant}, the record names another tenant")
+
+
 def _may_reply_to(topic: str, spec: TenantSpec) -> bool:
     own = replies_topic(spec.tenant)
-    return topic == own or (is_replies_of(topic, spec.tenant) and topic[len(own) + 1 :] in spec.services)
+    return topic in (own, *SHARED_REPLIES) or (
+        is_replies_of(topic, spec.tenant) and topic[len(own) + 1 :] in spec.services
+    )
 
 
 def _routing(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, limits: Limits) -> Refusal | None:
@@ -152,18 +203,39 @@ def _routing(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, l
         return _invalid("priority", f"{_shown(request.priority)} is none of {', '.join(Priority)}")
     if request.priority not in spec.classes:
         return Refusal(Code.FORBIDDEN, "priority", f"{spec.tenant} may not use the class {request.priority}")
+    if request.group is not None and all(request.group != group.group for group in spec.groups):
+        return _invalid("group", f"{spec.tenant} has no group {_shown(request.group)}")
     if request.timeout_ms is not None and not 1 <= request.timeout_ms <= limits.max_timeout_ms:
         return _invalid("timeout_ms", f"must be from 1 to {limits.max_timeout_ms}, not {request.timeout_ms}")
-    if request.conversation_id is not None and not 1 <= len(request.conversation_id) <= MAX_ID_CHARS:
-        return _invalid("conversation_id", f"must have from 1 to {MAX_ID_CHARS} characters")
     metadata_bytes = sum(_utf8_bytes(key) + _utf8_bytes(value) for key, value in request.metadata.items())
     if metadata_bytes > _MAX_METADATA_BYTES:
         return _invalid("metadata", f"{metadata_bytes} bytes are more than {_MAX_METADATA_BYTES}")
+    return _context(request)
+
+
+def _context(request: InferenceRequest) -> Refusal | None:
+    """What it is to be answered from beside its input."""
+    if request.cache is not None and request.cache not in _CACHE_MODES:
+        return _invalid("cache", f"{_shown(request.cache)} is none of {', '.join(CacheMode)}")
+    if request.task != Task.GENERATE:
+        for name in ("retrieval", "conversation_id"):
+            if getattr(request, name) is not None:
+                return _invalid(name, f"is for {Task.GENERATE} alone, not for {request.task}")
+    if request.conversation_id is not None and not 1 <= len(request.conversation_id) <= MAX_ID_CHARS:
+        return _invalid("conversation_id", f"must have from 1 to {MAX_ID_CHARS} characters")
+    if request.conversation_after is not None:
+        if request.conversation_id is None:
+            return _invalid("conversation_after", "needs a conversation_id")
+        if not is_request_id(request.conversation_after):
+            return _invalid("conversation_after", "must be the id of a request")
     if request.retrieval is not None:
         if not 1 <= len(request.retrieval.collection) <= MAX_ID_CHARS:
             return _invalid("retrieval.collection", f"must have from 1 to {MAX_ID_CHARS} characters")
         if not 1 <= request.retrieval.top_k <= _MAX_TOP_K:
             return _invalid("retrieval.top_k", f"must be from 1 to {_MAX_TOP_K}, not {request.retrieval.top_k}")
+        if request.retrieval.mode not in _RETRIEVAL_MODES:
+            modes = ", ".join(RetrievalMode)
+            return _invalid("retrieval.mode", f"{_shown(request.retrieval.mode)} is none of {modes}")
     return None
 
 
@@ -188,9 +260,8 @@ def _input(request: InferenceRequest, limits: Limits, input_bytes: int) -> Itera
                     yield _invalid(f"input.{name}[{index}]", "must not be empty")
     for index, message in enumerate(content.messages or ()):
         if message.role not in _ROLES:
-            yield _invalid(
-                f"input.messages[{index}].role", f"{_shown(message.role)} is none of system, user, assistant"
-            )
+            # Not quoted, even if it looks like a name: a client that mixes up role and content has its text here.
+            yield _invalid(f"input.messages[{index}].role", "must be system, user or assistant")
     if content.messages and not any(message.content for message in content.messages):
         yield _invalid("input.messages", "all messages are empty")
 
@@ -211,3 +282,5 @@ def _parameters(parameters: Parameters, model: ModelVersion, limits: Limits) -> 
             yield _invalid(f"parameters.stop[{index}]", f"must have from 1 to {_MAX_STOP_CHARS} characters")
     if parameters.seed is not None and not 0 <= parameters.seed <= _MAX_SEED:
         yield _invalid("parameters.seed", "must not be negative")
+    if parameters.logprobs is not None and not 0 <= parameters.logprobs <= _MAX_LOGPROBS:
+        yield _invalid("parameters.logprobs", f"must be from 0 to {_MAX_LOGPROBS}, not {parameters.logprobs}")

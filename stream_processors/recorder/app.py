@@ -8,6 +8,7 @@ from fairlane.registry import codec_for
 from fairlane.service import HealthServer, Readiness, StopSignal
 from fairlane.settings import Settings
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
+from stream_processors.recorder.retention import Retention
 from stream_processors.recorder.source import Source
 from stream_processors.recorder.store import Store
 
@@ -35,6 +36,7 @@ def main() -> int:
         codec_for(settings),
         readiness,
         batch_records=settings.recorder_batch_records,
+        retention=Retention(settings.conversation_ttl_s),
     )
     log.info("recorder_started", database=database)
     try:

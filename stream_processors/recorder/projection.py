@@ -5,14 +5,31 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem
-from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, replies_topic
-from fairlane.records import AuditEvent, InferenceReply, ModelVersion, Output, SourceCoordinate, TenantSpec, UsageEvent
-from stream_processors.recorder.tables import AUDIT_LOGS, MODELS, RESULTS, TENANTS, USAGE, Table
-from stream_processors.recorder.values import json_text, storable
+from fairlane.conversations.turns import turn_tokens
+from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, is_replies
+from fairlane.outcomes import Outcome
+from fairlane.records import (
+    AuditEvent,
+    CacheUse,
+    HistoryUse,
+    InferenceReply,
+    Message,
+    ModelVersion,
+    Output,
+    RetrievalUse,
+    SourceCoordinate,
+    TenantGroup,
+    TenantSpec,
+    UsageEvent,
+)
+from stream_processors.recorder.tables import AUDIT_LOGS, MODELS, RESULTS, TENANTS, TURNS, USAGE, Table
+from stream_processors.recorder.values import json_text, storable, without_middle
 
 Row = tuple[Any, ...]
 
-_REPLIES = replies_topic("")
+MAX_TEXT_CHARACTERS = 262_144
+"""Of one text of a turn: more than the history of any prompt has room for."""
+
 _UNKNOWN_SOURCE = SourceCoordinate("", -1, -1)
 
 
@@ -70,11 +87,11 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
                 key, row = _mirrored(record, mirror, codec)
                 latest.setdefault(mirror.table.name, {})[key] = row
             else:
-                table, row = _event(record, codec)
-                events.setdefault(table.name, []).append(row)
+                for table, row in _event(record, codec):
+                    events.setdefault(table.name, []).append(row)
         except DecodeError as error:
             projection.skipped.append(Skipped(record.topic, record.partition, record.offset, error.problem))
-    for table in (RESULTS, USAGE, AUDIT_LOGS):
+    for table in (RESULTS, TURNS, USAGE, AUDIT_LOGS):
         if rows := events.get(table.name):
             projection.layers[table.name] = _layers(table, rows)
     for name, rows_by_key in latest.items():
@@ -100,13 +117,16 @@ def _layers(table: Table, rows: Sequence[Row]) -> list[list[Row]]:
     return layers
 
 
-def _event(record: LogRecord, codec: Codec) -> tuple[Table, Row]:
-    if record.topic.startswith(_REPLIES):
-        return RESULTS, _result(codec.decode_as(InferenceReply, record.value), record)
+def _event(record: LogRecord, codec: Codec) -> tuple[tuple[Table, Row], ...]:
+    if is_replies(record.topic):
+        reply = codec.decode_as(InferenceReply, record.value)
+        result = RESULTS, _result(reply, record)
+        turn = _turn(reply, record)
+        return (result,) if turn is None else (result, (TURNS, turn))
     if record.topic == LEDGER_USAGE:
-        return USAGE, _usage(codec.decode_as(UsageEvent, record.value), record)
+        return ((USAGE, _usage(codec.decode_as(UsageEvent, record.value), record)),)
     if record.topic == LEDGER_AUDIT:
-        return AUDIT_LOGS, _audit(codec.decode_as(AuditEvent, record.value), record)
+        return ((AUDIT_LOGS, _audit(codec.decode_as(AuditEvent, record.value), record)),)
     raise ValueError(f"{record.topic} is not projected")
 
 
@@ -148,14 +168,48 @@ def _result(reply: InferenceReply, record: LogRecord) -> Row:
         json_text([asdict(passage) for passage in reply.passages]),
         0 if reply.replayed else 1,
         1 if reply.replayed else 0,
+        reply.replay_of,
+        reply.attempts,
+        _json_object(reply.retrieval_use),
+        _json_object(reply.cache_use),
+        _json_object(reply.history_use),
+    )
+
+
+def _turn(reply: InferenceReply, record: LogRecord) -> Row | None:
+    """What a reply adds to its conversation: what was asked and the answer. A copy of a reply, and one that is no
+    answer, add nothing."""
+    turn = reply.turn
+    text = None if reply.output is None else reply.output.text
+    if turn is None or text is None or reply.replayed or reply.outcome != Outcome.OK:
+        return None
+    source = reply.source or _UNKNOWN_SOURCE
+    submitted_at_ms = reply.timings.submitted_at_ms
+    answer = without_middle(text, MAX_TEXT_CHARACTERS)
+    messages = [Message(said.role, without_middle(said.content, MAX_TEXT_CHARACTERS)) for said in turn.messages]
+    return _row(
+        reply.tenant,
+        turn.conversation_id,
+        reply.request_id,
+        source.topic,
+        source.partition,
+        source.offset,
+        record.timestamp_ms if submitted_at_ms is None else submitted_at_ms,
+        record.timestamp_ms,
+        json_text([asdict(message) for message in messages]),
+        answer,
+        turn_tokens(messages, answer),
     )
 
 
 def _output(output: Output) -> dict[str, Any]:
-    """The parts of an output that are there; of the labels, a list of {label, score}."""
+    """The parts of an output that are there; labels are a list of {label, score}, log probabilities one of {token,
+    logprob, top}."""
     plain: dict[str, Any] = {"text": output.text, "embeddings": output.embeddings, "scores": output.scores}
     if output.labels is not None:
         plain["labels"] = [asdict(label) for label in output.labels]
+    if output.logprobs is not None:
+        plain["logprobs"] = [asdict(token) for token in output.logprobs]
     return {name: value for name, value in plain.items() if value is not None}
 
 
@@ -182,6 +236,7 @@ def _usage(event: UsageEvent, record: LogRecord) -> Row:
         event.engine_ms,
         event.occurred_at_ms,
         1,
+        event.cached,
     )
 
 
@@ -230,7 +285,15 @@ def _mirrored(record: LogRecord, mirror: _Mirror, codec: Codec) -> tuple[str, Ro
     value: Any = codec.decode_as(mirror.record_type, record.value)
     # The columns of these tables are the fields of the record, in their order.
     values = (getattr(value, entry.name) for entry in fields(mirror.record_type))
-    return storable(mirror.key_of(value)), _row(*(json_text(v) if isinstance(v, tuple) else v for v in values))
+    return storable(mirror.key_of(value)), _row(*(_json_list(v) if isinstance(v, tuple) else v for v in values))
+
+
+def _json_object(value: CacheUse | HistoryUse | RetrievalUse | None) -> str | None:
+    return None if value is None else json_text(asdict(value))
+
+
+def _json_list(values: tuple[Any, ...]) -> str:
+    return json_text([asdict(value) if isinstance(value, TenantGroup) else value for value in values])
 
 
 def _row(*values: Any) -> Row:

@@ -11,13 +11,22 @@ from typing import Protocol
 
 from fairlane import metrics
 from fairlane.backoff import Backoff
+from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.service import Readiness
+from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize
 from stream_processors.recorder.positions import Move, Partition, Positions
 from stream_processors.recorder.projection import LogRecord, Projection, project
+from stream_processors.recorder.retention import Retention
 from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
-from stream_processors.recorder.store import Repetition, RowsRefusedError, StoreUnavailableError, SupersededError
+from stream_processors.recorder.store import (
+    Repetition,
+    RowsRefusedError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    SupersededError,
+)
 from stream_processors.recorder.tables import ALL_TABLES
 
 log = get_logger(__name__)
@@ -46,7 +55,7 @@ class LogSource(Protocol):
     def close(self) -> None: ...
     def fetch(self, offsets: Mapping[Partition, int]) -> None: ...
     def stop_fetching(self, partitions: Iterable[Partition]) -> None: ...
-    def read(self, max_records: int, timeout_s: float) -> list[Event]: ...
+    def read(self, max_records: int, max_bytes: int, timeout_s: float) -> list[Event]: ...
     def bounds(self, partition: Partition) -> tuple[int, int]: ...
     def known_end(self, partition: Partition) -> int | None: ...
 
@@ -57,6 +66,7 @@ class RowStore(Protocol):
     def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]: ...
     def start_at(self, offsets: Mapping[Partition, int]) -> None: ...
     def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]: ...
+    def remove_turns(self, before_ms: int, most: int) -> int: ...
     def close(self) -> None: ...
 
 
@@ -71,15 +81,19 @@ class Recorder:
         readiness: Readiness,
         *,
         batch_records: int,
+        retention: Retention,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: ClockMs = now_ms,
         backoff: Backoff = _BACKOFF,
     ) -> None:
         self._source = source
         self._store = store
         self._codec = codec
         self._readiness = readiness
-        self._batch_records = batch_records
+        self._batch_size = BatchSize(batch_records)
+        self._retention = retention
         self._clock = clock
+        self._wall_clock = wall_clock
         self._backoff = backoff
         self._positions = Positions()
         self._out_of_range: set[Partition] = set()
@@ -106,13 +120,15 @@ class Recorder:
             self._store.close()
 
     def step(self) -> None:
-        """One round: place partitions, read a batch, store it."""
+        """One round: place partitions, read a batch, store it, remove some of what is old."""
         now = self._clock()
         if self._placing_is_due(now):
             self._place()
-        records = self._take(self._source.read(self._batch_records, _POLL_S))
+        records = self._take(self._source.read(self._batch_size.records, BATCH_BYTES, _POLL_S))
         if records or (now - self._stored_at >= _FLUSH_INTERVAL_S and self._positions.moves()):
             self._write(records)
+        if self._store_answers and self._retention.is_due(now):
+            self._remove_old(now)
         if now >= self._lag_due_at:
             self._report_lag(now)
 
@@ -241,6 +257,11 @@ class Recorder:
             return
         try:
             self._store_batch(records, moves)
+            self._batch_size.stored(len(records))
+        except StoreTimeoutError as error:
+            self._batch_size.timed_out(len(records))
+            log.warning("batch_timed_out", records=len(records), next_records=self._batch_size.records)
+            self._lost_store(str(error))
         except StoreUnavailableError as error:
             self._lost_store(str(error))
         except SupersededError:
@@ -267,6 +288,14 @@ class Recorder:
             return
         self._positions.stored(moves)
         _report(projection, repetitions)
+
+    def _remove_old(self, now: float) -> None:
+        removed = 0
+        try:
+            removed = self._store.remove_turns(self._retention.before_ms(self._wall_clock()), self._retention.at_once)
+        except StoreUnavailableError as error:
+            self._lost_store(str(error))
+        self._retention.removed(removed, now)
 
     # ------------------------------------------------------------------ lag
 

@@ -27,7 +27,12 @@ from stream_processors.recorder.projection import LogRecord
 log = get_logger(__name__)
 
 # Patterns, all of them: a topic that does not exist yet is then no error, and one that comes later is found.
-SUBSCRIPTION = (r"^replies\..*", r"^ledger\.(usage|audit)$", r"^control\.(tenants|models)$")
+SUBSCRIPTION = (
+    r"^replies\..*",
+    r"^(gateway|jobs)\.replies$",
+    r"^ledger\.(usage|audit)$",
+    r"^control\.(tenants|models)$",
+)
 SESSION_TIMEOUT_MS = 6_000
 REQUEST_TIMEOUT_S = 2.0
 
@@ -88,16 +93,23 @@ class Source:
             self._consumer.incremental_unassign([TopicPartition(*partition) for partition in gone])
             self._fetched -= gone
 
-    def read(self, max_records: int, timeout_s: float) -> list[Event]:
-        """What is there, at most so many, after waiting for the first. Raises KafkaException for a fatal error."""
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        messages = [first]
-        if max_records > 1:
-            # With a timeout it would wait for all of them; without, it takes what was fetched.
-            messages += self._consumer.consume(max_records - 1, 0)
-        return [event for message in messages if (event := _event(message)) is not None]
+    def read(self, max_records: int, max_bytes: int, timeout_s: float) -> list[Event]:
+        """What is there, after waiting for the first: at most so many records, and none after those that have so many
+        bytes together. Raises KafkaException for a fatal error.
+        """
+        events: list[Event] = []
+        size_bytes = 0
+        # One by one: what is too much stays with the client, which knows whether it still is ours to read.
+        for number in range(max_records):
+            message = self._consumer.poll(0 if number else timeout_s)
+            if message is None:
+                break
+            if (event := _event(message)) is not None:
+                events.append(event)
+                size_bytes += _size_bytes(event)
+            if size_bytes >= max_bytes:
+                break
+        return events
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """First offset and end of the log, asked from the broker. Raises SourceUnavailableError."""
@@ -127,6 +139,7 @@ class Source:
 
 def _config(settings: Settings) -> dict[str, Any]:
     return read_committed_consumer(settings, f"{settings.group_prefix}.recorder") | {
+        "client.id": settings.instance_id,
         # Cooperative: a new topic or a second recorder does not interrupt the other partitions. The classic protocol,
         # because the pattern is then matched here, within a metadata refresh; brokers do it every ten seconds at best.
         "partition.assignment.strategy": "cooperative-sticky",
@@ -142,6 +155,10 @@ def _ignore(_partitions: frozenset[Partition]) -> None:
 
 def _partitions(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
     return frozenset(Partition(partition.topic, partition.partition) for partition in partitions)
+
+
+def _size_bytes(event: Event) -> int:
+    return len(event.value or b"") if isinstance(event, LogRecord) else 0
 
 
 def _event(message: Message) -> Event | None:

@@ -1,5 +1,7 @@
 """The projection in Postgres: rows and stored offsets in one transaction. The only module that talks to it."""
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,10 +47,19 @@ UPDATE source_offsets AS stored SET next_offset = locked.next_offset, updated_at
 FROM locked WHERE stored.topic = locked.topic AND stored.partition = locked.partition
 AND stored.next_offset = locked.expected
 """
+_REMOVE_TURNS = """
+DELETE FROM conversation_turns WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM conversation_turns WHERE replied_at_ms < %s ORDER BY replied_at_ms LIMIT %s
+))
+"""
 
 
 class StoreUnavailableError(Exception):
     """Postgres cannot be used now: try again later. The message is one line, without any row's values."""
+
+
+class StoreTimeoutError(StoreUnavailableError):
+    """It was not done in time: Postgres hangs, or it was too much at once."""
 
 
 class SupersededError(Exception):
@@ -100,6 +111,7 @@ class Store:
         Raises:
             SupersededError: an offset was not the expected one: another recorder wrote these records.
             RowsRefusedError: a row cannot be stored, however often it is tried.
+            StoreTimeoutError: it took too long. Whether it was written is unknown, as for
             StoreUnavailableError: anything else. Whether it was written is then unknown; the stored offsets tell.
         """
         steps = ((*partition, move.expected, move.next_offset) for partition, move in moves.items())
@@ -117,6 +129,15 @@ class Store:
                     connection.execute(table.delete.encode(), (keys,))
         return repetitions
 
+    def remove_turns(self, before_ms: int, most: int) -> int:
+        """Remove turns of conversations that are older than this, the oldest first; how many there were.
+
+        Raises StoreUnavailableError.
+        """
+        with self._transaction() as connection:
+            act_for(connection, ALL_TENANTS)
+            return connection.execute(_REMOVE_TURNS, (before_ms, most)).rowcount
+
     def _connect(self) -> psycopg.Connection:
         connection = connect(self._dsn, APPLICATION_NAME)
         try:
@@ -131,9 +152,11 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection]:
         """A bounded transaction; psycopg's errors become ours, and a connection that failed is closed."""
+        given_up_at = math.inf
         try:
             if self._connection is None:
                 self._connection = self._connect()
+            given_up_at = time.monotonic() + self._call_timeout_s
             with deadline(self._connection, self._call_timeout_s), self._connection.transaction():
                 yield self._connection
         except psycopg.Error as error:
@@ -142,6 +165,8 @@ class Store:
                 # Its text may quote the row.
                 raise RowsRefusedError(f"{type(error).__name__} ({error.sqlstate})") from None
             self.close()
+            if isinstance(error, psycopg.errors.QueryCanceled) or time.monotonic() >= given_up_at:
+                raise StoreTimeoutError(explain(error)) from None
             raise StoreUnavailableError(explain(error)) from None
 
 

@@ -97,6 +97,11 @@ _RESULT_COLUMNS = {
     "passages": "jsonb",
     "replies_seen": "integer",
     "replays_seen": "integer",
+    "replay_of": "text",
+    "attempts": "bigint",
+    "retrieval_use": "jsonb",
+    "cache_use": "jsonb",
+    "history_use": "jsonb",
 }
 
 
@@ -142,6 +147,7 @@ USAGE = Table(
         "engine_ms": "bigint",
         "occurred_at_ms": "bigint",
         "events_seen": "integer",
+        "cached": "boolean",
     },
     key=("work_topic", "work_partition", "work_offset"),
     on_conflict=(
@@ -171,6 +177,24 @@ AUDIT_LOGS = Table(
     on_conflict="NOTHING",
 )
 
+TURNS = Table(
+    "conversation_turns",
+    "turn",
+    {
+        "tenant": "text",
+        "conversation_id": "text",
+        "request_id": "text",
+        **_SOURCE,
+        "submitted_at_ms": "bigint",
+        "replied_at_ms": "bigint",
+        "messages": "jsonb",
+        "answer": "text",
+        "tokens": "bigint",
+    },
+    key=("tenant", "conversation_id", "request_id"),
+    on_conflict="NOTHING",
+)
+
 
 def _latest(name: str, record: str, columns: Mapping[str, str]) -> Table:
     """A table that mirrors a compacted topic: the newest record of a key replaces the one before."""
@@ -195,6 +219,11 @@ TENANTS = _latest(
         "burst_requests": "bigint",
         "tokens_per_minute": "bigint",
         "tokens_per_day": "bigint",
+        "groups": "jsonb",
+        "forbidden_degradations": "jsonb",
+        "max_prompt_tokens": "bigint",
+        "max_completion_tokens": "bigint",
+        "cache": "text",
     },
 )
 
@@ -212,7 +241,12 @@ MODELS = _latest(
         "max_output_tokens": "bigint",
         "max_batch_size": "bigint",
         "max_batch_tokens": "bigint",
+        "dedicated_pools": "jsonb",
+        "smaller_model": "text",
+        "dtype": "text",
+        "quantization": "text",
+        "tensor_parallel_size": "bigint",
     },
 )
 
-ALL_TABLES = (RESULTS, USAGE, AUDIT_LOGS, TENANTS, MODELS)
+ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, TENANTS, MODELS)

@@ -4,17 +4,25 @@ import json
 import math
 from typing import Any
 
-NUL = "\x00"
-NUL_PICTURE = "\u2400"
-"""SYMBOL FOR NULL, what a NUL is stored as: visible, and the row is not lost."""
+from fairlane.text import without_nul
 
 _ESCAPED_NUL = "\\u0000"
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+# Plain characters: escaped, Chinese would be twice as long and an emoji three times. Control characters stay escaped.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+_LEFT_OUT = " … "
 
 
 def storable(value: Any) -> Any:
     """A value for a column: strings without NUL, everything else as it is."""
-    return value.replace(NUL, NUL_PICTURE) if type(value) is str and NUL in value else value
+    return without_nul(value) if type(value) is str else value
+
+
+def without_middle(text: str, most_characters: int) -> str:
+    """The text, or its beginning and its end with a mark between them: at most so many characters."""
+    if len(text) <= most_characters:
+        return text
+    half = (most_characters - len(_LEFT_OUT)) // 2
+    return f"{text[:half]}{_LEFT_OUT}{text[-half:]}"
 
 
 def json_text(value: Any) -> str:

@@ -128,7 +128,9 @@ def _new_version(folder: SchemaFolder, name: str, edit: Edit) -> int:
     old, new = folder.ids()[name][-1], max(schema_id for _, schema_id in folder.versions()) + 1
     shutil.copy(folder.current_file(name), folder.path / "history" / f"{name}.{old}.avsc")
     ids = folder.path / "ids.yaml"
-    ids.write_text(ids.read_text().replace(f"{name}: [{old}]", f"{name}: [{old}, {new}]"))
+    listed = f"{name}: {folder.ids()[name]}"
+    assert listed in ids.read_text()
+    ids.write_text(ids.read_text().replace(listed, f"{listed.removesuffix(']')}, {new}]"))
     _edit(folder, name, edit)
     folder.write_fingerprints({**folder.fingerprints(), new: fingerprint(folder.schema(name, new))})
     (folder.path / "examples" / f"{name}.{new}.json").write_text("{}")
@@ -148,6 +150,14 @@ def _without(name: str) -> Edit:
 
 def _retyped(name: str, avro_type: Any) -> Edit:
     return lambda schema: next(entry for entry in schema["fields"] if entry["name"] == name).update(type=avro_type)
+
+
+def _with_default(name: str, default: Any) -> Edit:
+    return lambda schema: next(entry for entry in schema["fields"] if entry["name"] == name).update(default=default)
+
+
+def _current(name: str) -> int:
+    return COMMITTED.ids()[name][-1]
 
 
 @pytest.mark.parametrize(
@@ -187,14 +197,14 @@ def test_incompatible_change_fails_even_with_new_id(folder: SchemaFolder, edit: 
     [
         _field("note", ["null", "string"], default=None),
         lambda schema: schema["fields"].reverse(),
-        lambda schema: schema["fields"][-2].update(default=True),
+        _with_default("replayed", True),
     ],
     ids=["field", "order", "default"],
 )
 def test_change_without_new_id_fails(folder: SchemaFolder, edit: Edit) -> None:
     _edit(folder, "InferenceReply", edit)
     (found,) = problems(folder)
-    assert found.startswith("InferenceReply.3 is not the schema that was committed under this id")
+    assert found.startswith(f"InferenceReply.{_current('InferenceReply')} is not the schema that was committed")
 
 
 def test_change_of_documentation_needs_no_id(folder: SchemaFolder) -> None:
@@ -204,7 +214,8 @@ def test_change_of_documentation_needs_no_id(folder: SchemaFolder) -> None:
 
 def test_changed_history_stray_file_and_vanished_id_fail(folder: SchemaFolder) -> None:
     _new_version(folder, "InferenceReply", _field("note", ["null", "string"], default=None))
-    history = folder.path / "history" / "InferenceReply.3.avsc"
+    changed = _current("InferenceReply")
+    history = folder.path / "history" / f"InferenceReply.{changed}.avsc"
     history.write_text(history.read_text().replace('"replayed"', '"repeated"'))
     (folder.path / "Other.avsc").write_text("{}")
     ids = folder.path / "ids.yaml"
@@ -213,7 +224,7 @@ def test_changed_history_stray_file_and_vanished_id_fail(folder: SchemaFolder) -
     assert "Other.avsc is of no id in ids.yaml" in found
     assert "ReplyChunk.avsc is of no id in ids.yaml" in found
     assert "schema id 4 is gone from ids.yaml" in found
-    assert any(one.startswith("InferenceReply.3 is not the schema") for one in found)
+    assert any(one.startswith(f"InferenceReply.{changed} is not the schema") for one in found)
 
 
 def test_missing_file_and_missing_example_fail(folder: SchemaFolder) -> None:

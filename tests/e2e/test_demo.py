@@ -37,6 +37,9 @@ def test_demo_answers_everything_exactly_once(tmp_path: Path) -> None:
     assert {(row["tenant"], row["task"]) for row in result["rows"]} == {
         (tenant, task) for tenant in ("acme", "globex", "initech") for task in ("generate", "embed", "rank", "classify")
     }
+    # What stands in the handbook alone is answered from it, and by nobody without it.
+    assert all(one["passages"] for one in result["documents"])
+    assert sum(one["right"] for one in result["documents"]) >= len(result["documents"]) / 2
     # The models are real: nine of ten answers are right, and work that arrived together ran together.
     assert result["right"] >= 0.9 * result["requests"]
     assert max(row["largest_batch"] for row in result["rows"]) > 1

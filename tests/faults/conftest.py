@@ -1,20 +1,26 @@
 """What the fault tests share: a seed that is printed and can be given, and lines that are seen while a test runs."""
 
-import os
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 
 import pytest
 
-SEED_VARIABLE = "FAIRLANE_FAULT_SEED"
+from benchmarks.faults import fault_seed
+from tests.stack import choose_stack
+
+
+@pytest.fixture(scope="package")
+def broker() -> Iterator[str]:
+    """A broker of their own: they write so much that every later test on it would be slower."""
+    stack = choose_stack()
+    yield stack.kafka()
+    stack.close()
 
 
 @pytest.fixture
 def seed() -> int:
-    """Decides who is killed and when; FAIRLANE_FAULT_SEED repeats a run's choices, though never its exact timing."""
-    given = os.environ.get(SEED_VARIABLE)
-    return random.SystemRandom().randrange(1_000_000) if given is None else int(given)
+    """Decides who is struck and when; FAIRLANE_FAULT_SEED repeats a run's choices, though never its exact timing."""
+    return fault_seed()
 
 
 @pytest.fixture

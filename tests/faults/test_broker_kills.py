@@ -8,11 +8,11 @@ from time import monotonic, sleep
 
 import pytest
 
-from deploy.local.restarts import RestartPolicy
+from benchmarks.faults.promise import examine
+from benchmarks.faults.traffic import Traffic
 from deploy.local.stack import LocalStack
-from tests.faults.promise import examine
+from fairlane.restarts import RestartPolicy
 from tests.faults.rig import Rig
-from tests.faults.traffic import Traffic
 from tests.integration.pipeline import Pipeline
 from tests.stack import PostgresServer
 

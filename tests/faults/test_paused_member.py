@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.groups import Place, members
+from benchmarks.faults.promise import examine, unsettled
 from fairlane import names
 from fairlane.outcomes import Outcome, Priority
 from fairlane.records import InferenceRequest, Parameters
-from tests.faults.groups import Place, members
-from tests.faults.promise import examine, unsettled
 from tests.integration.log_reader import LogReader
 from tests.integration.pipeline import Pipeline
 from tests.integration.processes import ServiceProcess
@@ -32,7 +32,7 @@ def test_a_paused_consumer_that_wakes_commits_nothing(broker: str, unique: str, 
     env = {"MAX_BATCH_SIZE": "4", "SIMULATED_DECODE_TOKENS_PER_S": "64"}  # half a second a batch
 
     def holds_work(consumer: ServiceProcess) -> bool:
-        return consumer.metric("fairlane_prefetched_items") >= 8
+        return consumer.metric("fairlane_prefetched_items") >= 4
 
     pause_consumer(broker, unique, tmp_path, say, env, 20, holds_work)
 
@@ -162,7 +162,7 @@ def left_undone(pipeline: Pipeline, group: str, reader: LogReader, places: set[P
     """How many of the records that the reader finds in these partitions the group has not settled."""
     reader.poll()
     reader.read_to_end()
-    return sum(partition in places for partition, _offset in unsettled(pipeline, group, reader))
+    return sum(partition in places for partition, _offset in unsettled(pipeline.settings, group, reader.records))
 
 
 def wake_up_events(process: ServiceProcess) -> str:

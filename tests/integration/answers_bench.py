@@ -34,7 +34,7 @@ class Bench:
             self.good.add(request.request_id)
             self.pipeline.publish(tenant, request)
 
-    def check_answers(self, timeout_s: float = 20.0) -> None:
+    def check_answers(self, timeout_s: float = 60.0) -> None:
         """Every request gets as many replies as it should, and not one more; the good ones are ``ok``."""
         self.replies.reader.wait(lambda: not self._missing(), timeout_s, "the replies")
         for request_id in self.good:

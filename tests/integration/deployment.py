@@ -51,7 +51,15 @@ def write_tenants(path: Path, tenants: Iterable[TenantSpec]) -> None:
 
 
 def _model_yaml(model: ModelVersion) -> dict[str, object]:
+    optional = {
+        "dedicated_pools": list(model.dedicated_pools),
+        "smaller_model": model.smaller_model,
+        "dtype": model.dtype,
+        "quantization": model.quantization,
+        "tensor_parallel_size": model.tensor_parallel_size,
+    }
     return {
+        **{name: value for name, value in optional.items() if value},
         "model": model.model,
         "version": model.version,
         "pool": model.pool,

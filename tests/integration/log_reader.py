@@ -10,6 +10,7 @@ from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import read_committed_consumer
 from fairlane.records import InferenceReply
 from fairlane.settings import KafkaSettings
+from tests.waiting import PATIENCE_S
 
 _METADATA_TIMEOUT_S = 10.0
 
@@ -36,7 +37,7 @@ class LogReader:
         arrived = [] if first is None else [first, *self._consumer.consume(10_000, 0)]
         return [message for message in arrived if self._take(message)]
 
-    def wait(self, condition: Callable[[], object], timeout_s: float = 20.0, what: str = "the records") -> None:
+    def wait(self, condition: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "the records") -> None:
         """Read until ``condition()`` is true. Raises AssertionError if it is not within ``timeout_s``."""
         deadline = monotonic() + timeout_s
         while not condition():
@@ -44,7 +45,7 @@ class LogReader:
             assert left > 0, f"{what} did not come within {timeout_s:g} s; {len(self.records)} records came"
             self.poll(min(0.1, left))
 
-    def read_to_end(self, timeout_s: float = 20.0) -> None:
+    def read_to_end(self, timeout_s: float = PATIENCE_S) -> None:
         """Read everything that is committed now. An open transaction hides what lies behind it."""
         ends = {
             place: self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=_METADATA_TIMEOUT_S)[1]
@@ -89,7 +90,7 @@ class Replies:
         self.topic_of: dict[str, str] = {}
         """The topic a request was answered on."""
 
-    def wait(self, request_ids: Iterable[str], timeout_s: float = 20.0) -> dict[str, InferenceReply]:
+    def wait(self, request_ids: Iterable[str], timeout_s: float = PATIENCE_S) -> dict[str, InferenceReply]:
         """The one reply to each of these. Raises AssertionError when one is missing or came twice."""
         wanted = set(request_ids)
         deadline = monotonic() + timeout_s
@@ -104,7 +105,7 @@ class Replies:
             self._index()
         return self.exactly_once(wanted)
 
-    def read_to_end(self, timeout_s: float = 20.0) -> None:
+    def read_to_end(self, timeout_s: float = PATIENCE_S) -> None:
         """Take in everything that is committed now, a second reply included that nobody waits for."""
         self.reader.read_to_end(timeout_s)
         self._index()

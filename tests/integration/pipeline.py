@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 from uuid import uuid4
 
-from confluent_kafka import KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import ConsumerGroupState, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from deploy.local.ports import PortClaims
 from deploy.local.services import Service
@@ -37,6 +37,7 @@ from fairlane.records import (
     InferenceRequest,
     ModelVersion,
     Parameters,
+    ReplyChunk,
     RequestInput,
     SourceCoordinate,
     TenantSpec,
@@ -66,7 +67,7 @@ _INPUTS: Mapping[str, RequestInput] = {
     Task.CLASSIFY: RequestInput(image=_IMAGE),
 }
 
-RecordT = TypeVar("RecordT", AuditEvent, UsageEvent)
+RecordT = TypeVar("RecordT", AuditEvent, UsageEvent, ReplyChunk)
 
 
 class Pipeline:
@@ -159,7 +160,7 @@ class Pipeline:
             state.topics,
             families=families,
             broker_config=state.broker_config,
-            replication_factor=1,
+            replication_factor=state.default_replication_factor,
             allowed=None,
         )
         failed = [item for item in apply_plan(cluster, made) if item.result == "failed"]
@@ -217,12 +218,25 @@ class Pipeline:
         self.processes[service.name] = process
         return process.start()
 
+    def free_port(self, name: str) -> int:
+        """A port that nobody else gets while this pipeline is open."""
+        return self._ports.take(name)
+
     @property
     def dispatcher_group(self) -> str:
         return f"{self.group_prefix}.dispatcher"
 
     def pool_group(self, pool: str | None = None) -> str:
         return f"{self.group_prefix}.pool.{pool or self.models[0].pool}"
+
+    def lengthen_session(self, seconds: int) -> None:
+        """The first pool's group keeps a silent member for so long, and not for this broker's default of 6 s."""
+        entry = ConfigEntry(
+            "consumer.session.timeout.ms", str(seconds * 1_000), incremental_operation=AlterConfigOpType.SET
+        )
+        resource = ConfigResource(ResourceType.GROUP, self.pool_group(), incremental_configs=[entry])
+        for changed in self.admin.incremental_alter_configs([resource]).values():
+            changed.result(_ADMIN_TIMEOUT_S)
 
     def assignments(self, group: str) -> dict[str, set[tuple[str, int]]]:
         """What the broker says each member of a group owns: topic and partition, by INSTANCE_ID."""
@@ -238,6 +252,15 @@ class Pipeline:
             }
             for member in members
         }
+
+    def is_stable(self, group: str) -> bool:
+        """Whether every member of a group owns what it is to own. Until then a partition may still be on its way from
+        one to another, and ``assignments`` may look final without being so."""
+        described = self.admin.describe_consumer_groups([group], request_timeout=_ADMIN_TIMEOUT_S)[group]
+        try:
+            return bool(described.result(_ADMIN_TIMEOUT_S).state == ConsumerGroupState.STABLE)
+        except KafkaException:
+            return False
 
     def all_own(self) -> bool:
         """Whether every dispatcher and consumer that runs owns partitions, by the broker's word."""
@@ -331,7 +354,7 @@ class Pipeline:
         return reader
 
     def decoded(self, reader: LogReader, record_type: type[RecordT]) -> list[RecordT]:
-        """What a reader of a ledger topic found about this pipeline's tenants."""
+        """What a reader of records with a tenant found about this pipeline's tenants."""
         found = (self.codec.decode_as(record_type, record.value()) for record in reader.records)
         return [event for event in found if event.tenant in self.tenants]
 

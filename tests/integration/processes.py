@@ -96,7 +96,7 @@ class ServiceProcess:
         """SIGKILL, and wait until it is gone."""
         if self._instance is not None:
             self._instance.kill()
-            eventually(lambda: self.exit_status is not None, 10, f"the end of {self.name}")
+            eventually(lambda: self.exit_status is not None, what=f"the end of {self.name}")
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """SIGTERM. Returns the exit status. Raises AssertionError if it does not end in time; it is killed then."""

@@ -22,7 +22,7 @@ from fairlane.topic_plan import plan
 from fairlane.topics import expand, load_families
 from tests.stack import PostgresServer
 
-_READ_BY_RECORDER = ("replies.", "ledger.", "control.tenants", "control.models")
+_READ_BY_RECORDER = ("replies.", "gateway.replies", "jobs.replies", "ledger.", "control.tenants", "control.models")
 _TIMEOUT_S = 20.0
 
 

@@ -15,6 +15,7 @@ from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.settings import Settings
 from fairlane.transactions import Settlement, TransactionLoop
 from stream_processors.dispatcher.stream import RequestStream
+from tests.waiting import eventually_async
 
 _INTERVAL_S = 0.02
 _STOP_TIMEOUT_S = 30.0
@@ -95,7 +96,7 @@ async def joined(
     try:
         if wait:
             await starting
-            await until(member.ownership.partitions, what="an assignment")
+            await eventually_async(member.ownership.partitions, what="an assignment")
         yield member
     finally:
         upkeep.cancel()
@@ -103,14 +104,6 @@ async def joined(
             await upkeep
         await asyncio.wait_for(starting, _STOP_TIMEOUT_S)
         await asyncio.wait_for(member.stream.stop(), _STOP_TIMEOUT_S)
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "the condition") -> None:
-    """Return as soon as ``condition()`` is true; AssertionError if it is not within ``timeout_s``."""
-    deadline = monotonic() + timeout_s
-    while not condition():
-        assert monotonic() < deadline, f"{what} did not come about within {timeout_s:g} s"
-        await asyncio.sleep(_INTERVAL_S)
 
 
 async def stays(condition: Callable[[], object], for_s: float = 0.7) -> None:

@@ -1,11 +1,14 @@
 """Every benchmark in a short version: that it runs on real parts and says what it promises, not how fast they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from benchmarks import dispatch_rate, exactly_once_cost, hop_latency, recovery
+from benchmarks.cluster import Cluster, cluster
 from benchmarks.result import Result
 
 Measure = Callable[[int], dict[str, float]]
@@ -22,6 +25,23 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hop_latency, "_WARM_UP", 2)
     monkeypatch.setattr(dispatch_rate, "REQUESTS", 1_000)
     monkeypatch.setattr(exactly_once_cost, "BATCHES", 6)
+
+
+@pytest.fixture(autouse=True)
+def one_cluster_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each program is measured on a cluster of its own, whose start takes most of a short run. One after the other on
+    the first one's they do the same, with the backlog of those before them in its topics."""
+    with ExitStack() as running:
+        made: list[Cluster] = []
+
+        @contextmanager
+        def shared(*arguments: Any, **options: Any) -> Iterator[Cluster]:
+            if not made:
+                made.append(running.enter_context(cluster(*arguments, **options)))
+            yield made[0]
+
+        monkeypatch.setattr(dispatch_rate, "cluster", shared)
+        yield
 
 
 @pytest.mark.parametrize("module", [hop_latency, dispatch_rate, exactly_once_cost], ids=lambda module: module.NAME)

@@ -224,7 +224,7 @@ def test_thousands_pass_a_small_window_in_bounded_memory(broker: str, tenant: st
     with Client(tenant, broker, max_in_flight=100) as client:
         open_handles = []
         for handle in client.submit_many({"model": "ok", "prompt": str(number)} for number in range(count)):
-            most = max(most, client.stats.in_flight, len(client._core._open))
+            most = max(most, client.stats.in_flight, len(client._core.handles))
             open_handles.append(handle)
             if len(open_handles) == 200:
                 answered |= {done.result(WAIT_S).request_id for done in open_handles}

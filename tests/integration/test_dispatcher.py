@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from time import monotonic
 
 import pytest
@@ -10,10 +11,12 @@ from confluent_kafka import Consumer, TopicPartition
 
 from deploy.local import probes
 from deploy.local.layout import PROJECT_ROOT
+from deploy.local.services import Service
 from fairlane import headers, names
+from fairlane.clock import now_ms
 from fairlane.kafka import read_committed_consumer
-from fairlane.outcomes import Outcome, Priority
-from fairlane.records import InferenceReply, TenantSpec, WorkItem
+from fairlane.outcomes import Code, Outcome, Priority
+from fairlane.records import InferenceReply, ModelVersion, SourceCoordinate, TenantSpec, WorkItem
 from tests.integration.deployment import write_tenants
 from tests.integration.log_reader import Replies
 from tests.integration.pipeline import Pipeline, header, unique_name
@@ -21,8 +24,10 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
 
-REBALANCE_S = 5.0
-NEW_TENANT_S = 5.0
+SESSION_S = 6.0
+"""So long the group misses a dispatcher that did not leave it, by default."""
+NEW_TENANT_S = 20.0
+"""Without a notice it would be found when Kafka's metadata are read anew, after minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +77,8 @@ def owners(pipeline: Pipeline) -> dict[str, int]:
     """How many of our partitions each dispatcher owns."""
     found = pipeline.assignments(pipeline.dispatcher_group)
     counts = {
-        name: sum(pipeline.unique in topic for topic, _partition in partitions) for name, partitions in found.items()
+        name: sum(pipeline.unique in topic and not names.is_returned(topic) for topic, _partition in partitions)
+        for name, partitions in found.items()
     }
     return {name: count for name, count in counts.items() if count}
 
@@ -130,12 +136,11 @@ def test_a_second_dispatcher_joins_and_leaves_under_load(pipeline: Pipeline, loa
     while probes.http_ok(second.url("/health/ready")) is not None:
         load.publish(2)
         load.answers()
-    eventually(lambda: owners(pipeline) == {"dispatcher-1": 4, "dispatcher-2": 4}, REBALANCE_S, "the rebalance")
+    eventually(lambda: owners(pipeline) == {"dispatcher-1": 4, "dispatcher-2": 4}, what="the rebalance")
     load.publish(200)
-    started = monotonic()
     assert second.stop() == 0
-    eventually(lambda: owners(pipeline) == {"dispatcher-1": 8}, REBALANCE_S, "the partitions of the one that left")
-    assert monotonic() - started < 2 * REBALANCE_S
+    eventually(lambda: "dispatcher-2" not in owners(pipeline), SESSION_S - 0.5, "the group without the one that left")
+    eventually(lambda: owners(pipeline) == {"dispatcher-1": 8}, what="the partitions of the one that left")
     load.publish(5)
 
 
@@ -161,18 +166,103 @@ def test_a_drain_finishes_what_it_began(pipeline: Pipeline, load: Load) -> None:
     load.publish(300)
     started = monotonic()
     assert dispatcher.stop() == 0
-    assert monotonic() - started < 10
+    assert monotonic() - started < 25
     pipeline.dispatcher(1).wait_ready()
 
 
-@pytest.mark.parametrize("bound", ["MAX_QUEUE_SIZE", "MAX_UNDONE_SPAN"])
-def test_a_small_bound_slows_and_stops_nothing(pipeline: Pipeline, load: Load, bound: str) -> None:
-    """Records held in memory, or undone ones of a partition: beyond the bound reading waits, and then goes on."""
+def test_a_small_span_slows_and_stops_nothing(pipeline: Pipeline, load: Load) -> None:
+    """Undone records of a partition: beyond the bound reading waits, and then goes on."""
     if pipeline.processes["dispatcher-1"].alive:
         pipeline.processes["dispatcher-1"].stop()
     load.publish(100)
-    bounded = pipeline.dispatcher(1, {bound: "10"}).wait_ready()
+    bounded = pipeline.dispatcher(1, {"MAX_UNDONE_SPAN": "10"}).wait_ready()
     for _ in range(5):
         load.publish(20)
-    eventually(lambda: undispatched(pipeline) == 0, 30, "the end of the backlog")
+    eventually(lambda: undispatched(pipeline) == 0, what="the end of the backlog")
     assert bounded.stop() == 0
+
+
+def test_what_a_withdrawn_tenant_or_pool_left_is_answered_after_a_restart(pipeline: Pipeline, replies: Replies) -> None:
+    if not pipeline.processes["dispatcher-1"].alive:
+        pipeline.dispatcher(1).wait_ready()
+    before = dict(pipeline.tenants)
+    gone, tenant, pool = pipeline.tenant("d"), pipeline.tenant("c"), f"{pipeline.unique}-own"
+    pipeline.tenants[tenant] = replace(before[tenant], pool=pool)
+    pipeline.apply()
+    returned = names.returned_topic(pool)
+    eventually(lambda: committed(pipeline, returned) == 0, what="the new pool's topic being read")
+    assert pipeline.processes["dispatcher-1"].stop() == 0
+
+    pipeline.tenants[tenant] = before[tenant]
+    del pipeline.tenants[gone]
+    pipeline.apply()
+    late, refused = handed_back(pipeline, tenant, pool), pipeline.request()
+    pipeline.write(returned, [(late.request.request_id.encode(), pipeline.codec.encode(late))])
+    pipeline.publish("d", refused)
+    try:
+        pipeline.dispatcher(1).wait_ready()
+        answers = replies.wait([late.request.request_id, refused.request_id], 30)
+    finally:
+        pipeline.tenants.update(before)
+    assert answers[refused.request_id].code == Code.FORBIDDEN
+    assert answers[late.request.request_id].outcome == Outcome.EXPIRED
+
+
+def test_it_starts_and_serves_beside_names_that_no_topic_can_have(pipeline: Pipeline, replies: Replies) -> None:
+    pipeline.apply()
+    if pipeline.processes["dispatcher-1"].alive:
+        assert pipeline.processes["dispatcher-1"].stop() == 0
+    model = replace(pipeline.models[0], model=f"{pipeline.unique}-bad", pool="gpu a")
+    spec = TenantSpec(pipeline.tenant("bad"), pool="x" * 300)
+    bad: list[tuple[str, str, ModelVersion | TenantSpec]] = [
+        (names.CONTROL_MODELS, model.model, model),
+        (names.CONTROL_TENANTS, spec.tenant, spec),
+    ]
+    for topic, key, record in bad:
+        pipeline.write(topic, [(key.encode(), pipeline.codec.encode(record))])
+    try:
+        pipeline.dispatcher(1).wait_ready()
+        request = pipeline.request()
+        pipeline.publish("a", request)
+        assert replies.wait([request.request_id], 30)[request.request_id].outcome == Outcome.OK
+    finally:
+        for topic, key, _record in bad:
+            pipeline.write(topic, [(key.encode(), None)])
+
+
+def committed(pipeline: Pipeline, topic: str) -> int:
+    """Where the dispatchers' group is in the topic's only partition; negative when nowhere."""
+    consumer = Consumer(read_committed_consumer(pipeline.settings, pipeline.dispatcher_group))
+    try:
+        return consumer.committed([TopicPartition(topic, 0)], timeout=10)[0].offset
+    finally:
+        consumer.close()
+
+
+def handed_back(pipeline: Pipeline, tenant: str, pool: str) -> WorkItem:
+    """Work of the pool whose deadline has passed."""
+    at_ms = now_ms() - 60_000
+    return WorkItem(
+        request=pipeline.request(),
+        tenant=tenant,
+        pool=pool,
+        model_version="1",
+        priority_class=Priority.NORMAL,
+        cost_tokens=10,
+        submitted_at_ms=at_ms,
+        admitted_at_ms=at_ms,
+        dispatched_at_ms=at_ms,
+        deadline_at_ms=at_ms + 1_000,
+        reply_topic=names.replies_topic(tenant),
+        dispatcher_id="dispatcher-1",
+        source=SourceCoordinate(names.requests_topic(tenant), 0, 10_000),
+        handed_back=1,
+    )
+
+
+def test_one_whose_first_join_never_ends_ends_itself(pipeline: Pipeline) -> None:
+    """Its supervisor starts it again, which is the cure."""
+    stuck = pipeline.launch(Service("dispatcher-stuck", ("-m", "tests.integration.stuck_dispatcher"), {}))
+    assert stuck.wait_ended(30) == 1
+    [event] = stuck.events("dispatcher_failed")
+    assert event["error"] == "did not join its group within 1 s"

@@ -12,7 +12,8 @@ from fairlane.ownership import Membership, Ownership, PartitionId
 from fairlane.settings import Settings
 from inference_consumers.group import parse_group_metadata
 from stream_processors.dispatcher.fenced_thread import group_metadata
-from tests.integration.stream_member import StreamMember, create_topics, joined, stays, until
+from tests.integration.stream_member import StreamMember, create_topics, joined, stays
+from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.broker
 
@@ -137,7 +138,7 @@ def test_faust_commits_nothing_by_itself(ground: Ground) -> None:
         member.stream._app.conf.broker_commit_interval = 0.05
         await member.stream.start([ground.topic])
         try:
-            await until(lambda: len(member.delivered) == 10)
+            await eventually_async(lambda: len(member.delivered) == 10)
             await stays(lambda: len(member.delivered) == 10, 0.3)
         finally:
             await member.stream.stop()
@@ -160,7 +161,7 @@ def test_only_committed_records_are_read(ground: Ground) -> None:
 
     async def run() -> None:
         async with joined(ground.settings, [ground.topic]) as member:
-            await until(lambda: member.delivered)
+            await eventually_async(lambda: member.delivered)
             await stays(lambda: member.offsets == [2])
 
     asyncio.run(run())
@@ -174,14 +175,14 @@ def test_an_assignment_waits_for_a_transaction_that_is_still_open(ground: Ground
     async def run() -> list[int]:
         ground.write(10)
         async with joined(ground.settings, [ground.topic]) as predecessor:
-            await until(lambda: len(predecessor.delivered) == 10)
+            await eventually_async(lambda: len(predecessor.delivered) == 10)
             metadata = membership_of(predecessor).group_metadata
             pending = await asyncio.to_thread(ground.send_offset, metadata, 6)
         async with joined(ground.slot(2), [ground.topic], wait=False) as successor:
-            await until(lambda: successor.assigned, what="the group's assignment")
+            await eventually_async(lambda: successor.assigned, what="the group's assignment")
             await stays(lambda: not successor.delivered and not successor.ownership.partitions())
             await asyncio.to_thread(pending.commit_transaction if commits else pending.abort_transaction, 10)
-            await until(lambda: successor.offsets[-1:] == [9])
+            await eventually_async(lambda: successor.offsets[-1:] == [9])
             return successor.offsets
 
     assert asyncio.run(run()) == list(range(6 if commits else 0, 10))
@@ -193,11 +194,11 @@ def test_done_offsets_are_skipped_after_a_restart(ground: Ground) -> None:
     async def run() -> list[int]:
         ground.write(10)
         async with joined(ground.settings, [ground.topic]) as member:
-            await until(lambda: len(member.delivered) == 10)
+            await eventually_async(lambda: len(member.delivered) == 10)
             await asyncio.to_thread(member.settle, [claim for claim in member.delivered if claim.offset in done])
         assert ground.committed().offset == 2
         async with joined(ground.slot(2), [ground.topic]) as member:
-            await until(lambda: member.offsets[-1:] == [9])
+            await eventually_async(lambda: member.offsets[-1:] == [9])
             return member.offsets
 
     assert asyncio.run(run()) == sorted(set(range(10)) - done)
@@ -209,12 +210,12 @@ def test_a_rebalance_voids_what_was_delivered_before(ground: Ground) -> None:
     async def run() -> None:
         ground.write(5)
         async with joined(ground.slot(1), [ground.topic]) as first:
-            await until(lambda: len(first.delivered) == 5)
+            await eventually_async(lambda: len(first.delivered) == 5)
             old, generation = first.current, membership_of(first).generation
             assert len(old) == 5
             async with joined(ground.slot(2), [ground.topic], wait=False):
-                await until(lambda: first.revocations == 2, 5, "a revocation")
-            await until(lambda: len(first.delivered) == 10, what="the same records again")
+                await eventually_async(lambda: first.revocations == 2, what="a revocation")
+            await eventually_async(lambda: len(first.delivered) == 10, what="the same records again")
             assert not any(first.ownership.is_current(claim) for claim in old)
             assert membership_of(first).generation > generation
             await asyncio.to_thread(first.settle, old)
@@ -241,7 +242,7 @@ def test_a_paused_partition_stays_paused_over_a_rebalance(ground: Ground) -> Non
 
             async def paused() -> None:
                 """A fetch that was under way brings its records still; then nothing comes."""
-                await until(member.ownership.paused, what="the pause")
+                await eventually_async(member.ownership.paused, what="the pause")
                 for _ in range(3):
                     before = newest()
                     ground.write(1)
@@ -252,14 +253,16 @@ def test_a_paused_partition_stays_paused_over_a_rebalance(ground: Ground) -> Non
 
             await paused()
             await member.stream.subscribe([ground.topic, other])
-            await until(lambda: len(member.ownership.partitions()) == 2, 5, "the other topic")
+            await eventually_async(lambda: len(member.ownership.partitions()) == 2, what="the other topic")
             await paused()
             ground.write(1, other)
-            await until(lambda: member.delivered[-1].partition.topic == other, what="the other topic's record")
+            await eventually_async(
+                lambda: member.delivered[-1].partition.topic == other, what="the other topic's record"
+            )
 
             end = ground.end()
             while ground.committed().offset < end:
-                await until(lambda: member.current, what="the records behind the pause")
+                await eventually_async(lambda: member.current, what="the records behind the pause")
                 await asyncio.to_thread(member.settle, member.current)
 
     asyncio.run(run())
@@ -274,7 +277,7 @@ def test_a_pause_loses_nothing_that_was_fetched_already(ground: Ground) -> None:
         ground.write(count)
         async with joined(ground.settings, [ground.topic], max_span=10) as member:
             while ground.committed().offset < count:
-                await until(lambda: member.current, what="the records behind the pause")
+                await eventually_async(lambda: member.current, what="the records behind the pause")
                 await asyncio.to_thread(member.settle, member.current)
             return member.offsets
 

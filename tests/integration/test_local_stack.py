@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -25,6 +24,7 @@ from deploy.local.run_record import RunRecord
 from deploy.local.services import Service, Step
 from deploy.local.stack import LocalStack
 from deploy.local.status import read_status
+from tests.integration.up_command import running
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -254,28 +254,6 @@ def test_an_external_part_that_does_not_answer_is_named_by_its_variable(
     assert "refused" in message
     assert len(message.splitlines()) == 1
     assert "s3cret" not in message
-
-
-@contextmanager
-def running(data_dir: Path, external: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """`up` as a person runs it, once it is ready; whatever happens, nothing of it is left."""
-    outside = {"KAFKA_BOOTSTRAP_SERVERS", "POSTGRES_DSN", "POSTGRES_OWNER_DSN", "REDIS_URL"}
-    environment = {name: value for name, value in os.environ.items() if name not in outside}
-    with subprocess.Popen(
-        (sys.executable, "-m", "deploy.local", "up", "--bare", "--json", "--data-dir", str(data_dir)),
-        cwd=PROJECT_ROOT,
-        env={**environment, **(external or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert json.loads(process.stdout.readline())["healthy"] is True
-            yield process
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
 
 
 @pytest.fixture

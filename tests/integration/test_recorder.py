@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -17,11 +18,16 @@ from fairlane.kafka import connection
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, replies_topic
 from fairlane.records import (
     AuditEvent,
+    CacheUse,
+    ConversationTurn,
+    HistoryUse,
     LabelScore,
+    Message,
     ModelVersion,
     Output,
     PassageReference,
     SourceCoordinate,
+    TenantGroup,
     TenantSpec,
     Timings,
     TokenUsage,
@@ -30,10 +36,10 @@ from fairlane.records import (
 from fairlane.settings import KafkaSettings, Settings
 from stream_processors.recorder.positions import Move, Partition
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.store import Store, SupersededError
+from stream_processors.recorder.store import Store, StoreTimeoutError, StoreUnavailableError, SupersededError
 from tests.integration.processes import ServiceProcess
 from tests.integration.recorder_kit import LogWriter, Tables, delete_reply_topics, make_topics, proxied, reply_to
-from tests.stack import PostgresServer
+from tests.stack import PostgresServer, choose_stack
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -42,6 +48,14 @@ SMALL_BATCH = {"RECORDER_BATCH_RECORDS": "10"}
 """Many transactions, so that there is a middle to be killed in."""
 
 StartRecorder = Callable[..., ServiceProcess]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[str]:
+    """A broker of its own: a recorder reads all that there is, and what other tests left would keep it busy."""
+    stack = choose_stack()
+    yield stack.kafka()
+    stack.close()
 
 
 @pytest.fixture
@@ -111,6 +125,9 @@ def test_rows_equal_what_was_written(
         batch_size=8,
         degradations=("shorter-context",),
         passages=(PassageReference("p1", 0.5),),
+        cache_use=CacheUse("exact", "earlier", 5),
+        history_use=HistoryUse(2, "shortened", 7),
+        turn=ConversationTurn("talk", (Message("user", "say \x00"),)),
     )
     refusal = reply_to(
         tenant, 2, outcome="rejected", code="invalid", field="input", message="empty", retry_after_ms=5, output=None
@@ -120,7 +137,9 @@ def test_rows_equal_what_was_written(
     source = SourceCoordinate("requests.a", 0, 1)
     audit = AuditEvent(reply.request_id, tenant, "accepted", "dispatcher-1", 20, source, inputs={"a": "b"})
     spec = TenantSpec(tenant, weight=2.5, classes=("low",), services=("search",), tokens_per_day=7)
+    spec = replace(spec, groups=(TenantGroup("web", 2.0),), forbidden_degradations=("no_retrieval",))
     model = ModelVersion(f"{tenant}-model", "1", "p", "simulated", ("embed", "rank"), "m", 100, 0)
+    model = replace(model, dedicated_pools=("own",), smaller_model="tiny")
     (first, _) = writer.write(replies_topic(tenant), [reply, refusal])
     (usage_offset,) = writer.write(LEDGER_USAGE, [usage], key=tenant)
     (audit_offset,) = writer.write(LEDGER_AUDIT, [audit], key=tenant)
@@ -163,13 +182,25 @@ def test_rows_equal_what_was_written(
         *("invalid", "input", "empty", 5),
         None,
     )
+    assert stored["cache_use"] == {"mode": "exact", "request_id": "earlier", "answered_at_ms": 5, "similarity": 1.0}
+    assert stored["history_use"] == {"messages": 2, "reason": "shortened", "took_ms": 7}
+    said = dict_row(tables, "conversation_turns", tenant)
+    assert (said["conversation_id"], said["request_id"], said["source_offset"]) == ("talk", reply.request_id, 1)
+    assert said["messages"] == [{"role": "user", "content": "say \u2400"}]
+    assert (said["answer"], said["tokens"]) == ("zero\u2400byte", 5)
+    assert said["submitted_at_ms"] == 10 < said["replied_at_ms"]
     spent = dict_row(tables, "usage", tenant)
+    assert spent["cached"] is False
     assert (spent["work_topic"], spent["work_partition"], spent["work_offset"]) == (work.topic, 3, 1)
     assert (spent["log_offset"], spent["cost_tokens"], spent["engine_ms"]) == (usage_offset, 11, 25)
     decided = dict_row(tables, "audit_logs", tenant)
     assert (decided["log_offset"], decided["decision"], decided["inputs"]) == (audit_offset, "accepted", {"a": "b"})
     told = dict_row(tables, "tenants", tenant)
     assert (told["weight"], told["classes"], told["services"], told["tokens_per_day"]) == (2.5, ["low"], ["search"], 7)
+    assert told["groups"] == [{"group": "web", "weight": 2.0, "parent": None}]
+    assert told["forbidden_degradations"] == ["no_retrieval"]
+    served = tables.rows("SELECT dedicated_pools, smaller_model FROM models WHERE model = %s", model.model)
+    assert served == [(["own"], "tiny")]
 
     # A tenant that is taken back goes away, and the position goes past the last transaction marker while idle.
     writer.write(CONTROL_TENANTS, [None], key=tenant)
@@ -305,6 +336,51 @@ def test_only_one_of_two_writes_from_the_same_offset_gets_through(database: Post
     second.close()
 
 
+def test_a_write_that_takes_too_long_is_told_from_a_connection_that_is_lost(
+    database: PostgresServer, tables: Tables
+) -> None:
+    partition = Partition("replies.slow", 0)
+    with psycopg.connect(database.owner_dsn, connect_timeout=5) as holder:
+        slow = Store(database.dsn, call_timeout_s=0.5)
+        slow.start_at({partition: 0})
+        # Held by somebody else: a write waits.
+        holder.execute(b"SELECT 1 FROM source_offsets FOR UPDATE")
+        with pytest.raises(StoreTimeoutError):
+            slow.write(Projection(), {partition: Move(0, 1)})
+        holder.rollback()
+    slow.write(Projection(), {partition: Move(0, 1)})
+    slow.close()
+    with proxied(database) as (proxy, dsn):
+        store = Store(dsn)
+        assert store.next_offsets([partition]) == {partition: 1}
+        proxy.cut()
+        with pytest.raises(StoreUnavailableError) as cut:
+            store.write(Projection(), {partition: Move(1, 2)})
+        assert not isinstance(cut.value, StoreTimeoutError)
+        store.close()
+
+
+def test_large_turns_are_recorded_in_little_memory(
+    tenant: str, writer: LogWriter, tables: Tables, start_recorder: StartRecorder
+) -> None:
+    total, per_transaction = 320, 16
+    said = "\x01\u5929" * 32_000
+    for start in range(0, total, per_transaction):
+        replies = [
+            reply_to(tenant, number, turn=ConversationTurn("talk", (Message("user", f"{number} {said}"),)))
+            for number in range(start, start + per_transaction)
+        ]
+        writer.write(replies_topic(tenant), replies)
+    recorder = start_recorder()
+    eventually(lambda: tables.count(tenant) == total, 60, "all results")
+    tables.assert_exactly(tenant, range(total))
+    turns = "SELECT count(*), count(*) FILTER (WHERE messages->0->>'content' = request.number || ' ' || %s)"
+    query = f"{turns} FROM conversation_turns, split_part(request_id, %s, 2) AS request (number) WHERE tenant = %s"
+    assert tables.rows(query, said, f"{tenant}-", tenant) == [(total, total)]
+    assert peak_memory_mb(recorder) < 300
+    assert recorder.stop() == 0
+
+
 def test_an_outage_of_the_database_loses_nothing(
     database: PostgresServer, tenant: str, writer: LogWriter, tables: Tables, start_recorder: StartRecorder
 ) -> None:
@@ -362,6 +438,13 @@ def dict_row(tables: Tables, table: str, tenant: str, where: str = "true") -> di
     ((row,),) = tables.rows(query, tenant)
     assert isinstance(row, dict)
     return row
+
+
+def peak_memory_mb(service: ServiceProcess) -> int:
+    """The most memory that a process had so far."""
+    status = Path(f"/proc/{service.pid}/status").read_text()
+    (peak_kb,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(peak_kb) // 1024
 
 
 def wait_for_more_than(tables: Tables, tenant: str, count: int) -> None:

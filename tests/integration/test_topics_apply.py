@@ -296,6 +296,51 @@ def test_tenants_are_published_when_they_change(run: Run, folder: Path) -> None:
     assert "requests.acme" in run("topics", "plan")[1]["findings"][0]["topic"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line", "reason"),
+    [
+        ("weight: 2", "weight: 0", 4, "tenants[1].weight: must be a finite number above 0, not 0"),
+        ("weight: 2", "weight: -3", 4, "tenants[1].weight: must be a finite number above 0, not -3"),
+        (
+            "weight: 2",
+            "classes: [urgent]",
+            4,
+            "tenants[1].classes[0]: unknown class 'urgent'; known: high, normal, low",
+        ),
+        (
+            "weight: 2",
+            "groups: [{group: a, parent: b}, {group: b, parent: a}]",
+            *(4, "tenants[1].groups[0].parent: the parents go round in a circle: a -> b -> a"),
+        ),
+        ("weight: 2", "groups: [{group: a, parent: b}]", 4, "unknown group 'b'; known here: a"),
+        ("weight: 2", "groups: [{group: a}, {group: a}]", 4, "'a' is already defined on line 4"),
+        ("weight: 2", "forbid: [magic]", 4, "tenants[1].forbid[0]: unknown degradation 'magic'; known: fewer_passages"),
+        ("weight: 2", "pool: own\n  - tenant: initech\n    pool: own", 6, "already the dedicated pool of 'globex'"),
+        ("tenant: globex\n    weight: 2", "weight: 2", 3, "tenants[1]: missing: tenant"),
+        ("tenant: globex", "tenant: acme", 3, "tenants[1].tenant: 'acme' is already defined"),
+    ],
+)
+def test_bad_tenants_are_refused_as_a_whole_and_what_runs_stays(
+    run: Run, folder: Path, old: str, new: str, line: int, reason: str, settings: KafkaSettings, unique: str
+) -> None:
+    assert run("tenants", "apply")[0] == 0
+    before = run("tenants", "list")[1]
+    file = folder / "tenants.yaml"
+    # The first tenant changes and a third one comes, both of them well: neither may be taken from a bad file.
+    good = "tenants:\n  - {tenant: acme, weight: 9}\n  - tenant: globex\n    weight: 2\n  - tenant: newcomer\n"
+    assert old in good
+    file.write_text(good.replace(old, new))
+    code, printed, complaint = run("tenants", "apply", "--delete")
+    assert (code, printed) == (1, None)
+    assert complaint.startswith(f"error: {file}:{line}: ")
+    assert reason in complaint
+    assert complaint.count("\n") == 1
+    assert run("tenants", "list")[1] == before
+    assert f"{unique}.requests.newcomer" not in Cluster(settings).metadata().topics
+    file.write_text(good)
+    assert run("tenants", "apply")[1]["published"] == ["acme", "newcomer"]
+
+
 def test_models_are_published_when_they_change(run: Run, folder: Path, unique: str) -> None:
     assert run("models", "list")[0] == 1, "no topic yet"
     code, applied, _ = run("models", "apply")
@@ -309,6 +354,11 @@ def test_models_are_published_when_they_change(run: Run, folder: Path, unique: s
     assert (applied["topics"], applied["published"], complaints) == ([], ["tiny"], "")
     (listed,) = run("models", "list")[1]["models"]
     assert listed["max_output_tokens"] == 32
+    _edit(folder / "models.yaml", "pool: generate", "pool: generate\n    dedicated_pools: [own]")
+    assert {change["topic"] for change in run("models", "apply")[1]["topics"]} == {
+        f"{unique}.priority.own.{name}" for name in ("high", "normal", "low")
+    }
+    assert run("models", "list")[1]["models"][0]["dedicated_pools"] == ["own"]
     _edit(folder / "models.yaml", "model: tiny", "model: small")
     _, applied, _ = run("models", "apply", "--delete")
     assert (applied["published"], applied["withdrawn"]) == (["small"], ["tiny"])

@@ -9,17 +9,25 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.client.requests import RequestFields
-from fairlane.client.seams import DeliveryReport
-from fairlane.records import InferenceReply
+from fairlane.client.seams import DeliveryReport, KafkaHeaders
+from fairlane.records import InferenceReply, ReplyChunk
 from fairlane.schema_files import default_codec
 
 MODEL_FIELDS: RequestFields = {"model": "m", "prompt": "hello"}
 
 
-def reply_message(reply: InferenceReply, topic: str = "replies.acme") -> Message:
+def reply_message(
+    reply: InferenceReply, topic: str = "replies.acme", offset: int = 7, headers: KafkaHeaders | None = None
+) -> Message:
     """The record of a reply."""
+    key, value = reply.request_id.encode(), default_codec().encode(reply)
+    return Message(topic=topic, partition=0, offset=offset, key=key, value=value, headers=headers)
+
+
+def chunk_message(chunk: ReplyChunk, topic: str = "chunks.acme") -> Message:
+    """The record of a chunk."""
     return Message(
-        topic=topic, partition=0, offset=7, key=reply.request_id.encode(), value=default_codec().encode(reply)
+        topic=topic, partition=0, offset=7, key=chunk.request_id.encode(), value=default_codec().encode(chunk)
     )
 
 
@@ -36,6 +44,7 @@ class Sent:
     value: bytes
     key: bytes
     report: DeliveryReport
+    headers: KafkaHeaders = field(default_factory=list)
 
 
 class FakeProducer:
@@ -51,10 +60,12 @@ class FakeProducer:
         self._reports: deque[tuple[Sent, KafkaError | None]] = deque()
         self._woken = threading.Condition()
 
-    def produce(self, topic: str, value: bytes, key: bytes, *, on_delivery: DeliveryReport) -> None:
+    def produce(
+        self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
+    ) -> None:
         if self.refuse_with is not None:
             raise self.refuse_with
-        sent = Sent(topic, value, key, on_delivery)
+        sent = Sent(topic, value, key, on_delivery, headers)
         with self._lock:
             self.sent.append(sent)
             self._open.append(sent)
@@ -154,12 +165,47 @@ class FakeConsumer:
         self.closed = True
 
 
+class FakeMember(FakeConsumer):
+    """A consumer whose group consists of itself; its commits block while `answers` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.answers.set()
+        self.commits: list[list[tuple[int, int]]] = []
+        self.async_commits = 0
+        self.commit_error: KafkaError | None = None
+
+    def subscribe(self, topics: list[str], **callbacks: object) -> None:
+        on_assign = callbacks["on_assign"]
+        assert callable(on_assign)
+        on_assign(self, [TopicPartition(topics[0], 0)])
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return partitions
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self.assigned = partitions
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        if asynchronous:
+            self.async_commits += 1
+            return []
+        self.answers.wait(30)
+        if self.commit_error is not None:
+            raise KafkaException(self.commit_error)
+        self.commits.append([(offset.partition, offset.offset) for offset in offsets])
+        return offsets
+
+
 @dataclass
 class FakeConnector:
-    """Hands out one producer and one consumer."""
+    """Hands out one producer, one consumer of replies, and consumers of chunks, the last of which is kept."""
 
     made_producer: FakeProducer = field(default_factory=FakeProducer)
     made_consumer: FakeConsumer = field(default_factory=FakeConsumer)
+    chunks: FakeConsumer = field(default_factory=FakeConsumer)
+    chunk_readers: int = 0
 
     def producer(self, max_messages: int, max_bytes: int) -> FakeProducer:
         self.made_consumer.steps.append("producer")
@@ -167,6 +213,10 @@ class FakeConnector:
 
     def reader(self, group_id: str) -> FakeConsumer:
         return self.made_consumer
+
+    def chunk_reader(self, group_id: str) -> FakeConsumer:
+        self.chunk_readers += 1
+        return self.chunks
 
     def last_error(self) -> str | None:
         return None

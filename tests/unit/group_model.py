@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fairlane.offsets import MAX_METADATA_CHARS, CommitPoint
+from fairlane.offsets import MAX_METADATA_CHARS, CommitPoint, Flow
 from fairlane.ownership import Claim, CommitPlan, Membership, Ownership, PartitionId
 
 PARTITIONS = tuple(PartitionId("work", number) for number in range(3))
@@ -200,6 +200,40 @@ class GroupModel(RuleBasedStateMachine):
         member.ownership.settle(plan)
         assert not any(member.ownership.is_current(claim) for claim in plan.claims)
         assert member.ownership.plan(plan.claims, NO_BOUND) is None, "what is done is never committed again"
+
+    @rule(who=WHO)
+    def control_the_flow(self, who: int) -> None:
+        ownership = self.members[who].ownership
+        expected: dict[PartitionId, Flow] = {}
+        for partition, owned in ownership._owned.items():
+            if not owned.tracker.paused and owned.tracker.span > 30:
+                expected[partition] = Flow.PAUSE
+            elif owned.tracker.paused and owned.tracker.span < 15:
+                expected[partition] = Flow.RESUME
+        assert ownership.flow() == expected
+
+    @invariant()
+    def looking_at_changes_alone_is_enough(self) -> None:
+        """What is kept up to date says the same as a look at everything that is owned."""
+        for member in self.members:
+            ownership = member.ownership
+            trackers = {partition: owned.tracker for partition, owned in ownership._owned.items()}
+            assert ownership.partitions() == tuple(trackers)
+            assert set(ownership.paused()) == {each for each, tracker in trackers.items() if tracker.paused}
+            assert {(claim.partition, claim.offset) for claim in ownership.escalated()} == {
+                (partition, tracker.oldest_undone) for partition, tracker in trackers.items() if tracker.escalated
+            }
+            assert all(ownership.is_current(claim) for claim in ownership.escalated())
+            ahead = {
+                partition: point
+                for partition, owned in ownership._owned.items()
+                if owned.tracker.oldest_undone is None
+                and (point := owned.tracker.commit_point()) is not None
+                and (owned.committed is None or point.offset > owned.committed)
+            }
+            plan = ownership.position_plan(NO_BOUND)
+            assert ownership.has_positions is (plan is not None)
+            assert (plan.points if plan is not None else {}) == (ahead if ownership.may_commit else {})
 
     @precondition(lambda self: self.broker.generation > 0)
     @invariant()

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -46,6 +47,10 @@ class ScriptedProducer:
     """Topics whose records fail delivery, with the code."""
     committed: list[Transaction] = field(default_factory=list)
     aborted: list[Transaction] = field(default_factory=list)
+    missing: dict[str, int] = field(default_factory=dict)
+    """Topics that a look-up does not find, with the code."""
+    before_delivery: Callable[[], None] | None = None
+    """Called when a transaction is about to be committed and nothing of it was delivered."""
     begun: int = 0
     _open: Transaction | None = None
     _callbacks: list[tuple[Callable[..., None], str]] = field(default_factory=list)
@@ -71,7 +76,13 @@ class ScriptedProducer:
         self._open = Transaction([], {}, None)
 
     def produce(
-        self, topic: str, value: bytes, key: bytes | None, headers: list[Any], on_delivery: Callable[..., None]
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        headers: list[Any],
+        on_delivery: Callable[..., None],
+        partition: int,
     ) -> None:
         steps = self.script.get("produce")
         if steps and steps[0] is BUFFER_FULL:
@@ -81,6 +92,12 @@ class ScriptedProducer:
         assert self._open is not None
         self._open.records.append((topic, value))
         self._callbacks.append((on_delivery, topic))
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        self._follow("look-up")
+        code = self.missing.get(topic)
+        found = SimpleNamespace(error=None if code is None else KafkaError(code))
+        return SimpleNamespace(topics={topic: found})
 
     def poll(self, timeout: float) -> int:
         self._follow("poll")
@@ -95,6 +112,8 @@ class ScriptedProducer:
         self._open.group_metadata = group_metadata
 
     def commit_transaction(self, timeout: float) -> None:
+        if self.before_delivery is not None:
+            self.before_delivery()
         refused = False
         for on_delivery, topic in self._callbacks:
             code = self.refused.get(topic)

@@ -1,11 +1,15 @@
 """Figures, aims, and the document made from them."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.report import write_markdown
-from benchmarks.result import Bound, Figure, Result, median_of, repeated
+from benchmarks.__main__ import DOCUMENT, HOW
+from benchmarks.report import ReportError, read_results, updated, write
+from benchmarks.result import Bound, Figure, Machine, Result, median_of, repeated
+
+MACHINE = Machine(2, 24, "3.11.7", "Linux")
 
 
 @pytest.mark.parametrize(
@@ -45,8 +49,55 @@ def test_the_object_has_the_documented_keys() -> None:
     assert result["figures"] == [{"name": "a", "value": 1, "unit": "ratio", "aim": "at most 2", "met": True}]
 
 
-def test_the_document_names_missed_aims(tmp_path: Path) -> None:
-    path = tmp_path / "docs" / "benchmarks.md"
-    write_markdown(path, [Result("b", (Figure("a", 3, "ratio", "at most", 2),), ())])
+def result(benchmark: str, value: float) -> Result:
+    return Result(benchmark, (Figure("a", value, "ratio", "at most", 2),), ({"a": value},), MACHINE)
 
-    assert "| b | a | 3 ratio | at most 2 | no |" in path.read_text()
+
+def test_a_result_can_be_read_back(tmp_path: Path) -> None:
+    made = Result("b", (Figure("a", 1, "ratio", "at least", 0.5), Figure("c", 2, "ms")), ({"a": 1.0},), MACHINE)
+    file = tmp_path / "results.json"
+    file.write_text("".join(f"{json.dumps(one.as_json())}\n" for one in (made, result("d", 3))))
+
+    assert read_results(file) == [made, result("d", 3)]
+
+
+@pytest.mark.parametrize("text", ["no json", "[1]", '{"benchmark": "b"}'])
+def test_what_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(text)
+
+    with pytest.raises(ReportError, match=r"results\.json"):
+        read_results(file)
+
+
+def test_the_document_says_how_and_where_and_names_missed_aims(tmp_path: Path) -> None:
+    path = tmp_path / "docs" / "benchmarks.md"
+    write(path, [result("b", 3)], {"b": "one run of 60 s"})
+
+    text = path.read_text()
+    assert "## b\n\nOne run of 60 s. 2 cores, 24 GiB, Python 3.11.7.\n" in text
+    assert "| a | 3 ratio | at most 2 | **no** |\n" in text
+
+
+def test_only_what_was_measured_again_changes_and_remarks_stay() -> None:
+    how = {"first": "one run", "second": "3 runs", "third": "one run"}
+    before = updated("", [result("second", 3), result("first", 1)], how)
+    before = before.replace("**no** |\n", "**no** |\n\nMissed, because.\n\nAnd so on.\n")
+    before += "\n## gone\n\n| a | 9 ratio |  |  |\n"
+    after = updated(before, [result("second", 1.5), result("third", 1)], how)
+
+    assert [line[3:] for line in after.splitlines() if line.startswith("## ")] == ["first", "second", "third"]
+    assert "| a | 1.5 ratio | at most 2 | yes |\n\nMissed, because.\n\nAnd so on.\n\n## third" in after
+    assert "gone" not in after
+    assert updated(after, [], how) == after
+
+
+def test_a_result_of_no_benchmark_is_refused() -> None:
+    with pytest.raises(ReportError, match="'b'"):
+        updated("", [result("b", 1)], {"a": "one run"})
+
+
+def test_the_document_that_ships_is_as_the_writer_leaves_it() -> None:
+    document = DOCUMENT.read_text()
+
+    assert updated(document, [], HOW) == document

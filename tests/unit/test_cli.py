@@ -48,12 +48,15 @@ def _error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["topics plan", "topics apply", "tenants apply", "tenants list", "models apply", "models list", "schemas register"],
+    [
+        *("topics plan", "topics apply", "tenants apply", "tenants list", "models apply", "models list"),
+        *("schemas register", "top", "dlq list", "dlq show", "dlq replay", "dlq purge"),
+    ],
 )
 def test_help_names_every_option_in_full(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert _run(*command.split(), "--help") == 0
     text = capsys.readouterr().out
-    assert f"Usage: fairlane {command} [OPTIONS]" in text
+    assert f"Usage: fairlane {command} [OPTIONS]" in " ".join(text.split())
     assert "--json" in text
     assert "--registry-url URL" in text or "--bootstrap-servers HOSTS" in text
 
@@ -74,6 +77,19 @@ def test_command_without_a_subcommand_shows_its_help_as_an_error(capsys: pytest.
         ("tenants apply --tenants-file none.yaml", "none.yaml: cannot be read"),
         ("models apply --models-file none.yaml", "none.yaml: cannot be read"),
         ("topics apply --topics-file none.yaml", "none.yaml: cannot be read"),
+        ("dlq list --since yesterday", "--since yesterday: neither a time (2026-01-31T12:00:00Z) nor an age ("),
+        ("dlq list --offsets 1-4", "--offsets: each topic has its own offsets, so it needs --topic as well"),
+        ("dlq list --topic work --offsets 4-1", "--offsets 4-1: ends at 1, before it begins"),
+        ("dlq list --topic other", "Invalid value for '--topic'"),
+        ("dlq show", "Missing argument 'OFFSET'"),
+        ("dlq replay", "say what to replay: --topic or another filter, --limit, or --all"),
+        ("dlq replay --all --rate 0", "Invalid value for '--rate'"),
+        ("dlq purge --until 2h", "say where: --topic requests or --topic work"),
+        ("dlq purge --topic work", "say up to where: --until TIME or --offsets -N"),
+        ("dlq purge --topic work --until 2h --tenant acme", "--tenant: Kafka deletes a partition only from its begin"),
+        ("dlq purge --topic work --until 2h --limit 3", "--limit: Kafka deletes a partition only from its begin"),
+        ("dlq purge --topic work --since 2h", "--since: Kafka deletes a partition only from its begin"),
+        ("dlq purge --topic work --offsets 3-9", "--offsets 3-9: Kafka deletes a partition only from its begin"),
     ],
 )
 def test_mistake_is_one_line_and_never_status_2(
@@ -95,7 +111,11 @@ def test_mistake_in_a_file_is_named_with_its_line(
 
 
 @pytest.mark.parametrize(
-    "command", ["topics plan", "topics apply", "tenants apply", "tenants list", "models apply", "models list"]
+    "command",
+    [
+        *("topics plan", "topics apply", "tenants apply", "tenants list", "models apply", "models list", "top --once"),
+        *("dlq list", "dlq show 1", "dlq replay --all", "dlq purge --topic work --until 2h"),
+    ],
 )
 def test_unreachable_broker_is_one_line_that_names_the_setting(
     capsys: pytest.CaptureFixture[str], command: str
@@ -149,11 +169,12 @@ def test_missing_certificate_is_one_line(
 def test_schemas_are_registered_once(capsys: pytest.CaptureFixture[str], registry: RegistryDouble) -> None:
     assert _run("schemas", "register", "--registry-url", registry.url, "--json") == 0
     registered = json.loads(capsys.readouterr().out)["registered"]
+    newest = registry.subjects["fairlane.WorkItem"]
     assert {
         "record": "WorkItem",
         "subject": "fairlane.WorkItem",
-        "version": 1,
-        "schema_id": 101,
+        "version": len(newest),
+        "schema_id": newest[-1],
         "new": True,
     } in registered
     assert set(registry.subjects) == {item["subject"] for item in registered}

@@ -37,16 +37,6 @@ WAIT_S = 10
 
 
 @pytest.fixture
-def kafka() -> FakeConnector:
-    return FakeConnector()
-
-
-@pytest.fixture
-def producer(kafka: FakeConnector) -> FakeProducer:
-    return kafka.made_producer
-
-
-@pytest.fixture
 def consumer(kafka: FakeConnector) -> FakeConsumer:
     return kafka.made_consumer
 
@@ -157,7 +147,7 @@ def test_records_that_are_no_reply_are_skipped_and_counted(
     consumer.push(reply_message(ok(handle)))
     assert handle.result(WAIT_S).outcome == "ok"
     assert client.stats.undecodable_replies == 5
-    assert "reply_undecodable topic=replies.acme" in caplog.text
+    assert "record_undecodable topic=replies.acme" in caplog.text
     assert all(record.levelno == logging.ERROR for record in caplog.records)
 
 

@@ -4,7 +4,7 @@ import threading
 from typing import cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError
 
 from fairlane.client import group_member
 from fairlane.client.group_member import GroupMember
@@ -12,41 +12,8 @@ from fairlane.client.sequence import Sequence
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
-from tests.unit.client_fakes import FakeConsumer, error_message, reply_message
+from tests.unit.client_fakes import FakeMember, error_message, reply_message
 from tests.waiting import eventually
-
-
-class FakeMember(FakeConsumer):
-    """A consumer whose group consists of itself; its commits block while `answers` is not set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers = threading.Event()
-        self.answers.set()
-        self.commits: list[list[tuple[int, int]]] = []
-        self.async_commits = 0
-        self.commit_error: KafkaError | None = None
-
-    def subscribe(self, topics: list[str], **callbacks: object) -> None:
-        on_assign = callbacks["on_assign"]
-        assert callable(on_assign)
-        on_assign(self, [TopicPartition(topics[0], 0)])
-
-    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
-        return partitions
-
-    def assign(self, partitions: list[TopicPartition]) -> None:
-        self.assigned = partitions
-
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
-        if asynchronous:
-            self.async_commits += 1
-            return []
-        self.answers.wait(30)
-        if self.commit_error is not None:
-            raise KafkaException(self.commit_error)
-        self.commits.append([(offset.partition, offset.offset) for offset in offsets])
-        return offsets
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 
 from fairlane.client import reader as reader_module
-from fairlane.client.reader import ReplyReader
+from fairlane.client.reader import TopicReader
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
@@ -24,13 +24,17 @@ def settled() -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def reader(consumer: FakeConsumer, settled: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> ReplyReader:
+def reader(
+    consumer: FakeConsumer, settled: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> TopicReader[InferenceReply]:
     monkeypatch.setattr(reader_module, "_REFRESH_S", 0.0)
 
     def settle(reply: InferenceReply, received_at_ms: int) -> None:
         settled.append((reply.request_id, received_at_ms))
 
-    made = ReplyReader(consumer, "replies.acme", default_codec(), lambda _: True, settle, lambda: NOW_MS)
+    made = TopicReader(
+        consumer, "replies.acme", InferenceReply, default_codec(), lambda _: True, settle, lambda: NOW_MS
+    )
     made.seek_to_end(1.0)
     return made
 
@@ -40,7 +44,7 @@ def reply(request_id: str) -> InferenceReply:
 
 
 def test_all_that_is_there_is_taken_in_one_step(
-    reader: ReplyReader, consumer: FakeConsumer, settled: list[tuple[str, int]]
+    reader: TopicReader[InferenceReply], consumer: FakeConsumer, settled: list[tuple[str, int]]
 ) -> None:
     consumer.push(*(reply_message(reply(str(number))) for number in range(5)))
     reader.step(0)
@@ -48,7 +52,7 @@ def test_all_that_is_there_is_taken_in_one_step(
 
 
 def test_a_record_without_a_key_is_decoded(
-    reader: ReplyReader, consumer: FakeConsumer, settled: list[tuple[str, int]]
+    reader: TopicReader[InferenceReply], consumer: FakeConsumer, settled: list[tuple[str, int]]
 ) -> None:
     message = reply_message(reply("1"))
     message.set_key(None)
@@ -58,7 +62,7 @@ def test_a_record_without_a_key_is_decoded(
 
 
 def test_partitions_that_are_added_later_are_read_from_their_beginning(
-    reader: ReplyReader, consumer: FakeConsumer
+    reader: TopicReader[InferenceReply], consumer: FakeConsumer
 ) -> None:
     consumer.partitions = 3
     reader.step(0)
@@ -71,7 +75,7 @@ def test_partitions_that_are_added_later_are_read_from_their_beginning(
 
 
 def test_a_broker_that_does_not_answer_for_a_while_is_no_reason_to_stop(
-    reader: ReplyReader, consumer: FakeConsumer, settled: list[tuple[str, int]]
+    reader: TopicReader[InferenceReply], consumer: FakeConsumer, settled: list[tuple[str, int]]
 ) -> None:
     consumer.partitions = no_broker()
     consumer.push(error_message(KafkaError._ALL_BROKERS_DOWN))
@@ -83,7 +87,7 @@ def test_a_broker_that_does_not_answer_for_a_while_is_no_reason_to_stop(
 
 
 def test_a_topic_that_is_gone_for_good_ends_the_reader(
-    reader: ReplyReader, consumer: FakeConsumer, monkeypatch: pytest.MonkeyPatch
+    reader: TopicReader[InferenceReply], consumer: FakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.partitions = None
     reader.step(0)
@@ -97,21 +101,23 @@ def test_a_topic_that_is_gone_for_good_ends_the_reader(
 
 
 def test_a_log_that_retention_cut_is_taken_up_where_it_begins(
-    reader: ReplyReader, consumer: FakeConsumer, caplog: pytest.LogCaptureFixture
+    reader: TopicReader[InferenceReply], consumer: FakeConsumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer.push(error_message(KafkaError._AUTO_OFFSET_RESET))
     reader.step(0)
     assert [(place.partition, place.offset) for place in consumer.sought] == [(0, OFFSET_BEGINNING)]
-    assert "replies_lost" in caplog.text
+    assert "records_lost" in caplog.text
 
 
-def test_a_topic_that_may_not_be_read_ends_the_reader(reader: ReplyReader, consumer: FakeConsumer) -> None:
+def test_a_topic_that_may_not_be_read_ends_the_reader(
+    reader: TopicReader[InferenceReply], consumer: FakeConsumer
+) -> None:
     consumer.push(error_message(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(Unavailable, match=r"replies\.acme: says the broker"):
         reader.step(0)
 
 
-def test_a_fatal_error_ends_the_reader(reader: ReplyReader, consumer: FakeConsumer) -> None:
+def test_a_fatal_error_ends_the_reader(reader: TopicReader[InferenceReply], consumer: FakeConsumer) -> None:
     consumer.push(error_message(KafkaError._FATAL, fatal=True))
     with pytest.raises(KafkaException):
         reader.step(0)

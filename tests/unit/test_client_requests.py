@@ -17,6 +17,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "embed": {"model": "m", "task": "embed", "texts": ["a", "b"]},
     "rank": {"model": "m", "task": "rank", "query": "q", "documents": ["a", "b"], "priority": "low"},
     "classify": {"model": "m", "task": "classify", "image": b"\x00", "timeout_ms": 1},
+    "conversation": {"model": "m", "prompt": "p", "conversation_id": "c", "conversation_after": str(uuid.uuid4())},
+    "cache": {"model": "m", "prompt": "p", "cache": "semantic"},
     "service": {"model": "m", "prompt": "p", "reply_to": "replies.acme.billing", "metadata": {"k": "v"}},
 }
 
@@ -37,6 +39,12 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("documents", {"model": "m", "task": "rank", "query": "q"}),
     ("documents", {"model": "m", "task": "rank", "query": "q", "documents": "one"}),
     ("image", {"model": "m", "task": "classify", "image": b""}),
+    ("cache", {"model": "m", "prompt": "p", "cache": "always"}),
+    ("conversation_id", {"model": "m", "prompt": "p", "conversation_id": ""}),
+    ("conversation_id", {"model": "m", "prompt": "p", "conversation_id": "x" * 129}),
+    ("conversation_id", {"model": "m", "task": "embed", "texts": ["a"], "conversation_id": "c"}),
+    ("conversation_after", {"model": "m", "prompt": "p", "conversation_after": str(uuid.uuid4())}),
+    ("conversation_after", {"model": "m", "prompt": "p", "conversation_id": "c", "conversation_after": "first"}),
     ("priority", {"model": "m", "prompt": "p", "priority": "urgent"}),
     ("timeout_ms", {"model": "m", "prompt": "p", "timeout_ms": 0}),
     ("timeout_ms", {"model": "m", "prompt": "p", "timeout_ms": 1.5}),
@@ -49,6 +57,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("top_p", {"model": "m", "prompt": "p", "top_p": float("nan")}),
     ("seed", {"model": "m", "prompt": "p", "seed": 2**63}),
     ("stop", {"model": "m", "prompt": "p", "stop": ["", "x"]}),
+    ("logprobs", {"model": "m", "prompt": "p", "logprobs": 21}),
+    ("logprobs", {"model": "m", "prompt": "p", "logprobs": -1}),
     ("reply_to", {"model": "m", "prompt": "p", "reply_to": "replies.acme2"}),
     ("reply_to", {"model": "m", "prompt": "p", "reply_to": ""}),
     ("metadata", {"model": "m", "prompt": "p", "metadata": {"k": 1}}),
@@ -87,6 +97,8 @@ def test_the_fields_become_the_record() -> None:
         messages=[{"role": "user", "content": "hi"}],
         stop="END",
         max_tokens=3,
+        logprobs=0,
+        group="night",
         request_id=str(uuid.UUID(int=1)),
     )
     assert built == InferenceRequest(
@@ -94,7 +106,8 @@ def test_the_fields_become_the_record() -> None:
         model="m",
         task="generate",
         input=RequestInput(messages=(Message("user", "hi"),)),
-        parameters=Parameters(max_tokens=3, stop=("END",)),
+        parameters=Parameters(max_tokens=3, stop=("END",), logprobs=0),
+        group="night",
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem
 from fairlane.records import (
+    CancelRequest,
     InferenceReply,
     InferenceRequest,
     Output,
@@ -20,6 +21,7 @@ from fairlane.records import (
     RequestInput,
     SourceCoordinate,
     TenantSpec,
+    WorkItem,
     type_by_name,
 )
 from fairlane.schema_files import committed_schemas, default_codec
@@ -167,6 +169,20 @@ def test_record_of_another_type() -> None:
     assert CODEC.decode_as(ReplyChunk, CODEC.encode(CHUNK)) == CHUNK
 
 
+def test_record_of_one_of_several_types() -> None:
+    request = InferenceRequest("r", "m", "embed", RequestInput(texts=("one",)))
+    cancel = CancelRequest("r", "acme")
+    expected = (InferenceRequest, CancelRequest)
+    for record in (request, cancel):
+        read: InferenceRequest | CancelRequest = CODEC.decode_any(expected, CODEC.encode(record))
+        assert read == record
+    with pytest.raises(DecodeError, match="ReplyChunk, expected InferenceRequest or CancelRequest") as caught:
+        CODEC.decode_any(expected, CODEC.encode(CHUNK))
+    assert caught.value.problem is DecodeProblem.UNEXPECTED_TYPE
+    with pytest.raises(DecodeError, match="empty: no bytes"):
+        CODEC.decode_any(expected, None)
+
+
 _REQUEST_UP_TO_INPUT = _string("r") + _string("m") + _string("embed")
 _CAPACITY_UP_TO_MODELS = _string("i") + _string("p")
 
@@ -258,3 +274,18 @@ def test_namesake_of_a_record_cannot_be_encoded() -> None:
     namesake = dataclasses.make_dataclass("TenantSpec", ["tenant"])
     with pytest.raises(TypeError, match="has no schema"):
         Codec(committed_schemas()).encode(namesake("acme"))
+
+
+@given(_values(WorkItem))
+def test_a_record_around_the_bytes_of_its_first_field_is_the_same_as_encoded_whole(item: WorkItem) -> None:
+    body = CODEC.body_if_current(InferenceRequest, CODEC.encode(item.request))
+    assert body is not None
+    assert CODEC.encode_around(item, body) == CODEC.encode(item)
+
+
+def test_bytes_of_another_schema_are_no_current_body() -> None:
+    message = CODEC.encode(InferenceRequest("id", "model", "embed", RequestInput(texts=("one",))))
+    older = bytes((0, *(1).to_bytes(4, "big"))) + message[5:]
+    assert CODEC.body_if_current(InferenceRequest, older) is None
+    assert CODEC.body_if_current(WorkItem, message) is None
+    assert CODEC.body_if_current(InferenceRequest, b"") is None

@@ -50,7 +50,7 @@ def test_any_finding_fails_the_demo(name: str) -> None:
     findings = Findings(1, **{name: ["r"]})
 
     assert not findings.ok
-    assert as_json([], findings, 1.0)["ok"] is False
+    assert as_json([], [], findings, 1.0)["ok"] is False
     assert Findings(1).ok
 
 

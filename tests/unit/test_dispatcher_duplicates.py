@@ -1,6 +1,7 @@
 """The duplicate index over a Redis that is there, that fails, and that somebody else writes to."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,15 +10,26 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate
+from fairlane.redis_watch import RedisWatch
 from stream_processors.dispatcher.duplicates import NoDuplicateIndex, RedisDuplicateIndex
+from tests.waiting import eventually_async
 
 HERE = SourceCoordinate("requests.acme", 0, 7)
 THERE = SourceCoordinate("requests.acme", 0, 3)
 ENTRY = ("acme", "id-1", HERE)
+SOON = Backoff(first_s=0.001, longest_s=0.001)
 
 
-class ScriptedRedis:
+class Answering:
+    """A PING alone."""
+
+    async def ping(self) -> bool:
+        return True
+
+
+class ScriptedRedis(Answering):
     """Answers the index's script with what the test says."""
 
     def __init__(self, *answers: list[bytes | None] | Exception) -> None:
@@ -35,8 +47,27 @@ class ScriptedRedis:
         return run
 
 
+class Watched:
+    """An index, and the watch of its Redis. Within one event loop."""
+
+    def __init__(self, redis: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now_s = 100.0
+        monkeypatch.setattr("fairlane.redis_watch.monotonic", lambda: self._now_s)
+        self._watch = RedisWatch(redis, again=SOON)  # type: ignore[arg-type]  # the part that is used
+        self.index = RedisDuplicateIndex(redis, 60, self._watch)  # type: ignore[arg-type]  # the part that is used
+
+    async def look_up(self, *entries: tuple[str, str, SourceCoordinate]) -> Sequence[SourceCoordinate | None]:
+        return await self.index.first_seen(entries or [ENTRY])
+
+    async def rested(self) -> None:
+        """Wait until Redis may be asked again."""
+        self._now_s += 60
+        await eventually_async(lambda: self._watch.is_up)
+
+
 def first_seen(answer: bytes | None) -> SourceCoordinate | None:
-    index = RedisDuplicateIndex(ScriptedRedis([answer]), 60)  # type: ignore[arg-type]  # the part that is used
+    redis = ScriptedRedis([answer])
+    index = RedisDuplicateIndex(redis, 60, RedisWatch(redis))  # type: ignore[arg-type]  # the part that is used
     (found,) = asyncio.run(index.first_seen([ENTRY]))
     return found
 
@@ -60,20 +91,18 @@ def test_an_answer_that_is_none_of_ours_lets_the_request_pass(answer: bytes) -> 
 def test_a_redis_that_fails_lets_requests_pass_and_is_left_alone_for_a_while(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now_s = 100.0
-    monkeypatch.setattr("stream_processors.dispatcher.duplicates.monotonic", lambda: now_s)
     redis = ScriptedRedis(error, error, [b"requests.acme|0|3"], error)
-    index = RedisDuplicateIndex(redis, 60)  # type: ignore[arg-type]  # the part that is used
 
-    def look_up() -> list[SourceCoordinate | None]:
-        return asyncio.run(index.first_seen([ENTRY]))
+    async def run() -> None:
+        watched = Watched(redis, monkeypatch)
+        assert await watched.look_up() == await watched.look_up() == [None]
+        assert redis.asked == 1
+        for answer in ([None], [THERE], [None]):
+            await watched.rested()
+            assert await watched.look_up() == answer
+        assert redis.asked == 4
 
-    assert look_up() == look_up() == [None]
-    assert redis.asked == 1
-    for answer in ([None], [THERE], [None]):
-        now_s += 60
-        assert look_up() == answer
-    assert redis.asked == 4
+    asyncio.run(run())
     # Said once while it lasts.
     assert "".join(capsys.readouterr()).count("duplicate_index_unavailable") == 2
 
@@ -82,11 +111,55 @@ def test_without_redis_everything_passes() -> None:
     assert asyncio.run(NoDuplicateIndex().first_seen([ENTRY, ENTRY])) == [None, None]
 
 
+@pytest.mark.parametrize("error", [RedisConnectionError("gone"), RedisTimeoutError("slow"), TimeoutError()])
+def test_a_redis_that_cannot_forget_is_left_alone_for_a_while(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    redis = ScriptedRedis(error, [], [None])
+
+    async def run() -> None:
+        watched = Watched(redis, monkeypatch)
+        await watched.index.forget([])
+        assert redis.asked == 0
+        await watched.index.forget([ENTRY])
+        await watched.index.forget([ENTRY])
+        assert await watched.look_up() == [None]
+        assert redis.asked == 1
+        await watched.rested()
+        await watched.index.forget([ENTRY])
+        assert await watched.look_up() == [None]
+        assert redis.asked == 3
+
+    asyncio.run(run())
+    assert "".join(capsys.readouterr()).count("duplicate_index_unavailable") == 1
+
+
+def test_without_redis_nothing_is_forgotten() -> None:
+    asyncio.run(NoDuplicateIndex().forget([ENTRY]))
+
+
+@pytest.mark.broker
+def test_what_is_forgotten_may_try_again_elsewhere(redis_url: str, unique: str) -> None:
+    async def run() -> None:
+        async with Redis.from_url(redis_url) as redis:
+            index = RedisDuplicateIndex(redis, 60, RedisWatch(redis))
+            here, there = (unique, "id-1", HERE), (unique, "id-1", THERE)
+            other = (unique, "id-2", HERE)
+            assert await index.first_seen([here, other]) == [None, None]
+            await index.forget([there])
+            assert await index.first_seen([there]) == [HERE], "only the one that stood there is forgotten"
+            await index.forget([here, (unique, "id-3", HERE)])
+            assert await index.first_seen([there, other]) == [None, None]
+            assert await index.first_seen([here]) == [THERE]
+
+    asyncio.run(run())
+
+
 @pytest.mark.broker
 def test_the_first_coordinate_stays(redis_url: str, unique: str) -> None:
     async def run() -> list[list[SourceCoordinate | None]]:
         async with Redis.from_url(redis_url) as redis:
-            index = RedisDuplicateIndex(redis, 60)
+            index = RedisDuplicateIndex(redis, 60, RedisWatch(redis))
             here, there = (unique, "id-1", HERE), (unique, "id-1", THERE)
             other_tenant = (f"{unique}-2", "id-1", THERE)
             found = [await index.first_seen([here, there, other_tenant]), await index.first_seen([there, here])]
@@ -94,3 +167,60 @@ def test_the_first_coordinate_stays(redis_url: str, unique: str) -> None:
         return found
 
     assert asyncio.run(run()) == [[None, HERE, None], [HERE, None]]
+
+
+class FailingRedis(Answering):
+    """A dictionary that answers the index's scripts, while it is there."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, object] = {}
+        self.is_away = False
+
+    def register_script(self, script: str) -> Any:
+        async def run(keys: list[str], args: list[object]) -> list[bytes | None]:
+            if self.is_away:
+                raise RedisConnectionError("gone")
+            if "NX" not in script:
+                for key, value in zip(keys, args, strict=True):
+                    if self.stored.get(key) == value:
+                        del self.stored[key]
+                return []
+            return [str(self.stored.setdefault(key, value)).encode() for key, value in zip(keys, args[1:], strict=True)]
+
+        return run
+
+
+def test_what_could_not_be_forgotten_is_forgotten_before_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher's refusal invites a retry with the same id, which must not look like a duplicate."""
+    redis = FailingRedis()
+    retry = ("acme", "id-1", THERE)
+
+    async def run() -> None:
+        watched = Watched(redis, monkeypatch)
+        assert await watched.look_up() == [None]
+        redis.is_away = True
+        await watched.index.forget([ENTRY])
+        redis.is_away = False
+        await watched.rested()
+        assert await watched.look_up(retry) == [None]
+        assert await watched.look_up() == [THERE], "the retry is the first now"
+
+    asyncio.run(run())
+
+
+def test_what_is_to_be_forgotten_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream_processors.dispatcher.duplicates._MAX_OWED", 2)
+    redis = FailingRedis()
+    entries = [("acme", f"id-{number}", HERE) for number in range(3)]
+
+    async def run() -> None:
+        watched = Watched(redis, monkeypatch)
+        await watched.look_up(*entries)
+        redis.is_away = True
+        await watched.index.forget(entries)
+        redis.is_away = False
+        await watched.rested()
+        await watched.index.forget([])
+
+    asyncio.run(run())
+    assert list(redis.stored) == ["seen:acme:id-0"]

@@ -8,8 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import Code, Priority, Task
-from fairlane.records import InferenceRequest, Message, ModelVersion, Parameters, RequestInput, Retrieval, TenantSpec
-from stream_processors.dispatcher.validation import Limits, Refusal, Valid, reply_topic_for_refusal, validate
+from fairlane.records import (
+    CancelRequest,
+    InferenceRequest,
+    Message,
+    ModelVersion,
+    Parameters,
+    RequestInput,
+    Retrieval,
+    TenantSpec,
+)
+from stream_processors.dispatcher.validation import (
+    Limits,
+    Refusal,
+    Valid,
+    reply_topic_for_refusal,
+    validate,
+    validate_cancel,
+    within_tenant_bound,
+)
 
 ID = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
 LIMITS = Limits(max_input_bytes=100, max_input_items=4, max_timeout_ms=86_400_000, max_output_tokens=64)
@@ -49,6 +66,7 @@ parameters = st.builds(
     stop=st.lists(any_text, max_size=10).map(tuple),
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stream=st.booleans(),
+    logprobs=st.none() | st.integers(-(2**31), 2**31 - 1),
 )
 requests = st.builds(
     InferenceRequest,
@@ -105,6 +123,7 @@ def test_a_uuid_in_any_spelling_is_an_id(request_id: str) -> None:
         ("parameters.temperature", (0.0, 2.0), (-1e-9, 2.001)),
         ("parameters.top_p", (1e-9, 1.0), (0.0, 1.001)),
         ("parameters.seed", (0, 2**63 - 1), (-1,)),
+        ("parameters.logprobs", (0, 20), (-1, 21)),
         ("parameters.stop", (("a",) * 8,), (("a",) * 9,)),
         ("conversation_id", ("c", "c" * 128), ("", "c" * 129)),
         ("metadata", ({"k": "v" * 8_191},), ({"k": "v" * 8_192},)),
@@ -153,6 +172,9 @@ def test_the_timeout_of_a_class_is_its_default(priority: Priority) -> None:
         ("replies.acme.billing", False),
         ("replies.acme2", False),
         ("replies.acme.search.more", False),
+        ("gateway.replies", True),
+        ("jobs.replies", True),
+        ("gateway.replies.acme", False),
         ("replies.", False),
         ("requests.acme", False),
         ("priority.pool.high", False),
@@ -183,3 +205,51 @@ def test_a_tenant_may_name_itself_and_nobody_else() -> None:
 def test_what_a_tenant_may_use() -> None:
     assert refused(GOOD, replace(SPEC, models=("encoder",))) == (Code.FORBIDDEN, "model")
     assert refused(GOOD, replace(SPEC, classes=("high",))) == (Code.FORBIDDEN, "priority")
+
+
+# Cancels
+
+
+@pytest.mark.parametrize("named", [None, "acme"])
+def test_a_cancel_of_the_topics_own_tenant_counts(named: str | None) -> None:
+    assert validate_cancel(CancelRequest(ID, named), "acme") is None
+
+
+@pytest.mark.parametrize(
+    ("cancel", "code", "field"),
+    [
+        (CancelRequest(ID, "other"), Code.FORBIDDEN, "tenant"),
+        (CancelRequest(ID, ""), Code.FORBIDDEN, "tenant"),
+        (CancelRequest("order-7"), Code.INVALID, "request_id"),
+    ],
+)
+def test_other_cancels_count_for_nothing(cancel: CancelRequest, code: Code, field: str) -> None:
+    refusal = validate_cancel(cancel, "acme")
+    assert refusal is not None
+    assert (refusal.code, refusal.field) == (code, field)
+
+
+# What a tenant may have of any model
+
+
+@pytest.mark.parametrize(
+    ("most", "asked", "allowed"),
+    [(None, None, None), (None, 64, 64), (80, 64, 64), (80, 80, 80), (80, 81, 80), (80, None, 80), (600, None, 512)],
+)
+def test_an_answer_is_at_most_what_its_tenant_may_have(
+    most: int | None, asked: int | None, allowed: int | None
+) -> None:
+    spec = replace(SPEC, max_completion_tokens=most)
+    given = replace(GOOD, parameters=Parameters(asked, seed=7))
+    bounded = within_tenant_bound(given, ALL_TASKS, spec)
+    assert bounded == replace(given, parameters=Parameters(allowed, seed=7))
+    assert (bounded is given) == (asked == allowed)
+    embed = replace(given, task="embed")
+    assert within_tenant_bound(embed, ALL_TASKS, spec) is embed
+    assert within_tenant_bound(given, ALL_TASKS, None) is given
+
+
+def test_a_long_prompt_is_not_refused_on_an_estimate() -> None:
+    """A thousand bytes may be one token."""
+    spec = replace(SPEC, max_prompt_tokens=1)
+    assert isinstance(verdict(replace(GOOD, input=RequestInput(prompt=" " * 100)), spec), Valid)

@@ -26,6 +26,7 @@ class ScriptedConsumer:
         self.script: SimpleQueue[Message | Exception] = SimpleQueue()
         self.assigned: list[TopicPartition] = []
         self.topic_error: KafkaError | None = None
+        self.bounds = (5, 9)
         self.closed = False
 
     def list_topics(self, topic: str, timeout: float) -> Any:
@@ -33,7 +34,7 @@ class ScriptedConsumer:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=self.topic_error, partitions=partitions)})
 
     def get_watermark_offsets(self, _partition: TopicPartition, timeout: float) -> tuple[int, int]:
-        return 5, 9
+        return self.bounds
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         self.assigned = partitions
@@ -71,8 +72,8 @@ def feed(consumer: ScriptedConsumer) -> Iterator[Feed[TenantSpec]]:
     assert consumer.closed
 
 
-def record(key: str, value: bytes | None) -> Message:
-    return Message(topic=TOPIC, partition=0, offset=1, key=key.encode(), value=value)
+def record(key: str, value: bytes | None, offset: int = 5) -> Message:
+    return Message(topic=TOPIC, partition=0, offset=offset, key=key.encode(), value=value)
 
 
 def tenant(name: str, weight: float = 1.0) -> Message:
@@ -119,6 +120,24 @@ def test_an_empty_topic_is_an_empty_snapshot(consumer: ScriptedConsumer, feed: F
     play(consumer, end())
     feed.start(5)
     assert feed.snapshot == {}
+
+
+def test_a_topic_without_a_log_needs_no_reading(consumer: ScriptedConsumer, feed: Feed[TenantSpec]) -> None:
+    consumer.bounds = (7, 7)
+    feed.start(5)
+    assert feed.snapshot == {}
+    play(consumer, record("acme", CODEC.encode(TenantSpec("acme")), 7))
+    eventually(lambda: set(feed.snapshot) == {"acme"})
+
+
+@pytest.mark.parametrize("last", [8, 12])
+def test_the_end_is_where_it_was_at_the_start(consumer: ScriptedConsumer, feed: Feed[TenantSpec], last: int) -> None:
+    """Of a log in which something is always written nobody is told the end."""
+    seen: list[set[str]] = []
+    feed.on_change(lambda content: seen.append(set(content)))
+    play(consumer, tenant("acme"), record("globex", CODEC.encode(TenantSpec("globex")), last))
+    feed.start(5)
+    assert seen == [{"acme", "globex"}]
 
 
 @pytest.mark.parametrize(

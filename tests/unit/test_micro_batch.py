@@ -1,169 +1,13 @@
-"""Micro-batches: nothing lost or run twice, no bound exceeded, nobody starved."""
-
-from collections import Counter
-from collections.abc import Iterable
-from itertools import count
+"""Micro-batches: when they close, what is in them, who leads them."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fairlane.outcomes import Priority
-from fairlane.ownership import Claim, PartitionId
-from fairlane.records import InferenceRequest, RequestInput, SourceCoordinate, WorkItem
-from inference_consumers.micro_batch import BatchLimits, MicroBatch, MicroBatcher, ModelKey, ReceivedWork
-
-LIMITS = BatchLimits(max_items=4, max_tokens=100, timeout_ms=20)
-MODEL: ModelKey = ("chat", "1")
-SMALL_MODEL: ModelKey = ("small", "1")
-SMALL_LIMITS = BatchLimits(max_items=2, max_tokens=30, timeout_ms=5)
-PRIORITIES = tuple(str(priority) for priority in Priority)
-
-_offsets = count()
-
-
-def work(
-    priority: str = "normal",
-    *,
-    at_ms: int = 0,
-    tokens: int = 10,
-    model: ModelKey = MODEL,
-    deadline_at_ms: int = 10**9,
-    size_bytes: int = 100,
-    partition: int = 0,
-) -> ReceivedWork:
-    """A work item of its own offset."""
-    claim = Claim(PartitionId("priority.gpu." + priority, partition), next(_offsets), 1)
-    request = InferenceRequest("id", model[0], "generate", RequestInput(prompt="hello"), priority=priority)
-    item = WorkItem(
-        request=request,
-        tenant="acme",
-        pool="gpu",
-        model_version=model[1],
-        priority_class=priority,
-        cost_tokens=tokens,
-        submitted_at_ms=0,
-        admitted_at_ms=0,
-        dispatched_at_ms=0,
-        deadline_at_ms=deadline_at_ms,
-        reply_topic="replies.acme",
-        dispatcher_id="d",
-        source=SourceCoordinate("requests.acme", 0, claim.offset),
-    )
-    return ReceivedWork(claim, item, size_bytes, at_ms)
-
-
-def batcher(*items: ReceivedWork, limits: BatchLimits = LIMITS) -> MicroBatcher:
-    made = MicroBatcher(limits, {SMALL_MODEL: SMALL_LIMITS})
-    for item in items:
-        made.add(item)
-    return made
-
-
-def taken(batch: MicroBatch | None) -> tuple[ReceivedWork, ...]:
-    assert batch is not None
-    return batch.work
-
-
-def limits_of(key: ModelKey) -> BatchLimits:
-    return SMALL_LIMITS if key == SMALL_MODEL else LIMITS
-
-
-def is_full(items: Iterable[ReceivedWork], limits: BatchLimits) -> bool:
-    items = list(items)
-    return len(items) >= limits.max_items or sum(one.item.cost_tokens for one in items) >= limits.max_tokens
-
-
-class BatcherModel(RuleBasedStateMachine):
-    """The batcher beside a plain list of what waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batcher = batcher()
-        self.waiting: list[ReceivedWork] = []
-        self.now_ms = 0
-
-    @rule(
-        priorities=st.lists(st.sampled_from(PRIORITIES), min_size=1, max_size=8),
-        model=st.sampled_from((MODEL, MODEL, SMALL_MODEL)),
-        tokens=st.sampled_from((1, 10, 40, 99, 100, 250)),
-        patience_ms=st.sampled_from((3, 30, 10**6)),
-        partition=st.integers(0, 2),
-    )
-    def arrive(self, priorities: list[str], model: ModelKey, tokens: int, patience_ms: int, partition: int) -> None:
-        for priority in priorities:
-            one = work(
-                priority,
-                at_ms=self.now_ms,
-                tokens=tokens,
-                model=model,
-                deadline_at_ms=self.now_ms + patience_ms,
-                partition=partition,
-            )
-            self.batcher.add(one)
-            self.waiting.append(one)
-
-    @initialize(priorities=st.lists(st.sampled_from(PRIORITIES), max_size=10))
-    def begin(self, priorities: list[str]) -> None:
-        self.arrive(priorities, MODEL, 10, 30, 0)
-
-    @rule(passed_ms=st.integers(0, 25))
-    def time_passes(self, passed_ms: int) -> None:
-        self.now_ms += passed_ms
-
-    @rule(idle=st.booleans())
-    def take(self, idle: bool) -> None:
-        batch = self.batcher.next_batch(self.now_ms, idle=idle)
-        if batch is None:
-            assert not self.waiting or not idle, "an idle engine takes what is there"
-            for one in self.waiting:
-                assert self.now_ms < one.received_at_ms + limits_of(one.model_key).timeout_ms, "its time bound passed"
-            by_model = {key: [one for one in self.waiting if one.model_key == key] for key in (MODEL, SMALL_MODEL)}
-            assert not any(is_full(items, limits_of(key)) for key, items in by_model.items())
-            return
-        limits = limits_of(batch.model_key)
-        assert {one.model_key for one in batch.work} == {batch.model_key}
-        assert len(batch.work) <= limits.max_items
-        if len(batch.work) > 1:
-            assert sum(one.item.cost_tokens for one in batch.work) <= limits.max_tokens
-        self.remove(batch.work)
-
-    @rule()
-    def expire(self) -> None:
-        expired = self.batcher.take_expired(self.now_ms)
-        assert {one.claim for one in expired} == {
-            one.claim for one in self.waiting if one.item.deadline_at_ms < self.now_ms
-        }
-        self.remove(expired)
-
-    @rule(partition=st.integers(0, 2))
-    def lose(self, partition: int) -> None:
-        stale = [one for one in self.waiting if one.claim.partition.partition == partition]
-        assert self.batcher.discard_stale(lambda claim: claim.partition.partition != partition) == len(stale)
-        self.remove(stale)
-
-    def remove(self, gone: Iterable[ReceivedWork]) -> None:
-        """Raises ValueError for what does not wait: run twice, or never received."""
-        for one in gone:
-            self.waiting.remove(one)
-
-    @invariant()
-    def counts_agree(self) -> None:
-        assert len(self.batcher) == len(self.waiting)
-        assert self.batcher.size_bytes == sum(one.size_bytes for one in self.waiting)
-        counted = Counter(one.item.priority_class for one in self.waiting)
-        assert all(self.batcher.count(priority) == counted[priority] for priority in PRIORITIES)
-
-    def teardown(self) -> None:
-        while self.waiting:
-            before = len(self.waiting)
-            self.take(idle=True)
-            assert len(self.waiting) < before
-
-
-TestBatcher = BatcherModel.TestCase
-TestBatcher.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+from inference_consumers.batching.limits import FULL_RUNS_BEFORE_MORE, BatchLimits
+from inference_consumers.batching.micro_batch import MicroBatcher
+from inference_consumers.batching.priority_pick import longest_wait
+from tests.unit.micro_batch_kit import MODEL, PRIORITIES, SMALL_MODEL, batcher, sized, taken, work
 
 
 def test_a_batch_waits_for_more_until_its_time_bound() -> None:
@@ -224,7 +68,7 @@ def test_room_left_is_filled_from_other_priorities() -> None:
     depths=st.dictionaries(st.sampled_from(PRIORITIES), st.just(400), min_size=1),
     rounds=st.integers(12, 60),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_priorities_share_batches_by_weight(depths: dict[str, int], rounds: int) -> None:
     """While all have work, each leads its weighted share of the batches, to one batch; nobody waits longer."""
     weights = {"high": 8, "normal": 3, "low": 1}
@@ -273,3 +117,180 @@ def test_an_answer_that_changes_while_it_is_asked_loses_nothing() -> None:
     assert made.discard_stale(lambda _claim: next(answers, False)) == 1
     assert len(made) == 2
     assert len(taken(made.next_batch(0, idle=True))) == 2
+
+
+@given(
+    rounds=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(50, 60)), min_size=60, max_size=60),
+)
+@settings(max_examples=30)
+def test_low_waits_for_no_more_batches_than_is_promised(rounds: list[tuple[int, int, int]]) -> None:
+    """Whatever comes of the others, in whatever lengths: they never have more batches in a row. None of them is full,
+    so that nobody of low joins theirs."""
+    made = batcher(limits=BatchLimits(max_items=1, max_tokens=100, timeout_ms=20))
+    waited = 0
+    for now_ms, (high, normal, tokens) in enumerate(rounds):
+        arriving = [("high", high), ("normal", normal), ("low", 1)]
+        for priority, count in arriving:
+            for _ in range(count):
+                made.add(work(priority, at_ms=now_ms, tokens=tokens, prompt_tokens=tokens // 2))
+        [led] = taken(made.next_batch(now_ms, idle=True))
+        waited = 0 if led.item.priority_class == "low" else waited + 1
+        assert waited <= longest_wait("low", others_jump=False)
+
+
+def test_a_lonely_length_waits_no_longer_than_its_age_says() -> None:
+    """Others of one length keep coming; it leads as soon as it is the oldest, and nobody joins it."""
+    made = batcher(limits=BatchLimits(max_items=4, max_tokens=10_000, timeout_ms=20))
+    for at_ms in range(3):
+        made.add(sized(100, at_ms=at_ms))
+    lonely = sized(2_000, at_ms=3)
+    made.add(lonely)
+    for at_ms in range(4, 12):
+        made.add(sized(100, at_ms=at_ms))
+    assert lonely not in taken(made.next_batch(12, idle=False))
+    assert taken(made.next_batch(23, idle=False)) == (lonely,)
+
+
+def test_only_models_that_can_run_are_picked() -> None:
+    made = batcher(work("high"), work("low", model=SMALL_MODEL, at_ms=5))
+    assert made.next_batch(100, idle=True, runnable=set()) is None
+    assert made.due_at_ms(idle=False, runnable=set()) is None
+    assert made.due_at_ms(idle=False, runnable={SMALL_MODEL}) == 10
+    batch = made.next_batch(100, idle=True, runnable={SMALL_MODEL, ("other", "1")})
+    assert batch is not None
+    assert batch.model_key == SMALL_MODEL
+
+
+def test_of_models_the_one_with_the_oldest_item_is_next() -> None:
+    made = batcher(work(at_ms=3), work(model=SMALL_MODEL, at_ms=2))
+    assert taken(made.next_batch(10, idle=True))[0].model_key == SMALL_MODEL
+    made = batcher(work(at_ms=2), work(model=SMALL_MODEL, at_ms=3))
+    assert taken(made.next_batch(10, idle=True))[0].model_key == MODEL
+
+
+def test_a_model_that_is_not_due_waits_on_while_another_runs() -> None:
+    made = batcher(work("high", at_ms=9), work("low", model=SMALL_MODEL, at_ms=5))
+    batch = made.next_batch(10, idle=False)
+    assert batch is not None
+    assert batch.model_key == SMALL_MODEL
+    assert made.next_batch(10, idle=False) is None
+
+
+def test_nobody_waits_for_company_that_does_not_come_in_time() -> None:
+    """Items come every 50 ms, and the time bound is 20."""
+    made = batcher()
+    for at_ms in range(0, 1_000, 50):
+        made.add(work(at_ms=at_ms))
+        made.next_batch(at_ms + 20, idle=False)
+    made.add(work(at_ms=1_000))
+    assert len(taken(made.next_batch(1_000, idle=False))) == 1
+    for at_ms in range(1_001, 1_040, 2):
+        made.add(work(at_ms=at_ms))
+        made.next_batch(at_ms, idle=True)
+    made.add(work(at_ms=1_041))
+    assert made.next_batch(1_041, idle=False) is None, "now they come fast, and are waited for"
+    assert made.due_at_ms(idle=False) == 1_061
+
+
+def test_a_batch_is_no_larger_than_is_worth_it_and_does_not_wait_for_more() -> None:
+    """An engine for which the second item costs as much as the first."""
+    made = batcher()
+    for _ in range(60):
+        for _ in range(4):
+            made.add(work())
+        items = len(taken(made.next_batch(10**6, idle=False)))
+        made.ran(MODEL, items, 10 * items, 0.1 * items)
+        made.take(lambda _work: True)
+    made.add(work(at_ms=10**6))
+    assert len(taken(made.next_batch(10**6, idle=False))) == 1, "full with one"
+
+
+def test_a_size_is_found_for_each_kind_of_items() -> None:
+    """Long ones fill the engine alone, short ones do not."""
+    made = MicroBatcher(BatchLimits(max_items=16, max_tokens=10**6, timeout_ms=20))
+
+    def batch_of(tokens: int) -> int:
+        for _ in range(16):
+            made.add(work(tokens=tokens))
+        items = len(taken(made.next_batch(10**6, idle=False)))
+        made.ran(MODEL, items, tokens * items, max(1.0, 0.001 * tokens * items))
+        made.take(lambda _work: True)
+        return items
+
+    sizes = [(batch_of(50), batch_of(2_000)) for _ in range(100)]
+    short, long = (sorted(column)[25] for column in zip(*sizes[50:], strict=True))
+    assert (short, long) == (16, 1)
+
+
+def test_what_ran_out_of_memory_is_not_made_again_until_more_proves_safe() -> None:
+    made = batcher()
+    made.out_of_memory(MODEL, 4, 100)
+    assert (made.limits_of(MODEL).max_items, made.limits_of(MODEL).max_tokens) == (2, 50)
+    assert made.limits_of(SMALL_MODEL) == made.limits_by_model[SMALL_MODEL]
+    for _ in range(8):
+        made.add(work())
+    assert len(taken(made.next_batch(0, idle=True))) == 2
+    for _ in range(FULL_RUNS_BEFORE_MORE):
+        made.ran(MODEL, 2, 20, 1.0)
+    assert made.limits_of(MODEL).max_items == 3
+
+
+def test_a_continuous_engine_takes_what_there_is_at_once() -> None:
+    """Without waiting, without regard to length, in turn by weight."""
+    items = [
+        sized(length, priority=priority, at_ms=100) for priority in ("low", "normal", "high") for length in (10, 2_000)
+    ]
+    made = batcher(*items, limits=BatchLimits(max_items=8, max_tokens=10_000, timeout_ms=20))
+    joined = made.take_for(MODEL, 100, 8, 10_000)
+    assert sorted(one.claim.offset for one in joined) == sorted(one.claim.offset for one in items)
+    assert [one.item.priority_class for one in joined[:3]] == ["high", "normal", "low"]
+    assert len(made) == 0
+    assert made.take_for(("other", "1"), 100, 8, 10_000) == []
+
+
+def test_a_continuous_engine_is_given_no_more_than_it_has_room_for() -> None:
+    made = batcher(*(work(tokens=30) for _ in range(5)))
+    assert len(made.take_for(MODEL, 0, 2, 100)) == 2
+    assert len(made.take_for(MODEL, 0, 8, 59)) == 1
+    assert made.take_for(MODEL, 0, 8, 29) == []
+    assert made.take_for(MODEL, 0, 0, 100) == []
+
+
+def test_a_small_item_is_not_let_past_a_large_one_for_ever() -> None:
+    large, small = work(tokens=90), work(tokens=10)
+    made = batcher(large, small)
+    assert made.take_for(MODEL, 0, 8, 80) == []
+    assert made.take_for(MODEL, 0, 8, 100) == [large, small]
+
+
+def test_an_item_above_the_bound_joins_an_engine_with_all_its_room() -> None:
+    made = batcher(work(tokens=500))
+    assert made.take_for(MODEL, 0, 8, 99) == []
+    assert len(made.take_for(MODEL, 0, 8, 100)) == 1
+
+
+def test_what_expired_joins_no_engine() -> None:
+    late = work(deadline_at_ms=9)
+    made = batcher(late)
+    assert made.take_for(MODEL, 10, 8, 100) == []
+    assert made.next_batch(10, idle=True) is None
+    assert made.due_at_ms(idle=True) is None
+    assert len(made) == 1
+    assert made.take_expired(10) == [late]
+
+
+def test_what_expired_can_still_be_taken() -> None:
+    """Its partition may move on before it is answered."""
+    late = work(deadline_at_ms=9)
+    made = batcher(late)
+    assert made.next_batch(10, idle=True) is None
+    assert made.take(lambda _work: True) == [late]
+    assert made.take_expired(10) == []
+    assert (len(made), made.size_bytes("normal"), made.cost_tokens, made.count("normal")) == (0, 0, 0, 0)
+
+
+def test_an_unknown_priority_is_refused_and_leaves_no_trace() -> None:
+    made = batcher()
+    with pytest.raises(KeyError):
+        made.add(work("urgent"))
+    assert (len(made), made.size_bytes("normal"), made.cost_tokens) == (0, 0, 0)

@@ -53,6 +53,56 @@ def test_limits_are_read_and_default(tmp_path: Path) -> None:
     assert (first.max_batch_size, first.max_batch_tokens) == (32, 16_384)
     assert (second.max_batch_size, second.max_batch_tokens) == (8, 1024)
     assert second.path == "nested/other"
+    assert (second.dedicated_pools, second.smaller_model) == ((), None)
+
+
+def test_dedicated_pools_and_the_smaller_model_are_read(tmp_path: Path) -> None:
+    text = GOOD.replace(
+        "tasks: [generate]", "tasks: [embed]\n    smaller_model: other\n    dedicated_pools: [own, acme-gpu]"
+    )
+    first, _ = load_models(write(tmp_path, text))
+    assert (first.dedicated_pools, first.smaller_model) == (("own", "acme-gpu"), "other")
+
+
+def test_data_type_quantization_and_devices_are_read_and_default(tmp_path: Path) -> None:
+    more = "dtype: bfloat16\n    quantization: int8\n    tensor_parallel_size: 2"
+    first, second = load_models(write(tmp_path, GOOD.replace("path: small\n", f"path: small\n    {more}\n")))
+    assert (first.dtype, first.quantization, first.tensor_parallel_size) == ("bfloat16", "int8", 2)
+    assert (second.dtype, second.quantization, second.tensor_parallel_size) == (None, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("smaller_model: none", r"models\[0\]\.smaller_model: unknown model 'none'; known here: small, other"),
+        ("smaller_model: other", "'other' does not serve generate"),
+        ("smaller_model: small", "go round in a circle: small -> small"),
+        ("smaller_model: 5", "must be a string, not 5"),
+        ("dedicated_pools: [generate]", "'generate' is the model's shared pool"),
+        ("dedicated_pools: [own.gpu]", "'own.gpu' does not match"),
+        ("dedicated_pools: own", "must be a list"),
+        ("dedicated_pools: [own, own]", "'own' appears twice"),
+        ("dtype: int8", r"models\[0\]\.dtype: unknown data type 'int8'; known: float32, bfloat16, float16"),
+        ("dtype: 16", "dtype: must be a string, not 16"),
+        ("quantization: INT8", "quantization: 'INT8' does not match"),
+        ("quantization: 8", "quantization: must be a string, not 8"),
+        ("tensor_parallel_size: 0", "tensor_parallel_size: must be at least 1, not 0"),
+        ("tensor_parallel_size: two", "tensor_parallel_size: must be a whole number, not 'two'"),
+    ],
+)
+def test_a_mistake_in_what_is_optional_names_its_line(tmp_path: Path, more: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_models(write(tmp_path, GOOD.replace("  - model: small\n", f"  - model: small\n    {more}\n")))
+    assert caught.value.line == 3
+
+
+def test_models_that_are_one_anothers_smaller_model_are_refused(tmp_path: Path) -> None:
+    text = GOOD.replace("tasks: [generate]", "tasks: [embed, rank]\n    smaller_model: other").replace(
+        "path: nested/other", "path: nested/other\n    smaller_model: small"
+    )
+    with pytest.raises(ConfigError, match="go round in a circle: small -> other -> small") as caught:
+        load_models(write(tmp_path, text))
+    assert caught.value.line == 7
 
 
 @pytest.mark.parametrize(

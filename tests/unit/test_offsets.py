@@ -168,11 +168,11 @@ class PartitionModel(RuleBasedStateMachine):
 
 
 TestPartition = PartitionModel.TestCase
-TestPartition.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+TestPartition.settings = settings(max_examples=300, stateful_step_count=30)
 
 
 @given(offset=st.integers(0, 2**62), done_beyond=st.integers(0, 2**REACH - 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_metadata_round_trip(offset: int, done_beyond: int) -> None:
     point = CommitPoint(offset, done_beyond)
     assert len(point.metadata) <= MAX_METADATA_CHARS
@@ -190,7 +190,7 @@ def test_metadata_of_a_plain_offset_is_empty() -> None:
 
 
 @given(metadata=st.text() | st.text().map(lambda text: f"1:{text}") | st.text("ABCDabcd0123+/=").map("1:{}".format))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_metadata_is_read_or_refused(metadata: str) -> None:
     try:
         point = CommitPoint.parse(3, metadata)

@@ -1,15 +1,17 @@
 """Ownership: who may commit what, and two members of a group that take partitions from each other."""
 
+from typing import Any, ClassVar
+
 import pytest
 from hypothesis import settings
 from prometheus_client import REGISTRY
 
-from fairlane.offsets import CommitPoint, Flow
+from fairlane.offsets import CommitPoint, Flow, OffsetTracker
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from tests.unit.group_model import NO_BOUND, NOBODY, P0, P1, P2, PARTITIONS, GroupModel
 
 TestGroup = GroupModel.TestCase
-TestGroup.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestGroup.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 MEMBERSHIP = Membership(4, "me", b"metadata")
@@ -223,3 +225,85 @@ def test_a_paused_partition_that_is_revoked_is_counted_no_more() -> None:
     assert ownership.flow() == {P0: Flow.PAUSE}
     ownership.revoke([P0])
     assert paused_gauge() == 0
+
+
+class WatchedTracker(OffsetTracker):
+    """Notes that it was looked at."""
+
+    looked_at: ClassVar[set[int]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        WatchedTracker.looked_at.add(id(self))
+        return super().__getattribute__(name)
+
+
+def test_partitions_that_rest_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10,000, whatever is asked again and again looks only at those that changed, and once."""
+    monkeypatch.setattr("fairlane.ownership.OffsetTracker", WatchedTracker)
+    partitions = [PartitionId(f"requests.tenant-{number}", 0) for number in range(10_000)]
+    ownership = owning(*partitions, committed=None, max_span=4)
+    for partition in partitions:
+        ownership.advance(partition, 0)
+
+    def ask() -> int:
+        """How many trackers were looked at."""
+        WatchedTracker.looked_at.clear()
+        ownership.escalated()
+        ownership.flow()
+        ownership.paused()
+        ownership.partitions()
+        ownership.assigned_after(ownership.epoch)
+        if ownership.has_positions:
+            ownership.position_plan(NO_BOUND)
+        return len(WatchedTracker.looked_at)
+
+    assert ask() == 10_000
+    plan = ownership.position_plan(NO_BOUND)
+    assert plan is not None
+    ownership.settle(plan)
+    ask()
+    assert ask() == 0
+
+    claims = deliver(ownership, partitions[7], *range(5))
+    deliver(ownership, partitions[8], 0)
+    assert ask() == 2
+    assert ask() == 0
+    assert ownership.paused() == (partitions[7],)
+    assert ownership.escalated() == (claims[0],)
+    plan = ownership.plan(claims, NO_BOUND)
+    assert plan is not None
+    ownership.settle(plan)
+    assert ask() == 1
+    assert ask() == 0
+    assert ownership.paused() == ()
+
+
+def test_a_plan_of_positions_ends_where_its_bound_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlane.ownership.OffsetTracker", WatchedTracker)
+    partitions = [PartitionId(f"requests.tenant-{number}", 0) for number in range(100)]
+    ownership = owning(*partitions)
+    for partition in partitions:
+        ownership.advance(partition, 1)
+    ownership.escalated()
+    WatchedTracker.looked_at.clear()
+    assert ownership.has_positions
+    assert len(WatchedTracker.looked_at) == 1
+    committed: set[PartitionId] = set()
+    while (plan := ownership.position_plan(10 * 128)) is not None:
+        assert len(plan.points) == 10
+        assert not committed & plan.points.keys()
+        committed |= plan.points.keys()
+        ownership.settle(plan)
+    assert committed == set(partitions)
+    assert not ownership.has_positions
+
+
+def test_partitions_are_the_same_object_until_they_change() -> None:
+    ownership = owning(P0)
+    before = ownership.partitions()
+    deliver(ownership, P0, 0)
+    assert ownership.partitions() is before
+    ownership.assign({P1: None}, MEMBERSHIP)
+    assert ownership.partitions() == (P0, P1)
+    ownership.revoke([P0])
+    assert ownership.partitions() == (P1,)

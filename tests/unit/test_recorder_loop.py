@@ -15,8 +15,16 @@ from fairlane.service import Readiness
 from stream_processors.recorder.positions import Move, Partition
 from stream_processors.recorder.projection import LogRecord, Projection
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
+from stream_processors.recorder.retention import Retention
 from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
-from stream_processors.recorder.store import Repetition, RowsRefusedError, StoreUnavailableError, SupersededError
+from stream_processors.recorder.store import (
+    Repetition,
+    RowsRefusedError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    SupersededError,
+)
+from stream_processors.recorder.tables import RESULTS
 
 ONE, OTHER = Partition("replies.acme", 0), Partition("replies.globex", 0)
 POISON = "poison"
@@ -30,6 +38,7 @@ class Log:
     first: dict[Partition, int] = field(default_factory=dict)
     at: dict[Partition, int] = field(default_factory=dict)
     unreachable: set[Partition] = field(default_factory=set)
+    asked: list[int] = field(default_factory=list)
     before_read: Callable[[], None] = lambda: None
     on_assigned: Callable[[frozenset[Partition]], None] = lambda _: None
     on_revoked: Callable[[frozenset[Partition]], None] = lambda _: None
@@ -59,8 +68,9 @@ class Log:
         self.at.clear()
         self.on_assigned(frozenset(self.content))
 
-    def read(self, max_records: int, timeout_s: float) -> list[Event]:
+    def read(self, max_records: int, max_bytes: int, timeout_s: float) -> list[Event]:
         self.before_read()
+        self.asked.append(max_records)
         events: list[Event] = []
         room = max_records
         for partition, at in self.at.items():
@@ -95,6 +105,11 @@ class Database:
     offsets: dict[Partition, int] = field(default_factory=dict)
     rows: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    """When each was answered."""
+    removals: int = 0
+    most_in_time: int = 1_000
+    """Rows that it can write before the time is over."""
 
     def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         self._fault("read")
@@ -114,10 +129,20 @@ class Database:
             raise SupersededError
         if any(POISON in str(row[0]) for layer in projection.layers.get("results", ()) for row in layer):
             raise RowsRefusedError("DataError (22000)")
+        if projection.count(RESULTS) > self.most_in_time:
+            raise StoreTimeoutError("canceling statement due to statement timeout")
         self._commit(projection, moves)
         if fault == "after":
             raise StoreUnavailableError("gone before it answered")
         return []
+
+    def remove_turns(self, before_ms: int, most: int) -> int:
+        self._fault("read")
+        self.removals += 1
+        old = [at_ms for at_ms in sorted(self.turns) if at_ms < before_ms][:most]
+        for at_ms in old:
+            self.turns.remove(at_ms)
+        return len(old)
 
     def close(self) -> None:
         pass
@@ -153,7 +178,9 @@ class Run:
             default_codec(),
             self.readiness,
             batch_records=batch_records,
+            retention=Retention(keep_s=10, at_once=3),
             clock=lambda: self.now,
+            wall_clock=lambda: int(self.now * 1_000),
             backoff=Backoff(longest_s=1.0),
         )
 
@@ -222,6 +249,33 @@ def test_an_outage_is_said_and_survived() -> None:
     assert run.database.rows == ["a0", "a1", "a2"]
 
 
+def test_a_batch_that_takes_too_long_is_tried_again_with_fewer_records_and_it_grows_again() -> None:
+    log = Log({ONE: names("a", 40), OTHER: names("b", 10)})
+    run = Run(log, Database(most_in_time=3), batch_records=16)
+    run.steps(120)
+    assert sorted(run.database.rows) == sorted(name for name in (*names("a", 40), *names("b", 10)) if name)
+    assert run.database.offsets == {ONE: 40, OTHER: 10}
+    assert log.asked[:8] == [16, 8, 4, 2, 3, 4, 2, 3]
+    run.database.most_in_time = 16
+    log.content[ONE] += names("c", 200)
+    run.steps(60)
+    assert log.asked[-1] == 16
+
+
+def test_one_record_that_takes_too_long_is_tried_again_until_postgres_is_quicker() -> None:
+    log = Log({ONE: names("a", 5)})
+    run = Run(log, Database(most_in_time=0))
+
+    def look() -> None:
+        if len(log.asked) == 10:
+            run.database.most_in_time = 4
+
+    log.before_read = look
+    run.steps(20)
+    assert log.asked[:10] == [4, 2, *(1 for _ in range(8))]
+    assert run.database.rows == ["a0", "a1", "a2", "a3", "a4"]
+
+
 def test_a_truncated_log_is_an_alarm_and_goes_on_at_its_head() -> None:
     topic = Partition("replies.truncated", 0)
     log = Log({topic: names("a", 9)}, first={topic: 6})
@@ -268,3 +322,21 @@ def test_lag_is_reported_and_forgotten_with_its_topic() -> None:
 @pytest.mark.parametrize(("failures", "chance", "delay_s"), [(1, 0.0, 0.1), (3, 0.0, 0.4), (10_000, 1.0, 1.5)])
 def test_delays_double_up_to_a_bound_and_are_shortened_by_chance(failures: int, chance: float, delay_s: float) -> None:
     assert Backoff(first_s=0.1, longest_s=3.0, jitter=0.5).delay_s(failures, chance) == pytest.approx(delay_s)
+
+
+def test_old_turns_are_removed_a_few_at_a_time_and_young_ones_stay() -> None:
+    database = Database(turns=[*range(10), 10_000_000])
+    run = Run(Log({ONE: []}), database)
+    run.steps(5)
+    # Nothing is as old as that yet, and the next look is a minute later.
+    assert (database.removals, len(database.turns)) == (1, 11)
+    run.steps(35)
+    assert database.turns == [10_000_000]
+    assert database.removals == 1 + 4
+
+
+def test_a_database_that_fails_at_removing_loses_nothing() -> None:
+    log = Log({ONE: names("a", 3)})
+    run = Run(log, Database(faults=["none", "none", "none", "read"]))
+    run.steps(8)
+    assert run.database.rows == ["a0", "a1", "a2"]

@@ -6,22 +6,31 @@ from typing import Any
 
 import pytest
 
+from fairlane.names import GATEWAY_REPLIES, JOBS_REPLIES
 from fairlane.records import (
     AuditEvent,
+    CacheUse,
+    ConversationTurn,
+    HistoryUse,
     InferenceReply,
     LabelScore,
+    Message,
     ModelVersion,
     Output,
     PassageReference,
     SourceCoordinate,
+    TenantGroup,
     TenantSpec,
     Timings,
+    TokenLogprob,
     TokenUsage,
+    TopLogprob,
     UsageEvent,
 )
 from fairlane.schema_files import default_codec
-from stream_processors.recorder.projection import LogRecord, Projection, project
-from stream_processors.recorder.tables import ALL_TABLES, AUDIT_LOGS, MODELS, RESULTS, TENANTS, USAGE, Table
+from fairlane.text import room_of
+from stream_processors.recorder.projection import MAX_TEXT_CHARACTERS, LogRecord, Projection, project
+from stream_processors.recorder.tables import ALL_TABLES, AUDIT_LOGS, MODELS, RESULTS, TENANTS, TURNS, USAGE, Table
 from stream_processors.recorder.values import json_text, storable
 
 SOURCE = SourceCoordinate("requests.acme", 0, 7)
@@ -32,8 +41,22 @@ USAGE_EVENT = UsageEvent(
     SourceCoordinate("priority.generate.normal", 2, 9),
 )
 AUDIT_EVENT = AuditEvent("id-1", "acme", "accepted", "dispatcher-1", 1_000, SOURCE, inputs={"cost_tokens": "11"})
-TENANT = TenantSpec("acme", weight=2, models=("words",), requests_per_s=5.5)
-MODEL = ModelVersion("words", "1", "generate", "simulated", ("generate",), "words", 100, 50)
+TENANT = TenantSpec(
+    *("acme", 2, ("low",), ("words",)),
+    requests_per_s=5.5,
+    groups=(TenantGroup("search", 3), TenantGroup("images", 1, "search")),
+    forbidden_degradations=("smaller_model",),
+    max_prompt_tokens=900,
+    max_completion_tokens=80,
+    cache="exact",
+)
+MODEL = ModelVersion(
+    *("words", "1", "generate", "simulated", ("generate",), "words", 100, 50),
+    dedicated_pools=("acme-gpu",),
+    smaller_model="letters",
+    dtype="bfloat16",
+    tensor_parallel_size=2,
+)
 
 
 def record(topic: str, value: object, offset: int = 0, key: bytes | None = None) -> LogRecord:
@@ -48,6 +71,12 @@ def projected(*records: LogRecord) -> Projection:
 def row(projection: Projection, table: Table, index: int = 0) -> dict[str, Any]:
     rows = [entry for layer in projection.layers[table.name] for entry in layer]
     return dict(zip(table.columns, rows[index], strict=True))
+
+
+@pytest.mark.parametrize("topic", [GATEWAY_REPLIES, JOBS_REPLIES])
+def test_a_reply_on_a_shared_topic_is_its_tenants(topic: str) -> None:
+    result = row(projected(record(topic, REPLY, offset=5)), RESULTS)
+    assert (result["tenant"], result["reply_topic"], result["reply_offset"]) == ("acme", topic, 5)
 
 
 def test_a_reply_becomes_a_result_with_both_of_its_places() -> None:
@@ -71,9 +100,89 @@ def test_a_reply_becomes_a_result_with_both_of_its_places() -> None:
     assert (result["replies_seen"], result["replays_seen"]) == (1, 0)
 
 
+def test_a_replay_names_what_it_replays_and_log_probabilities_are_kept() -> None:
+    tokens = (TokenLogprob("a", -0.5, (TopLogprob("a", -0.5), TopLogprob("b", -1.5))),)
+    reply = replace(REPLY, output=Output(text="a", logprobs=tokens), replay_of="id-0", attempts=3)
+    result = row(projected(record("replies.acme", reply)), RESULTS)
+    assert (result["replay_of"], result["attempts"]) == ("id-0", 3)
+    top = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
+    assert json.loads(result["output"]) == {"text": "a", "logprobs": [{"token": "a", "logprob": -0.5, "top": top}]}
+
+
 def test_a_copy_of_a_reply_is_counted_apart() -> None:
     result = row(projected(record("replies.acme", replace(REPLY, replayed=True))), RESULTS)
     assert (result["replies_seen"], result["replays_seen"]) == (0, 1)
+
+
+TURN = ConversationTurn("talk", (Message("user", "2 + 2?"), Message("user", "And 3 + 3?")))
+
+
+def test_an_answer_in_a_conversation_is_a_turn_of_it() -> None:
+    reply = replace(REPLY, turn=TURN, output=Output(text="4 and 6"))
+    projection = projected(record("replies.acme", reply))
+    turn = row(projection, TURNS)
+    assert (turn["tenant"], turn["conversation_id"], turn["request_id"]) == ("acme", "talk", "id-1")
+    assert (turn["replied_at_ms"], turn["source_offset"], turn["answer"]) == (1_234, 7, "4 and 6")
+    assert json.loads(turn["messages"]) == [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "user", "content": "And 3 + 3?"},
+    ]
+    assert turn["tokens"] == 4 + 5 + 3
+    assert turn["submitted_at_ms"] == 1_234
+    assert projection.count(RESULTS) == 1
+
+
+def test_turns_stand_in_the_order_of_their_requests_by_the_brokers_clock() -> None:
+    answered = replace(REPLY, turn=TURN, output=Output(text="4 and 6"), timings=Timings(submitted_at_ms=900))
+    turn = row(projected(record("replies.acme", answered)), TURNS)
+    assert (turn["submitted_at_ms"], turn["replied_at_ms"]) == (900, 1_234)
+
+
+def test_what_no_prompt_has_room_for_is_left_out_of_the_middle() -> None:
+    long = f"begin{'x' * MAX_TEXT_CHARACTERS}end"
+    fitting = "y" * MAX_TEXT_CHARACTERS
+    said = ConversationTurn("talk", (Message("user", long), Message("user", fitting)))
+    turn = row(projected(record("replies.acme", replace(REPLY, turn=said, output=Output(text=long)))), TURNS)
+    (asked, whole) = (message["content"] for message in json.loads(turn["messages"]))
+    for text in (asked, turn["answer"]):
+        assert MAX_TEXT_CHARACTERS - 1 <= len(text) <= MAX_TEXT_CHARACTERS
+        assert text.startswith("beginx")
+        assert text.endswith("xend")
+        assert "x … x" in text
+    assert whole == fitting
+    assert turn["tokens"] == sum(map(room_of, (asked, fitting, turn["answer"])))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"turn": None},
+        {"replayed": True},
+        {"outcome": "failed"},
+        {"output": None},
+        {"output": Output(scores=(1.0,))},
+    ],
+)
+def test_what_is_no_new_answer_in_a_conversation_is_no_turn(changed: dict[str, Any]) -> None:
+    reply = replace(REPLY, **{"turn": TURN, "output": Output(text="4"), **changed})
+    assert TURNS.name not in projected(record("replies.acme", reply)).layers
+
+
+def test_what_came_from_a_cache_and_what_was_said_before_are_told() -> None:
+    used = replace(REPLY, cache_use=CacheUse("exact", "id-0", 900), history_use=HistoryUse(4, "shortened", 3))
+    result = row(projected(record("replies.acme", used)), RESULTS)
+    assert json.loads(result["cache_use"]) == {
+        "mode": "exact",
+        "request_id": "id-0",
+        "answered_at_ms": 900,
+        "similarity": 1.0,
+    }
+    assert json.loads(result["history_use"]) == {"messages": 4, "reason": "shortened", "took_ms": 3}
+    plain = row(projected(record("replies.acme", REPLY)), RESULTS)
+    assert (plain["cache_use"], plain["history_use"]) == (None, None)
+    event = record("ledger.usage", replace(USAGE_EVENT, cached=True))
+    assert row(projected(event), USAGE)["cached"] is True
+    assert row(projected(record("ledger.usage", USAGE_EVENT)), USAGE)["cached"] is False
 
 
 def test_usage_and_audit_carry_their_places() -> None:
@@ -110,6 +219,15 @@ def test_of_a_compacted_topic_the_newest_record_counts() -> None:
     tenant, model = row(projection, TENANTS), row(projection, MODELS)
     assert (tenant["tenant"], tenant["weight"], json.loads(tenant["models"])) == ("acme", 3, ["words"])
     assert (model["model"], json.loads(model["tasks"]), model["max_batch_size"]) == ("words", ["generate"], 32)
+    assert json.loads(tenant["groups"]) == [
+        {"group": "search", "weight": 3, "parent": None},
+        {"group": "images", "weight": 1, "parent": "search"},
+    ]
+    assert json.loads(tenant["forbidden_degradations"]) == ["smaller_model"]
+    assert (tenant["max_prompt_tokens"], tenant["max_completion_tokens"]) == (900, 80)
+    assert tenant["cache"] == "exact"
+    assert (json.loads(model["dedicated_pools"]), model["smaller_model"]) == (["acme-gpu"], "letters")
+    assert (model["dtype"], model["quantization"], model["tensor_parallel_size"]) == ("bfloat16", None, 2)
     assert projection.withdrawn == {"tenants": ["globex"]}
 
 
@@ -150,6 +268,24 @@ def test_json_keeps_a_backslash_that_only_looks_like_a_nul() -> None:
     assert json.loads(json_text({"text": "\\u0000", "\x00": ("a\x00",)})) == {"text": "\\u0000", "\u2400": ["a\u2400"]}
     assert storable("plain") == "plain"
     assert storable(7) == 7
+
+
+@pytest.mark.parametrize(("text", "longest"), [("天气很好", 12), ("🦆🧊", 8), ("é\u2028\x7f", 6), ("\x01\n", 8)])
+def test_json_is_no_longer_than_what_it_says_but_for_control_characters(text: str, longest: int) -> None:
+    encoded = json_text(text)
+    assert len(encoded.encode()) == longest + 2
+    assert json.loads(encoded) == text
+
+
+def test_no_nul_comes_into_json_however_it_is_written() -> None:
+    for said in ("\x00", "a\x00\x01", "\\\x00", "\\u0000\x00", "天\x00"):
+        for value in (said, {said: [said]}, [{"content": said}]):
+            assert "\x00" not in str(json.loads(json_text(value)))
+
+
+def test_a_lone_surrogate_does_not_come_out_of_the_log() -> None:
+    encoded = default_codec().encode(replace(REPLY, message="half MARK")).replace(b"half MARK", b"half \xed\xa0\x80x")
+    assert [entry.problem for entry in projected(record("replies.acme", encoded)).skipped] == ["invalid_body"]
 
 
 def test_a_key_is_part_of_its_table() -> None:

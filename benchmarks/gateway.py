@@ -1,0 +1,138 @@
+"""gateway: requests a second that the gateway accepts for later, beside a bare route that does nothing but produce.
+
+Both serve with uvicorn and uvloop in a process of their own, take the same body over as many connections from the same
+generator (``benchmarks.http_load``), and answer 202 when the broker has acknowledged. They are loaded in turn, in an
+order that alternates. No dispatcher runs: what is accepted stays in the log, as the bare route's records do.
+
+Times are taken at 70 % of the gateway's own peak, from calls at random moments that wait for no other, and count from
+when a call was due. The share of a core that each process used at the peak says what limits: gateway, broker and
+generator share the machine. Rates suffer from whatever else it does; processor time for a submit hardly does.
+"""
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from benchmarks.bare_route import PATH as BARE_PATH
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.http_load import Measured, Order, load
+from benchmarks.http_services import HttpService, cpu_s, gateway, http_service
+from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
+
+NAME = "gateway"
+HOW = MEDIAN_OF_REPETITIONS
+AIM_RATIO = 0.7
+AIM_PER_S = 1_000.0
+AIM_P50_MS = 10.0
+AIM_P99_MS = 50.0
+SECONDS = 8.0
+WARM_UP_S = 2.0
+CONNECTIONS = 64
+_PART_OF_PEAK = 0.7
+TENANT = "acme"
+BARE_TOPIC = "bare.submits"
+PATH = "/v1/requests"
+BODY = json.dumps(
+    {
+        "model": "smollm2-135m-instruct",
+        "input": {"prompt": "What is the capital of France, and why? " * 5},
+        "parameters": {"max_tokens": 32},
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two that are compared."""
+
+    name: str
+    path: str
+    service: HttpService
+
+
+@dataclass(frozen=True, slots=True)
+class _Peak:
+    measured: Measured
+    server_cores: float
+    broker_cores: float
+
+
+def run() -> Result:
+    """Three repetitions on one cluster; the median of each figure."""
+    with ExitStack() as stack:
+        running = stack.enter_context(
+            cluster([], parts=("kafka", "redis", "postgres"), tenants=(TENANT,), topics=(BARE_TOPIC,))
+        )
+        bare = http_service(running, "bare", "-m", "benchmarks.bare_route", "{port}", BARE_TOPIC)
+        sides = (
+            Side("gateway", PATH, stack.enter_context(gateway(running, TENANT))),
+            Side("bare", BARE_PATH, stack.enter_context(bare)),
+        )
+        for side in sides:
+            loaded(side, WARM_UP_S, connections=CONNECTIONS)
+        runs = repeated(lambda number: _measure(number, running, sides))
+    return Result(NAME, figures(runs), runs)
+
+
+def figures(runs: tuple[dict[str, float], ...]) -> tuple[Figure, ...]:
+    """What the runs say."""
+    return (
+        Figure("submits/s divided by a bare FastAPI route's", median_of(runs, "ratio"), "ratio", "at least", AIM_RATIO),
+        Figure("the same by processor time for a submit", median_of(runs, "by_processor_time"), "ratio"),
+        Figure("submits/s", median_of(runs, "gateway_per_s"), "requests/s", "at least", AIM_PER_S),
+        Figure("p50 at 70 % of the peak", median_of(runs, "p50_ms"), "ms", "at most", AIM_P50_MS),
+        Figure("p99 at 70 % of the peak", median_of(runs, "p99_ms"), "ms", "at most", AIM_P99_MS),
+        Figure("p99 of how late the load was then", median_of(runs, "late_p99_ms"), "ms"),
+        Figure("the bare route", median_of(runs, "bare_per_s"), "requests/s"),
+        Figure("p99 of the bare route at the same rate", median_of(runs, "bare_p99_ms"), "ms"),
+        Figure("cores used at the peak by the gateway", median_of(runs, "gateway_cores"), "cores"),
+        Figure("by the broker", median_of(runs, "broker_cores"), "cores"),
+        Figure("by the load", median_of(runs, "load_cores"), "cores"),
+        Figure("processor time of the gateway for a submit", median_of(runs, "gateway_us"), "µs"),
+        Figure("of the bare route", median_of(runs, "bare_us"), "µs"),
+        Figure("of the load", median_of(runs, "load_us"), "µs"),
+    )
+
+
+def _measure(number: int, running: Cluster, sides: tuple[Side, Side]) -> dict[str, float]:
+    kafka = running.stack.supervisor.process("kafka").pid
+    assert kafka is not None
+    in_turn = sides if number % 2 == 0 else sides[::-1]
+    peaks = {side.name: _peak(side, kafka) for side in in_turn}
+    ours, bare = peaks["gateway"], peaks["bare"]
+    rate_per_s = _PART_OF_PEAK * ours.measured.per_s
+    paced = {side.name: loaded(side, SECONDS, rate_per_s=rate_per_s) for side in in_turn}
+    load_us = ours.measured.cpu_us_per_request
+    ours_us, bare_us = (1e6 * peak.server_cores / peak.measured.per_s for peak in (ours, bare))
+    return {
+        "ratio": ours.measured.per_s / bare.measured.per_s,
+        "by_processor_time": bare_us / ours_us,
+        "gateway_per_s": ours.measured.per_s,
+        "bare_per_s": bare.measured.per_s,
+        "p50_ms": paced["gateway"].p50_ms,
+        "p99_ms": paced["gateway"].p99_ms,
+        "late_p99_ms": paced["gateway"].late_p99_ms,
+        "bare_p99_ms": paced["bare"].p99_ms,
+        "gateway_cores": ours.server_cores,
+        "broker_cores": ours.broker_cores,
+        "load_cores": load_us * ours.measured.per_s / 1e6,
+        "gateway_us": ours_us,
+        "bare_us": bare_us,
+        "load_us": load_us,
+    }
+
+
+def _peak(side: Side, kafka: int) -> _Peak:
+    before = cpu_s(side.service.pid), cpu_s(kafka)
+    measured = loaded(side, SECONDS, connections=CONNECTIONS)
+    used = cpu_s(side.service.pid) - before[0], cpu_s(kafka) - before[1]
+    return _Peak(measured, used[0] / SECONDS, used[1] / SECONDS)
+
+
+def loaded(side: Side, seconds: float, *, connections: int = 0, rate_per_s: float = 0.0) -> Measured:
+    """Load one side. Raises RuntimeError: not every call was answered with 202."""
+    service = side.service
+    measured = load(Order(service.url, side.path, service.headers, BODY, seconds, connections, rate_per_s))
+    if measured.others or not measured.per_s:
+        raise RuntimeError(f"{side.name}: not every call was accepted: {measured.statuses}")
+    return measured

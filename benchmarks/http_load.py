@@ -1,0 +1,170 @@
+"""Load for a server of HTTP, in a process of its own: one request again and again, as fast as it goes or at a rate.
+
+``python -m benchmarks.http_load`` reads what to do from its standard input and writes what came of it, both as JSON.
+The request is built once, the answer is parsed in C, the loop is uvloop's. It takes about twice wrk's processor time
+(some 60 µs a request, and wrk 30), so that on a busy machine it finds a lower rate; unlike wrk it can keep to a rate.
+What it takes of the machine is part of what it reports (``cpu_us_per_request``).
+"""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from time import monotonic, process_time
+
+import uvloop
+
+from producers.replay.histogram import Histogram
+from producers.replay.http_client import HttpClient, HttpError
+
+_CALL_TIMEOUT_S = 30.0
+_START_AND_END_S = 60.0
+_MOST_UNDER_WAY = 5_000
+_LEAST_WAIT_S = 0.0005
+CONNECTION = "connection"
+LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to send.
+
+    Attributes:
+        connections: as many calls at once, each after the answer to the one before. 0: at ``rate_per_s``.
+        rate_per_s: calls go out at random moments, so many a second on average, whether or not others were answered.
+    """
+
+    url: str
+    path: str
+    headers: Mapping[str, str]
+    body: str
+    seconds: float
+    connections: int = 0
+    rate_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of it.
+
+    Attributes:
+        per_s: answers with status 202 a second.
+        statuses: answers by status; what had none, by why.
+        p50_ms, p99_ms: of those with status 202; at a rate, from when the call was due.
+        late_p99_ms: at a rate, how much later than due calls went out.
+        cpu_us_per_request: of the generator itself.
+    """
+
+    per_s: float
+    statuses: dict[str, int] = field(default_factory=dict)
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    late_p99_ms: float = 0.0
+    cpu_us_per_request: float = 0.0
+
+    @property
+    def others(self) -> int:
+        """Calls that were not answered with status 202."""
+        return sum(count for status, count in self.statuses.items() if status != "202")
+
+
+def load(order: Order) -> Measured:
+    """Run an order in another process. Raises RuntimeError with its last words when it fails."""
+    timeout_s = order.seconds + _CALL_TIMEOUT_S + _START_AND_END_S
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.http_load"],
+        input=json.dumps(asdict(order)),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the load generator failed: {done.stderr[-1_000:]}")
+    return Measured(**json.loads(done.stdout))
+
+
+class _Load:
+    """One order being carried out."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._client = HttpClient(order.url)
+        self._request = self._client.request("POST", order.path, order.headers, order.body.encode())
+        self._statuses: Counter[str] = Counter()
+        self._took = Histogram()
+        self._late = Histogram()
+        self._until_s = 0.0
+
+    async def run(self) -> Measured:
+        used_s, started_s = process_time(), monotonic()
+        self._until_s = started_s + self._order.seconds
+        await (self._closed() if self._order.connections else self._open(started_s))
+        elapsed_s, used_s = monotonic() - started_s, process_time() - used_s
+        self._client.close()
+        return Measured(
+            per_s=self._statuses["202"] / elapsed_s,
+            statuses=dict(self._statuses),
+            p50_ms=self._took.percentile_ms(0.5) or 0.0,
+            p99_ms=self._took.percentile_ms(0.99) or 0.0,
+            late_p99_ms=self._late.percentile_ms(0.99) or 0.0,
+            cpu_us_per_request=used_s * 1e6 / max(1, self._statuses.total()),
+        )
+
+    async def _closed(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._order.connections):
+                group.create_task(self._again_and_again())
+
+    async def _again_and_again(self) -> None:
+        while (now_s := monotonic()) < self._until_s:
+            await self._call(now_s)
+
+    async def _open(self, started_s: float) -> None:
+        gaps = random.Random(1)
+        due_s = started_s
+        under_way: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as group:
+            while (due_s := due_s + gaps.expovariate(self._order.rate_per_s)) < self._until_s:
+                wait_s = due_s - monotonic()
+                if wait_s > 0:
+                    # Not one wake-up for each call: those of half a millisecond go out together.
+                    await asyncio.sleep(max(wait_s, _LEAST_WAIT_S))
+                if len(under_way) >= _MOST_UNDER_WAY:
+                    self._statuses[LEFT_OUT] += 1
+                    await asyncio.sleep(0)
+                    continue
+                task = group.create_task(self._call(due_s))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+
+    async def _call(self, due_s: float) -> None:
+        self._late.add((monotonic() - due_s) * 1_000)
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                reply = await self._client.send(self._request)
+        except (HttpError, TimeoutError):
+            self._statuses[CONNECTION] += 1
+            # A server that is gone must not be asked in a tight loop.
+            await asyncio.sleep(0.01)
+            return
+        self._statuses[str(reply.status)] += 1
+        if reply.status == 202:
+            self._took.add((monotonic() - due_s) * 1_000)
+
+
+def main() -> None:
+    order = Order(**json.loads(sys.stdin.read()))
+
+    async def carry_out() -> Measured:
+        return await _Load(order).run()
+
+    print(json.dumps(asdict(uvloop.run(carry_out()))))
+
+
+if __name__ == "__main__":
+    main()

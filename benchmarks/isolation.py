@@ -1,0 +1,133 @@
+"""isolation: a tenant well within its share, alone and beside one that floods the pool at ten times its capacity.
+
+Eight engines that run one request at a time: a simulated batch takes the time of all its requests together, so with
+larger ones a full batch would be slower than an empty one, which is no matter of isolation. They are slow (the longest
+request takes 0.8 s), so that the flood is 380 requests a second and not what this machine is busy with.
+
+The victim asks for a fifth of the capacity at a steady pace and is entitled to half of it: what a tenant sends in
+bursts above its share waits for its own sake. Both have the same class and the same weight, and neither may be
+degraded. Sizes are the trace's, the flood comes in the trace's bursts. The victim's requests are the same in size and
+time alone, beside the flood, and beside it under fifo. One that is not served counts with all the time it allowed.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.load import LoadGenerator, Offered, Planned, plan
+from benchmarks.observed import Observed, latency_percentile_ms, submitted_within
+from benchmarks.result import Figure, Result
+from benchmarks.simulated_pool import POOL, FairnessPolicy, SimulatedPool, dispatchers
+from benchmarks.trace import TraceSampler, load_trace
+from fairlane.names import priority_topic
+from fairlane.outcomes import Priority
+from fairlane.tenants import FORBIDDABLE
+
+NAME = "isolation"
+SECONDS = 60.0
+HOW = f"one run of {SECONDS:g} s each: alone, beside the flood, beside it under fifo"
+AIM = 1.5
+POOL_UNDER_TEST = SimulatedPool(cost_tokens_per_s=20_000.0, consumers=8, max_batch_size=1)
+_VICTIM, _FLOODER = "victim", "flooder"
+_VICTIM_LOAD, _FLOOD_LOAD = 0.2, 10.0
+"""In parts of the pool's capacity."""
+_WARM_UP_S = 5.0
+_TIMEOUT_MS = 10_000
+_ANSWER_TIMEOUT_S = 60.0
+_SEED, _FLOOD_SEED = 7, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The victim's requests of one run."""
+
+    requests: int
+    served: int
+    p50_ms: float
+    p99_ms: float
+    lag_ms: float
+
+    def as_run(self, policy: FairnessPolicy, *, flood: bool) -> dict[str, float]:
+        return {
+            "fifo": float(policy == "fifo"),
+            "flood": float(flood),
+            "requests": float(self.requests),
+            "served": float(self.served),
+            "p50_ms": self.p50_ms,
+            "p99_ms": self.p99_ms,
+            "generator_lag_ms": self.lag_ms,
+        }
+
+
+def run(seconds: float = SECONDS) -> Result:
+    """Three runs of ``seconds`` each: alone and flooded on the same servers, and flooded under fifo."""
+    pool = POOL_UNDER_TEST
+    with running("drr", pool) as servers:
+        alone = measure(servers, pool, seconds, flood=False)
+        beside = measure(servers, pool, seconds, flood=True)
+    with running("fifo", pool) as servers:
+        under_fifo = measure(servers, pool, seconds, flood=True)
+    return Result(
+        NAME,
+        (
+            Figure("p99 beside the flood divided by p99 alone", beside.p99_ms / alone.p99_ms, "ratio", "at most", AIM),
+            Figure("the same under fifo", under_fifo.p99_ms / alone.p99_ms, "ratio"),
+            Figure("p50 beside the flood divided by p50 alone", beside.p50_ms / alone.p50_ms, "ratio"),
+            Figure("p99 alone", alone.p99_ms, "ms"),
+            Figure("p99 beside the flood", beside.p99_ms, "ms"),
+            Figure("p99 beside the flood under fifo", under_fifo.p99_ms, "ms"),
+            Figure("served beside the flood", beside.served / beside.requests, "ratio"),
+            Figure("served beside the flood under fifo", under_fifo.served / under_fifo.requests, "ratio"),
+        ),
+        (
+            alone.as_run("drr", flood=False),
+            beside.as_run("drr", flood=True),
+            under_fifo.as_run("fifo", flood=True),
+        ),
+    )
+
+
+def running(policy: FairnessPolicy, pool: SimulatedPool) -> AbstractContextManager[Cluster]:
+    forbid = list(map(str, FORBIDDABLE))
+    return cluster(
+        [*dispatchers(policy), *pool.services()],
+        tenants=[{"tenant": tenant, "forbid": forbid} for tenant in (_VICTIM, _FLOODER)],
+        # As many as engines, in every class alike.
+        partitions={priority_topic(POOL, priority): pool.consumers for priority in Priority},
+    )
+
+
+def measure(servers: Cluster, pool: SimulatedPool, seconds: float, *, flood: bool) -> Measured:
+    """One run on servers that have nothing to do."""
+    planned = planned_load(pool, seconds, flood=flood)
+    with LoadGenerator(servers.settings, (_VICTIM, _FLOODER)) as load:
+        load.start(planned)
+        load.wait_published(_WARM_UP_S + seconds + 60)
+        load.wait_answered(_ANSWER_TIMEOUT_S)
+        start_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
+        observed = submitted_within(load.observed(), (start_ms, start_ms + round(seconds * 1000)))
+        victim = [one for one in observed if one.tenant == _VICTIM]
+        return _measured(victim, load.checked_lag_ms())
+
+
+def _measured(victim: Sequence[Observed], lag_ms: float) -> Measured:
+    return Measured(
+        requests=len(victim),
+        served=sum(one.served for one in victim),
+        p50_ms=latency_percentile_ms(victim, 0.5),
+        p99_ms=latency_percentile_ms(victim, 0.99),
+        lag_ms=lag_ms,
+    )
+
+
+def planned_load(pool: SimulatedPool, seconds: float, *, flood: bool) -> list[Planned]:
+    """The victim's requests, the same whether there is a flood or not, and the flood, which begins in the warm-up."""
+    rows = load_trace()
+    planned: list[Planned] = []
+    for tenant, part, seed in ((_VICTIM, _VICTIM_LOAD, _SEED), *(((_FLOODER, _FLOOD_LOAD, _FLOOD_SEED),) * flood)):
+        sampler = TraceSampler(rows, seed)
+        rate = part * pool.requests_per_s(sampler.mean_cost_tokens)
+        offered = Offered(tenant, rate, steady=tenant == _VICTIM, timeout_ms=_TIMEOUT_MS)
+        planned += plan([offered], _WARM_UP_S + seconds, sampler)
+    return sorted(planned, key=lambda record: record.at_s)

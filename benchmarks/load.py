@@ -1,0 +1,322 @@
+"""An open-loop load generator: requests go out when they are due, whether or not the last ones were answered.
+
+It shares two cores with the broker and everything under test, so it does little while it runs: the records are encoded
+before the start, one thread hands those that are due to one producer, one thread reads the replies and the ledger. What
+it asks for is at most some hundreds of requests a second; the rest is the simulated engine's declared speed, chosen so
+slow that it, and not this machine, is what there is too little of (see ``simulated_pool``).
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
+
+from benchmarks.observed import Observed
+from benchmarks.trace import RequestSize, TraceSampler
+from fairlane.clock import now_ms
+from fairlane.codec import Codec
+from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.names import LEDGER_USAGE, backfill_topic, replies_topic, requests_topic
+from fairlane.outcomes import Outcome, Priority, Task
+from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput, UsageEvent
+from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings
+
+MODEL = "smollm2-135m-instruct"
+_WORD = "load"
+"""Four bytes are a token to the simulated engine, and to the dispatcher that estimates."""
+_TICK_S = 0.004
+_METADATA_TIMEOUT_S = 10.0
+_FLUSH_TIMEOUT_S = 30.0
+_LEDGER_TIMEOUT_S = 20.0
+_MAX_WAITING_RECORDS = 500_000
+MAX_LAG_MS = 500.0
+"""A record that goes out later than that is not the load that was asked for. A quiet machine keeps it below 60."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What one tenant sends.
+
+    Attributes:
+        rate_per_s: requests a second on average, from ``start_s`` on.
+        steady: at a steady pace and not in the trace's bursts.
+        burst: requests that it sends in the first second, beside the rate; evenly, so that no tenant's stand before
+            another's.
+        start_s: when it begins.
+    """
+
+    tenant: str
+    rate_per_s: float
+    steady: bool = False
+    burst: int = 0
+    start_s: float = 0.0
+    timeout_ms: int = 60_000
+    priority: str = Priority.NORMAL
+    backfill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A record that is due at a time, in seconds from the start."""
+
+    at_s: float
+    topic: str
+    value: bytes
+    request: Observed
+
+
+def plan(
+    offered: Iterable[Offered],
+    seconds: float,
+    sampler: TraceSampler,
+    codec: Codec | None = None,
+    *,
+    model: str = MODEL,
+) -> list[Planned]:
+    """The records of all tenants for so many seconds, in the order in which they are due."""
+    codec = codec or default_codec()
+    planned: list[Planned] = []
+    for one in offered:
+        draw = sampler.steady_arrivals if one.steady else sampler.arrivals
+        burst = (number / one.burst for number in range(one.burst))
+        arrivals = (*burst, *draw(one.rate_per_s, seconds - one.start_s))
+        planned += [_planned(one, one.start_s + at_s, sampler.size(), codec, model) for at_s in arrivals]
+    return sorted(planned, key=lambda record: record.at_s)
+
+
+def _planned(offered: Offered, at_s: float, size: RequestSize, codec: Codec, model: str) -> Planned:
+    request = InferenceRequest(
+        # Never the same twice, whatever the seed: a repeated id is a duplicate.
+        request_id=str(uuid.uuid4()),
+        model=model,
+        task=str(Task.GENERATE),
+        input=RequestInput(prompt=text_of(size.prompt_tokens)),
+        parameters=Parameters(max_tokens=size.output_tokens),
+        priority=str(offered.priority),
+        timeout_ms=offered.timeout_ms,
+    )
+    topic = backfill_topic(offered.tenant) if offered.backfill else requests_topic(offered.tenant)
+    sent = Observed(request.request_id, offered.tenant, offered.timeout_ms, 0)
+    return Planned(at_s, topic, codec.encode(request), sent)
+
+
+def text_of(tokens: int) -> str:
+    """A text of so many tokens, as the simulated engine counts them."""
+    return _WORD * tokens
+
+
+class LoadGenerator:
+    """Publishes plans and watches what becomes of their requests, on two threads of its own.
+
+    with LoadGenerator(settings, tenants) as load:
+        load.start(plan(...))
+        load.wait_published(90)
+        for one in load.observed(): ...
+    """
+
+    def __init__(self, settings: KafkaSettings, tenants: Sequence[str], codec: Codec | None = None) -> None:
+        """``tenants``: whose replies to read."""
+        self._settings = settings
+        self._tenants = tuple(tenants)
+        self._codec = codec or default_codec()
+        self._requests: dict[str, Observed] = {}
+        self._submitted_at_ms: dict[str, int] = {}
+        self._metered: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._cut = threading.Event()
+        self._failures: list[str] = []
+        self._reader = threading.Thread(target=self._guarded, args=(self._read,), name="load-reader", daemon=True)
+        self._publisher: threading.Thread | None = None
+        self.started_at_ms = 0
+        """When the last plan began."""
+        self.largest_lag_ms = 0.0
+        """How much later than due a record went out at worst: how open this loop is."""
+
+    def __enter__(self) -> Self:
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop at once; what is still planned is not sent."""
+        self._stopping.set()
+        self._cut.set()
+        for thread in (self._publisher, self._reader):
+            if thread is not None:
+                thread.join()
+
+    def start(self, planned: Sequence[Planned]) -> None:
+        """Begin to publish. The plan before this one must have been published."""
+        assert self._publisher is None or not self._publisher.is_alive(), "the last plan is still being published"
+        self._publisher = threading.Thread(
+            target=self._guarded, args=(lambda: self._publish(planned),), name="load-publisher", daemon=True
+        )
+        self._cut.clear()
+        self.started_at_ms = now_ms()
+        self._publisher.start()
+
+    def cut(self) -> None:
+        """Send nothing more of the plan: it counts as published with what was sent so far."""
+        self._cut.set()
+
+    def wait_published(self, timeout_s: float) -> None:
+        """Wait until the broker has the whole plan. Raises TimeoutError when it has not in time."""
+        assert self._publisher is not None, "nothing was started"
+        self._publisher.join(timeout_s)
+        self._check()
+        if self._publisher.is_alive():
+            raise TimeoutError(f"the plan was not published within {timeout_s:g} s")
+
+    def wait_answered(self, timeout_s: float, tenants: Sequence[str] = ()) -> None:
+        """Wait for a reply to every request so far, by default of all tenants. Raises TimeoutError."""
+        self._wait(lambda: self._missing(tenants) == 0, timeout_s, lambda: f"{self._missing(tenants)} replies")
+
+    def checked_lag_ms(self) -> float:
+        """How much later than due a record went out at worst. Raises RuntimeError when that is above MAX_LAG_MS: the
+        generator was what there was too little of."""
+        if self.largest_lag_ms > MAX_LAG_MS:
+            raise RuntimeError(f"the load came up to {self.largest_lag_ms:.0f} ms late, allowed are {MAX_LAG_MS:g}")
+        return self.largest_lag_ms
+
+    def observed(self) -> list[Observed]:
+        """Every request so far and what became of it.
+
+        Raises:
+            TimeoutError: an answer is not in the ledger 20 s after it was seen.
+            RuntimeError: a request has more than one final reply.
+        """
+        with self._changed:
+            requests = dict(self._requests)
+        served = [request_id for request_id, one in requests.items() if one.served]
+
+        def unmetered() -> int:
+            return sum(request_id not in self._metered for request_id in served)
+
+        self._wait(lambda: unmetered() == 0, _LEDGER_TIMEOUT_S, lambda: f"{unmetered()} usage events of answers")
+        with self._changed:
+            twice = [request_id for request_id, one in self._requests.items() if one.replies > 1]
+        if twice:
+            raise RuntimeError(f"{len(twice)} requests have more than one final reply, for instance {twice[0]}")
+        return [
+            replace(
+                one,
+                submitted_at_ms=self._submitted_at_ms[request_id],
+                cost_tokens=self._metered.get(request_id, 0),
+            )
+            for request_id, one in requests.items()
+            # What the broker has not acknowledged yet was not submitted.
+            if request_id in self._submitted_at_ms
+        ]
+
+    def _missing(self, tenants: Sequence[str]) -> int:
+        with self._changed:
+            return sum(not one.outcome and (not tenants or one.tenant in tenants) for one in self._requests.values())
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, missing: Callable[[], str]) -> None:
+        deadline = monotonic() + timeout_s
+        while not condition():
+            self._check()
+            left = deadline - monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{missing()} did not come within {timeout_s:g} s")
+            with self._changed:
+                self._changed.wait(min(left, 0.2))
+
+    def _check(self) -> None:
+        if self._failures:
+            raise RuntimeError(f"the load generator failed: {self._failures[0]}")
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+            self._failures.append(f"{type(error).__name__}: {error}")
+
+    def _publish(self, planned: Sequence[Planned]) -> None:
+        config = idempotent_producer(self._settings) | {"queue.buffering.max.messages": _MAX_WAITING_RECORDS}
+        producer = Producer(config)
+        begin = monotonic()
+        for record in planned:
+            ahead_s = begin + record.at_s - monotonic()
+            if ahead_s > 0:
+                producer.poll(0)
+                # A tick at least, and then everything that is due: not one wake-up for each record.
+                self._cut.wait(max(ahead_s, _TICK_S))
+            if self._cut.is_set():
+                break
+            self.largest_lag_ms = max(self.largest_lag_ms, (monotonic() - begin - record.at_s) * 1000)
+            request_id = record.request.request_id
+            with self._changed:
+                self._requests[request_id] = record.request
+            producer.produce(record.topic, record.value, request_id, on_delivery=self._delivered)
+        if self._stopping.is_set():
+            producer.purge()
+        elif producer.flush(_FLUSH_TIMEOUT_S) and not self._stopping.is_set():
+            raise TimeoutError(f"records were not acknowledged within {_FLUSH_TIMEOUT_S:g} s")
+
+    def _delivered(self, error: Any, message: Message) -> None:
+        if error is None:
+            key = message.key()
+            assert isinstance(key, bytes)
+            self._submitted_at_ms[key.decode()] = message.timestamp()[1]
+        elif not self._stopping.is_set():
+            self._failures.append(error.str())
+
+    def _read(self) -> None:
+        consumer = Consumer(read_committed_consumer(self._settings, f"load-{uuid.uuid4()}"))
+        ledger = consumer.list_topics(LEDGER_USAGE, timeout=_METADATA_TIMEOUT_S).topics[LEDGER_USAGE].partitions
+        consumer.assign(
+            [
+                *(TopicPartition(replies_topic(tenant), 0, OFFSET_BEGINNING) for tenant in self._tenants),
+                *(TopicPartition(LEDGER_USAGE, partition, OFFSET_BEGINNING) for partition in ledger),
+            ]
+        )
+        while not self._stopping.is_set():
+            first = consumer.poll(0.05)
+            if first is None:
+                continue
+            messages = [first, *consumer.consume(2_000, 0)]
+            seen_at_ms = now_ms()
+            with self._changed:
+                for message in messages:
+                    self._take(message, seen_at_ms)
+                self._changed.notify_all()
+        consumer.close()
+
+    def _take(self, message: Message, seen_at_ms: int) -> None:
+        error = message.error()
+        if error is not None:
+            if error.fatal() or not error.retriable():
+                raise KafkaException(error)
+        elif message.topic() == LEDGER_USAGE:
+            event = self._codec.decode_as(UsageEvent, message.value())
+            if event.outcome == Outcome.OK:
+                self._metered[event.request_id] = event.prompt_tokens + 2 * event.completion_tokens
+        else:
+            self._take_reply(self._codec.decode_as(InferenceReply, message.value()), message.timestamp()[1], seen_at_ms)
+
+    def _take_reply(self, reply: InferenceReply, replied_at_ms: int, seen_at_ms: int) -> None:
+        known = self._requests.get(reply.request_id)
+        if known is None or reply.replayed:
+            return
+        if known.replies:
+            self._requests[reply.request_id] = replace(known, replies=known.replies + 1)
+            return
+        self._requests[reply.request_id] = replace(
+            known,
+            outcome=reply.outcome,
+            code=reply.code or "",
+            retry_after_ms=reply.retry_after_ms,
+            dispatched_at_ms=reply.timings.dispatched_at_ms or 0,
+            replied_at_ms=replied_at_ms,
+            seen_at_ms=seen_at_ms,
+            replies=1,
+        )

@@ -1,0 +1,94 @@
+"""What became of each request, as its tenant saw it, and what follows from that. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.service_curve import Completion, Interval, percentile
+from fairlane.outcomes import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One request. Times are milliseconds since the epoch; all processes share one clock, that of the machine.
+
+    Attributes:
+        submitted_at_ms: the broker's time of its append; its deadline counts from there.
+        outcome: empty while no reply was seen.
+        dispatched_at_ms: when the dispatcher wrote it to its pool, by its reply; 0 for what never got there.
+        replied_at_ms: the time of the reply's record, written within the transaction that settled the request.
+        seen_at_ms: when a reader of committed records had the reply: what its client would call the end.
+        cost_tokens: metered in ``ledger.usage``: prompt plus twice the output.
+        replies: final replies seen; anything but 1 in the end breaks the promise.
+    """
+
+    request_id: str
+    tenant: str
+    timeout_ms: int
+    submitted_at_ms: int
+    outcome: str = ""
+    code: str = ""
+    retry_after_ms: int | None = None
+    dispatched_at_ms: int = 0
+    replied_at_ms: int = 0
+    seen_at_ms: int = 0
+    cost_tokens: int = 0
+    replies: int = 0
+
+    @property
+    def served(self) -> bool:
+        return self.outcome == Outcome.OK
+
+    @property
+    def refused(self) -> bool:
+        return self.outcome == Outcome.REJECTED
+
+    @property
+    def late(self) -> bool:
+        """Whether its reply came after its deadline; an ``expired`` one always does."""
+        return bool(self.outcome) and (
+            self.outcome == Outcome.EXPIRED or self.seen_at_ms > self.submitted_at_ms + self.timeout_ms
+        )
+
+    @property
+    def latency_ms(self) -> int:
+        """Until its answer; a request that got none counts with all the time it allowed."""
+        return self.seen_at_ms - self.submitted_at_ms if self.served else self.timeout_ms
+
+
+def completions(observed: Iterable[Observed]) -> list[Completion]:
+    """What was served, in order of time."""
+    served = (Completion(one.replied_at_ms, one.tenant, one.cost_tokens) for one in observed if one.served)
+    return sorted(served, key=lambda one: one.at_ms)
+
+
+def waits(observed: Iterable[Observed], tenants: Sequence[str], until_ms: int) -> dict[str, list[Interval]]:
+    """When each tenant's requests waited for their turn: from the append to the dispatch, or, for those that are still
+    waiting, to ``until_ms``. What was refused did not wait."""
+    found: dict[str, list[Interval]] = {tenant: [] for tenant in tenants}
+    for one in observed:
+        if one.tenant in found and not one.refused:
+            waited_until_ms = one.dispatched_at_ms or (one.replied_at_ms if one.outcome else until_ms)
+            found[one.tenant].append((one.submitted_at_ms, waited_until_ms))
+    return found
+
+
+def submitted_within(observed: Iterable[Observed], interval: Interval) -> list[Observed]:
+    """The requests that were submitted in the interval."""
+    start, end = interval
+    return [one for one in observed if start <= one.submitted_at_ms < end]
+
+
+def latency_percentile_ms(observed: Iterable[Observed], part: float) -> float:
+    """Of all of them, whatever became of them."""
+    return percentile([one.latency_ms for one in observed], part)
+
+
+def goodput_tokens(observed: Iterable[Observed], interval: Interval) -> int:
+    """Cost tokens of the answers that came within the interval and before their deadlines."""
+    start, end = interval
+    return sum(one.cost_tokens for one in observed if one.served and not one.late and start <= one.replied_at_ms < end)
+
+
+def refusal_times_ms(observed: Iterable[Observed]) -> list[int]:
+    """From the append of each refused request to its refusal."""
+    return [one.seen_at_ms - one.submitted_at_ms for one in observed if one.refused]

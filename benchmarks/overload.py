@@ -1,0 +1,139 @@
+"""overload: eight tenants ask for three times what the pool can do, sizes and bursts as in the trace.
+
+Counted is what is of use: cost tokens answered before their deadlines, beside what the pool could do in that time at
+its declared speed. What cannot be served must be told so at once, and what is held must not grow.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, median
+
+from benchmarks.cluster import cluster
+from benchmarks.load import LoadGenerator, Offered, plan
+from benchmarks.observed import Observed, completions, goodput_tokens, refusal_times_ms, submitted_within
+from benchmarks.result import Figure, Result
+from benchmarks.service_curve import Interval, jain_index, percentile, served_tokens, within
+from benchmarks.simulated_pool import SimulatedPool, dispatchers
+from benchmarks.trace import TraceSampler, load_trace
+
+NAME = "overload"
+SECONDS = 60.0
+HOW = f"one run of {SECONDS:g} s"
+TENANTS = tuple(f"tenant-{number}" for number in range(1, 9))
+LOAD = 3.0
+AIM_GOODPUT, AIM_LATE, AIM_REFUSAL_MS, AIM_GROWTH = 0.9, 0.01, 50.0, 1.1
+_WARM_UP_S = 5.0
+_TIMEOUT_MS = 10_000
+_ANSWER_TIMEOUT_S = 60.0
+_SAMPLE_S = 0.5
+_SEED = 11
+
+
+def run(seconds: float = SECONDS) -> Result:
+    """One run of ``seconds``."""
+    # Longer batches than elsewhere: what an engine rests between two of them is lost.
+    pool = SimulatedPool(max_batch_size=8)
+    sampler = TraceSampler(load_trace(), _SEED)
+    rate = LOAD * pool.requests_per_s(sampler.mean_cost_tokens) / len(TENANTS)
+    planned = plan([Offered(tenant, rate, timeout_ms=_TIMEOUT_MS) for tenant in TENANTS], _WARM_UP_S + seconds, sampler)
+    with (
+        cluster([*dispatchers("drr"), *pool.services()], tenants=TENANTS) as running,
+        LoadGenerator(running.settings, TENANTS) as load,
+    ):
+        pid = running.stack.supervisor.process("dispatcher-1").pid
+        assert pid is not None, "the dispatcher does not run"
+        with sampled_rss_mib(pid) as memory_mib:
+            load.start(planned)
+            load.wait_published(_WARM_UP_S + seconds + 60)
+        load.wait_answered(_ANSWER_TIMEOUT_S)
+        start_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
+        observed = load.observed()
+        lag_ms = load.checked_lag_ms()
+    interval = (start_ms, start_ms + round(seconds * 1000))
+    figures = _figures(observed, interval, pool.cost_tokens_per_s * seconds, memory_mib)
+    answered = sum(one.replies == 1 for one in observed)
+    run = {"requests": float(len(observed)), "answered": float(answered), "generator_lag_ms": lag_ms}
+    return Result(NAME, figures, (run,))
+
+
+def _figures(
+    observed: Sequence[Observed], interval: Interval, capacity_tokens: float, memory_mib: Sequence[float]
+) -> tuple[Figure, ...]:
+    of_interval = submitted_within(observed, interval)
+    replies = [one for one in of_interval if one.outcome]
+    not_refused = [one for one in replies if not one.refused]
+    # Nobody refused at three times the capacity is no quick refusal.
+    refusals = refusal_times_ms(of_interval) or [_TIMEOUT_MS]
+    refused = sum(one.refused for one in of_interval)
+    latencies = [one.latency_ms for one in of_interval if one.served]
+    served = served_tokens(within(completions(observed), interval), TENANTS)
+    late = sum(one.late for one in replies)
+    return (
+        Figure(
+            "tokens served in time divided by capacity",
+            goodput_tokens(observed, interval) / capacity_tokens,
+            "ratio",
+            "at least",
+            AIM_GOODPUT,
+        ),
+        Figure("replies after their deadline", late / max(1, len(replies)), "ratio", "at most", AIM_LATE),
+        Figure("replies after their deadline, of those not refused", late / max(1, len(not_refused)), "ratio"),
+        Figure("median time to a refusal", median(refusals), "ms", "at most", AIM_REFUSAL_MS),
+        Figure("p99 of the time to a refusal", percentile(refusals, 0.99), "ms"),
+        Figure("memory at the end divided by memory before", growth(memory_mib), "ratio", "at most", AIM_GROWTH),
+        Figure("largest memory of the dispatcher", max(memory_mib), "MiB"),
+        Figure("refused", refused / max(1, len(of_interval)), "ratio"),
+        Figure("p50 of the served", percentile(latencies, 0.5), "ms"),
+        Figure("p99 of the served", percentile(latencies, 0.99), "ms"),
+        Figure("Jain index", jain_index(list(served.values())), "of 1"),
+    )
+
+
+def growth(samples: Sequence[float]) -> float:
+    """The mean of the last quarter of the samples divided by that of the second: what comes before is filling up."""
+    quarter = max(1, len(samples) // 4)
+    return fmean(samples[-quarter:]) / fmean(samples[quarter : 2 * quarter] or samples[-quarter:])
+
+
+@contextmanager
+def sampled_rss_mib(pid: int) -> Iterator[list[float]]:
+    """A list that fills with the process's resident memory, twice a second while the context is open.
+
+    Raises:
+        RuntimeError: at the end, when the process did not live until then.
+    """
+    samples = [rss_mib(pid)]
+    stopping, died = threading.Event(), threading.Event()
+
+    def sample() -> None:
+        try:
+            while not stopping.wait(_SAMPLE_S):
+                samples.append(rss_mib(pid))
+            samples.append(rss_mib(pid))
+        except ProcessLookupError:
+            died.set()
+
+    thread = threading.Thread(target=sample, name="rss", daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stopping.set()
+        thread.join()
+    if died.is_set():
+        raise RuntimeError(f"process {pid} died while its memory was measured, after {len(samples)} samples")
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process. Raises ProcessLookupError for one that has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ProcessLookupError(pid) from None
+    # One that ended and was not waited for has a status, and no memory.
+    sizes = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")]
+    if not sizes:
+        raise ProcessLookupError(pid)
+    return sizes[0] / 1024

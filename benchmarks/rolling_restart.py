@@ -1,0 +1,209 @@
+"""rolling-restart: what tenants see of it when a pool's consumers are restarted one after another.
+
+Three consumers whose simulated engines take a fixed time for a batch, and a steady load of equal requests at 60 % of
+what the three can do: with one away it is 90 % of what the others can. Each consumer is asked to end (SIGTERM), must
+end with status 0, is started again at once, and owns partitions by the broker's word before the next one's turn. The
+group is a KIP-848 one with the range assignor; six partitions, so that two and three members have equally many.
+
+Throughput is the number of replies that readers of committed records saw within a second, wherever that second lies
+between the first SIGTERM and the moment when the last consumer owned partitions again; latency that of the requests
+that were published then. Both are held against the same load on the same consumers just before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from confluent_kafka.admin import AdminClient
+
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.faults.groups import Member, members
+from benchmarks.load import LoadGenerator, Offered, plan
+from benchmarks.observed import Observed, latency_percentile_ms, submitted_within
+from benchmarks.result import Figure, Result
+from benchmarks.service_curve import Interval, least_within
+from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT
+from benchmarks.trace import TraceRow, TraceSampler
+from benchmarks.waiting import wait_until
+from deploy.local.services import Service
+from fairlane.clock import now_ms
+from fairlane.kafka import connection
+from fairlane.names import pool_group, priority_topic
+from fairlane.outcomes import Priority
+
+NAME = "rolling-restart"
+CALM_S = 30.0
+HOW = f"one run of three restarts after {CALM_S:g} s of calm"
+CONSUMERS = tuple(f"consumer-{number}" for number in range(1, 4))
+LOAD = 0.6
+"""In parts of the capacity of all consumers."""
+BATCH_MS, BATCH_ITEMS = 400.0, 8
+WINDOW_MS = 1_000
+AIM_THROUGHPUT, AIM_P99 = 0.5, 3.0
+_PARTITIONS = 6
+_TENANTS = ("acme", "globex", "initech")
+_WARM_UP_S = 5.0
+_LONGEST_RESTART_S = 60.0
+_TIMEOUT_MS = 120_000
+_ANSWER_TIMEOUT_S = 60.0
+_SEED = 31
+_NO_TIME_TOKENS_PER_S = "1e12"
+_ENGINE = {
+    "ENGINE": "simulated",
+    "SIMULATED_BATCH_MS": str(BATCH_MS),
+    "SIMULATED_PREFILL_TOKENS_PER_S": _NO_TIME_TOKENS_PER_S,
+    "SIMULATED_DECODE_TOKENS_PER_S": _NO_TIME_TOKENS_PER_S,
+    "MAX_BATCH_SIZE": str(BATCH_ITEMS),
+}
+_EQUAL = (TraceRow(0.0, 50, 20), TraceRow(1.0, 50, 20))
+"""All requests cost the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """One consumer's, in seconds from its SIGTERM."""
+
+    consumer: str
+    ended_s: float
+    owned_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What tenants saw in a part of the run."""
+
+    interval: Interval
+    requests: int
+    p50_ms: float
+    p99_ms: float
+    replies_per_s: float
+    least_in_window: int
+
+    @property
+    def least_part(self) -> float:
+        """Replies in the worst window, divided by what is usual in one."""
+        return self.least_in_window / (self.replies_per_s * WINDOW_MS / 1000)
+
+
+def run(calm_s: float = CALM_S, consumers: Sequence[str] = CONSUMERS) -> Result:
+    """Restart these, one after the other, after so many seconds without any restart."""
+    services = [
+        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), UNBOUNDED),
+        *(Service(name, ("-m", "inference_consumers", "--pool", POOL), _ENGINE) for name in CONSUMERS),
+    ]
+    tenants = [{"tenant": tenant, **UNBOUNDED_TENANT} for tenant in _TENANTS]
+    partitions = {priority_topic(POOL, priority): _PARTITIONS for priority in Priority}
+    seconds = _WARM_UP_S + calm_s + _LONGEST_RESTART_S * len(consumers)
+    with (
+        cluster(services, tenants=tenants, partitions=partitions) as running,
+        LoadGenerator(running.settings, _TENANTS) as load,
+    ):
+        group = _Group(running)
+        wait_until(lambda: group.shared_by(CONSUMERS), _LONGEST_RESTART_S, "partitions for every consumer")
+        load.start(plan(_offered(), seconds, TraceSampler(_EQUAL, _SEED, scale=1.0)))
+        calm_from_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
+        calm = (calm_from_ms, calm_from_ms + round(calm_s * 1000))
+        wait_until(lambda: now_ms() >= calm[1], _WARM_UP_S + calm_s + 10, "the end of the calm")
+        restarts = [_restart(running, group, name) for name in consumers]
+        restless = (calm[1], now_ms())
+        load.cut()
+        load.wait_published(_ANSWER_TIMEOUT_S)
+        load.wait_answered(_ANSWER_TIMEOUT_S)
+        return _result(load.observed(), calm, restless, restarts, load.checked_lag_ms())
+
+
+class _Group:
+    """The pool's group, by the broker's word."""
+
+    def __init__(self, running: Cluster) -> None:
+        self._admin = AdminClient(connection(running.settings))
+        self._name = pool_group(running.settings.group_prefix, POOL)
+
+    def members(self) -> dict[str, Member]:
+        return {member.name: member for member in members(self._admin, self._name)}
+
+    def shared_by(self, names: Sequence[str], but_not: str = "") -> bool:
+        """Whether these have equally many of all partitions; ``but_not`` is the id of a former member."""
+        found = self.members()
+        each = len(Priority) * _PARTITIONS // len(names)
+        return found.keys() == set(names) and all(
+            len(member.partitions) == each and member.member_id != but_not for member in found.values()
+        )
+
+
+def _restart(running: Cluster, group: _Group, name: str) -> Restart:
+    supervisor = running.stack.supervisor
+    before, pid = group.members()[name], supervisor.process(name).pid
+    asked_at_ms = now_ms()
+    supervisor.restart(name)
+    wait_until(lambda: supervisor.process(name).pid != pid, _LONGEST_RESTART_S, f"the end of {name}")
+    ended_at_ms = now_ms()
+    status = supervisor.process(name).last_exit
+    if status != 0:
+        raise RuntimeError(f"{name} ended with {status} on SIGTERM")
+    wait_until(
+        lambda: group.shared_by(CONSUMERS, but_not=before.member_id), _LONGEST_RESTART_S, f"partitions for {name}"
+    )
+    return Restart(name, (ended_at_ms - asked_at_ms) / 1000, (now_ms() - asked_at_ms) / 1000)
+
+
+def _offered() -> list[Offered]:
+    capacity_per_s = len(CONSUMERS) * BATCH_ITEMS * 1000 / BATCH_MS
+    rate = LOAD * capacity_per_s / len(_TENANTS)
+    return [Offered(tenant, rate, steady=True, timeout_ms=_TIMEOUT_MS) for tenant in _TENANTS]
+
+
+def _phase(observed: Sequence[Observed], interval: Interval, usual_per_s: float | None = None) -> Phase:
+    start, end = interval
+    mine = submitted_within(observed, interval)
+    seen = [one.seen_at_ms for one in observed if one.served]
+    per_s = sum(start <= at < end for at in seen) / (end - start) * 1000
+    return Phase(
+        interval,
+        len(mine),
+        latency_percentile_ms(mine, 0.5),
+        latency_percentile_ms(mine, 0.99),
+        per_s if usual_per_s is None else usual_per_s,
+        least_within(seen, interval, WINDOW_MS),
+    )
+
+
+def _result(
+    observed: Sequence[Observed],
+    calm_interval: Interval,
+    restless_interval: Interval,
+    restarts: Sequence[Restart],
+    lag_ms: float,
+) -> Result:
+    calm = _phase(observed, calm_interval)
+    restless = _phase(observed, restless_interval, calm.replies_per_s)
+    unserved = sum(not one.served for one in observed)
+    return Result(
+        NAME,
+        (
+            Figure("requests that were not served", unserved, "", "at most", 0),
+            Figure(
+                "replies in the worst second divided by the calm mean",
+                restless.least_part,
+                "ratio",
+                "at least",
+                AIM_THROUGHPUT,
+            ),
+            Figure("the same in the calm", calm.least_part, "ratio"),
+            Figure("p99 divided by the calm p99", restless.p99_ms / calm.p99_ms, "ratio", "at most", AIM_P99),
+            Figure("calm p99", calm.p99_ms, "ms"),
+            Figure("p99", restless.p99_ms, "ms"),
+            Figure("calm p50", calm.p50_ms, "ms"),
+            Figure("p50", restless.p50_ms, "ms"),
+            Figure("requests", len(observed), ""),
+            Figure("of these published while consumers were restarted", restless.requests, ""),
+            Figure("longest end", max(one.ended_s for one in restarts), "s"),
+            Figure("longest restart, until it owned partitions", max(one.owned_s for one in restarts), "s"),
+        ),
+        (
+            {
+                **{f"{one.consumer}_ended_s": one.ended_s for one in restarts},
+                **{f"{one.consumer}_owned_s": one.owned_s for one in restarts},
+                "generator_lag_ms": lag_ms,
+            },
+        ),
+    )

@@ -1,0 +1,100 @@
+"""streaming: time to the first token through Fairlane, minus the engine's own.
+
+The same prompts are asked one at a time, in turn: through the client, dispatcher, consumer and back as a chunk, and of
+the same engine in this process. The consumer's own process rests while the engine here runs.
+"""
+
+import os
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from benchmarks.cluster import cluster
+from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
+from deploy.local.services import Service
+from fairlane import Client
+from fairlane.models import load_models
+from fairlane.records import Parameters, RequestInput
+from inference_consumers.engines.protocol import Engine, EngineItem, ItemOutcome
+from inference_consumers.engines.registry import create_engine
+
+NAME = "streaming"
+HOW = MEDIAN_OF_REPETITIONS
+AIM_MS = 30.0
+PROMPTS = 20
+ANSWER_TOKENS = 8
+_TENANT = "acme"
+_MODEL = "smollm2-135m-instruct"
+_PROMPT = "The capital of the country with number {number} on the list is"
+
+
+class _FirstText:
+    """An observer that notes when the first text came."""
+
+    def __init__(self) -> None:
+        self.at_s: float | None = None
+
+    def text(self, index: int, delta: str) -> None:  # noqa: ARG002 - the observer's signature
+        if self.at_s is None:
+            self.at_s = perf_counter()
+
+    def finished(self, index: int, outcome: ItemOutcome) -> None: ...
+
+    def step(self) -> None: ...
+
+    def is_cancelled(self, index: int) -> bool:  # noqa: ARG002 - the observer's signature
+        return False
+
+
+def run() -> Result:
+    """Three repetitions; in each the difference of the medians over the same prompts."""
+    [model] = [one for one in load_models(Path("deploy/models.yaml")) if one.model == _MODEL]
+    engine = create_engine(model, Path(".fairlane/models"), 0, device=os.environ.get("DEVICE", "auto"))
+    services = [
+        Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
+        Service("consumer-1", ("-m", "inference_consumers", "--pool", model.pool)),
+    ]
+    with cluster(services) as running:
+        engine.load()
+        servers = running.settings.kafka_bootstrap_servers
+        with Client(tenant=_TENANT, bootstrap_servers=servers) as client:
+            for number in range(3):
+                _through_ms(client, _PROMPT.format(number=-number))
+
+            def measure(repetition: int) -> dict[str, float]:
+                prompts = [_PROMPT.format(number=repetition * PROMPTS + number) for number in range(PROMPTS)]
+                pairs = [(_through_ms(client, prompt), _engine_ms(engine, prompt)) for prompt in prompts]
+                through, alone = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
+                return {"through_ms": through, "engine_ms": alone, "added_ms": through - alone}
+
+            runs = repeated(measure)
+    engine.close()
+    return Result(
+        NAME,
+        (
+            Figure("time to first token beyond the engine's own", median_of(runs, "added_ms"), "ms", "at most", AIM_MS),
+            Figure("through Fairlane", median_of(runs, "through_ms"), "ms"),
+            Figure("the engine alone", median_of(runs, "engine_ms"), "ms"),
+        ),
+        runs,
+    )
+
+
+def _through_ms(client: Client, prompt: str) -> float:
+    started = perf_counter()
+    with client.stream(model=_MODEL, prompt=prompt, max_tokens=ANSWER_TOKENS) as stream:
+        next(iter(stream))
+        first_ms = (perf_counter() - started) * 1_000
+        for _ in stream:
+            pass
+    return first_ms
+
+
+def _engine_ms(engine: Engine, prompt: str) -> float:
+    parameters = Parameters(max_tokens=ANSWER_TOKENS, stream=True)
+    first = _FirstText()
+    started = perf_counter()
+    engine.run([EngineItem("one", "generate", RequestInput(prompt=prompt), parameters)], first)
+    if first.at_s is None:
+        raise RuntimeError("the engine streamed nothing")
+    return (first.at_s - started) * 1_000

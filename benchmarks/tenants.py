@@ -1,0 +1,78 @@
+"""tenants: how the dispatch rate bears a thousand tenants, beside how a bare Faust consumer bears as many topics.
+
+A backlog lies ready, in turn from each tenant; both programs read the same partitions (every tenant's requests and
+backfill) on the same servers, each in a group of its own from the beginning. More partitions cost every Kafka consumer
+something: what the dispatcher adds to that is the ratio of the two programs' ratios.
+"""
+
+from collections.abc import Sequence
+
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.dispatch_rate import ends_of, output_rate, publish_backlog
+from benchmarks.open_window import open_window
+from benchmarks.result import MEDIAN_OF_REPETITIONS, REPETITIONS, Figure, Result, median_of
+from benchmarks.simulated_pool import POOL, UNBOUNDED
+from deploy.local.services import Service
+from fairlane.names import backfill_topic, priority_topic, requests_topic
+from fairlane.outcomes import Priority
+
+NAME = "tenants"
+HOW = MEDIAN_OF_REPETITIONS
+AIM = 0.9
+FEW, MANY = 10, 1_000
+REQUESTS = 20_000
+_BARE_TOPIC = "baseline.bare"
+_OUTPUTS = {"bare": _BARE_TOPIC, "fairlane": priority_topic(POOL, Priority.NORMAL)}
+
+
+def run(repetitions: int = REPETITIONS, requests: int = REQUESTS, many: int = MANY) -> Result:
+    """Both programs with few and with many tenants, so many times each; the ratios of the medians."""
+    few_runs, many_runs = (_measure(count, repetitions, requests) for count in (FEW, many))
+    ratios = {kind: median_of(many_runs, f"{kind}_per_s") / median_of(few_runs, f"{kind}_per_s") for kind in _OUTPUTS}
+    return Result(
+        NAME,
+        (
+            Figure(
+                f"rate with {many} tenants by that with {FEW}, divided by bare Faust's",
+                ratios["fairlane"] / ratios["bare"],
+                "ratio",
+                "at least",
+                AIM,
+            ),
+            Figure(f"rate with {many} tenants divided by that with {FEW}", ratios["fairlane"], "ratio"),
+            Figure("bare Faust's", ratios["bare"], "ratio"),
+            *(
+                Figure(f"{kind} with {count} tenants", median_of(runs, f"{kind}_per_s"), "requests/s")
+                for kind in _OUTPUTS
+                for count, runs in ((FEW, few_runs), (many, many_runs))
+            ),
+        ),
+        (*few_runs, *many_runs),
+    )
+
+
+def _measure(count: int, repetitions: int, requests: int) -> tuple[dict[str, float], ...]:
+    tenants = [f"tenant-{number:04}" for number in range(count)]
+    # In turn, so that whatever else the machine does hits both alike.
+    with cluster([], tenants=tenants, topics=(_BARE_TOPIC,), env=UNBOUNDED) as running:
+        publish_backlog(running.settings, tenants, requests)
+        return tuple(
+            {
+                "tenants": float(count),
+                **{f"{kind}_per_s": _rate(running, kind, tenants, requests, number) for kind in _OUTPUTS},
+            }
+            for number in range(repetitions)
+        )
+
+
+def _rate(running: Cluster, kind: str, tenants: Sequence[str], requests: int, number: int) -> float:
+    topics = [topic for tenant in tenants for topic in (requests_topic(tenant), backfill_topic(tenant))]
+    arguments = {
+        "bare": ("-m", "benchmarks.dispatch_baselines", "bare", *topics),
+        "fairlane": ("-m", "stream_processors.dispatcher"),
+    }[kind]
+    # A group that never committed, and nothing that remembers the requests of the last time.
+    env = {"GROUP_PREFIX": f"{NAME}-{number}"}
+    start = ends_of(running.settings, (_OUTPUTS[kind],))
+    with open_window(running.settings), running.service(Service(f"{kind}-{number}", arguments, env)):
+        return output_rate(running.settings, start, requests)

@@ -1,0 +1,89 @@
+"""Load that nobody here made up: sizes and arrival gaps of real requests to a production LLM service.
+
+The rows are those of ``data/azure_llm_code_2023.csv`` (attribution in ``data/README.md``). Sizes are drawn with
+replacement from all rows and multiplied by one factor, so that a request of the trace's longest context fits the
+simulated model. Gaps are drawn from the trace and scaled to the wanted rate; the longest hundredth is left out: those
+are silences between busy periods (up to 217 s at 2.6 requests a second), and would make of a minute's measurement a
+measurement of nothing. What is left is still bursty: its coefficient of variation is 1.7, that of a Poisson process 1.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from producers.replay.trace import TraceRow, read_trace
+
+__all__ = ["MAX_CONTEXT_TOKENS", "SCALE", "TRACE_FILE", "RequestSize", "TraceRow", "TraceSampler", "load_trace"]
+
+TRACE_FILE = Path(__file__).with_name("data") / "azure_llm_code_2023.csv"
+SCALE = 0.25
+"""The longest context of the trace, 7,437 tokens, becomes 1,859: the simulated model holds 2,048."""
+MAX_CONTEXT_TOKENS = 2_048
+_KEPT_GAPS = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSize:
+    """What a request asks of the engine."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def cost_tokens(self) -> int:
+        """In the dispatcher's unit of cost."""
+        return self.prompt_tokens + 2 * self.output_tokens
+
+
+def load_trace(path: Path = TRACE_FILE) -> tuple[TraceRow, ...]:
+    """The rows in the order of their arrival."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(read_trace(file))
+
+
+class TraceSampler:
+    """Draws sizes and arrival times; the same seed draws the same."""
+
+    def __init__(
+        self, rows: Sequence[TraceRow], seed: int, *, scale: float = SCALE, max_tokens: int = MAX_CONTEXT_TOKENS
+    ) -> None:
+        """``max_tokens`` bounds prompt and answer together: the answer gives way."""
+        self._random = random.Random(seed)
+        self._sizes = [_scaled(row, scale, max_tokens) for row in rows]
+        gaps = sorted(later.arrived_at_s - earlier.arrived_at_s for earlier, later in pairwise(rows))
+        kept = gaps[: max(1, int(len(gaps) * _KEPT_GAPS))]
+        mean = sum(kept) / len(kept)
+        self._gaps = [gap / mean for gap in kept]
+        self.mean_cost_tokens = sum(size.cost_tokens for size in self._sizes) / len(self._sizes)
+        self.largest_cost_tokens = max(size.cost_tokens for size in self._sizes)
+
+    def size(self) -> RequestSize:
+        """The size of one request."""
+        return self._random.choice(self._sizes)
+
+    def arrivals(self, rate_per_s: float, seconds: float) -> list[float]:
+        """Arrival times in seconds from 0 to before ``seconds``, ``rate_per_s`` on average."""
+        times: list[float] = []
+        if rate_per_s <= 0:
+            return times
+        at = self._random.choice(self._gaps) / rate_per_s
+        while at < seconds:
+            times.append(at)
+            at += self._random.choice(self._gaps) / rate_per_s
+        return times
+
+    def steady_arrivals(self, rate_per_s: float, seconds: float) -> list[float]:
+        """The same without bursts: no gap is less than half or more than one and a half of the mean."""
+        times: list[float] = []
+        at = self._random.uniform(0.5, 1.5) / rate_per_s
+        while at < seconds:
+            times.append(at)
+            at += self._random.uniform(0.5, 1.5) / rate_per_s
+        return times
+
+
+def _scaled(row: TraceRow, scale: float, max_tokens: int) -> RequestSize:
+    prompt = min(max(1, round(row.context_tokens * scale)), max_tokens - 1)
+    return RequestSize(prompt, min(max(1, round(row.generated_tokens * scale)), max_tokens - prompt))

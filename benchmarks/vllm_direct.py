@@ -1,0 +1,154 @@
+"""vLLM's own asynchronous engine with nothing around it, in a process of its environment: what others are held against.
+
+``python -m benchmarks.vllm_direct MODEL_JSON MODELS_DIR``, started by :class:`DirectVllm`, loads a model as our engine
+does and answers lines of requests with lines of :class:`Took`. All requests of a line are given to vLLM at once, and
+the clock runs while it works: their prompts are tokens before.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+import msgspec
+
+from fairlane.parent import die_with_parent
+from fairlane.records import InferenceRequest, ModelVersion
+from inference_consumers.engines.prompts import PromptEncoder
+from inference_consumers.engines.protocol import EngineItem, Failure
+from inference_consumers.engines.registry import limits_of
+from inference_consumers.engines.text_prompts import TextPrompt, prepare_text
+from inference_consumers.engines.vllm_client import (
+    ServedModel,
+    VllmOptions,
+    create_async_llm,
+    end_async_llm,
+    prepare_process,
+)
+
+_ROOT = Path(__file__).resolve().parents[1]
+_END_TIMEOUT_S = 20.0
+
+
+class VllmMissingError(Exception):
+    """There is no environment of vLLM."""
+
+
+class Took(msgspec.Struct, frozen=True):
+    """So long, for so many tokens of answers. The first line of a process is one of zeros: the model is loaded."""
+
+    seconds: float = 0.0
+    completion_tokens: int = 0
+
+
+def check_python(python: Path) -> None:
+    """Raises VllmMissingError, which says what to do, when this is no Python."""
+    if not python.exists():
+        raise VllmMissingError(f"{python} is missing: run `make vllm`, or set SKIP_VLLM=1 to leave vLLM out")
+
+
+class DirectVllm:
+    """The process. It loads while others start: ``wait_loaded`` before the first ``answer``."""
+
+    def __init__(self, python: Path, model: ModelVersion, models_dir: Path) -> None:
+        """Raises VllmMissingError."""
+        check_python(python)
+        self._process = subprocess.Popen(
+            [python.absolute(), "-m", __spec__.name, msgspec.json.encode(model).decode(), str(models_dir.absolute())],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def wait_loaded(self) -> None:
+        """Raises RuntimeError when it ends instead; why is on the standard error."""
+        self._read()
+
+    def answer(self, requests: Sequence[InferenceRequest]) -> Took:
+        """All of them at once, to the last answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(requests) + b"\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Took:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"vLLM's process ended with {self._process.wait(_END_TIMEOUT_S)}")
+        return msgspec.json.decode(line, type=Took)
+
+
+def main(model_json: str, models_dir: str) -> None:
+    """Serve the standard input until it ends."""
+    die_with_parent(signal.SIGKILL)
+    # What libraries print belongs among the errors.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    asyncio.run(_serve(msgspec.json.decode(model_json, type=ModelVersion), Path(models_dir), answers))
+
+
+async def _serve(model: ModelVersion, models_dir: Path, answers: Any) -> None:
+    served = ServedModel(model.model, models_dir / model.path, limits_of(model), 0, VllmOptions(model.dtype))
+    prepare_process()
+    from transformers import AutoTokenizer
+
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(served.path, local_files_only=True))
+    engine = create_async_llm(served, ())
+    try:
+        answers.write(msgspec.json.encode(Took()) + b"\n")
+        answers.flush()
+        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+            requests = msgspec.json.decode(line, type=list[InferenceRequest])
+            prompts = [_prompt(request, encoder, served) for request in requests]
+            answers.write(msgspec.json.encode(await _answer(engine, prompts)) + b"\n")
+            answers.flush()
+    finally:
+        end_async_llm(engine)
+
+
+def _prompt(request: InferenceRequest, encoder: PromptEncoder, model: ServedModel) -> TextPrompt:
+    item = EngineItem(request.request_id, request.task, request.input, request.parameters)
+    prompt = prepare_text(item, encoder, model.limits)
+    if isinstance(prompt, Failure):
+        raise TypeError(prompt.message)
+    return prompt
+
+
+async def _answer(engine: Any, prompts: Sequence[TextPrompt]) -> Took:
+    started = perf_counter()
+    tokens = await asyncio.gather(*(_tokens(engine, str(number), one) for number, one in enumerate(prompts)))
+    return Took(perf_counter() - started, sum(tokens))
+
+
+async def _tokens(engine: Any, name: str, prompt: TextPrompt) -> int:
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = SamplingParams(max_tokens=prompt.max_tokens, temperature=0.0, output_kind=RequestOutputKind.FINAL_ONLY)
+    [answer] = [one async for one in engine.generate(tokens_input(prompt.token_ids), sampling, name)]
+    return len(answer.outputs[0].token_ids)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

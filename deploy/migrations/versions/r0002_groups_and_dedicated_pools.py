@@ -1,0 +1,23 @@
+"""Groups and forbidden degradations of tenants; dedicated pools and smaller models of models."""
+
+from alembic import op
+from sqlalchemy import text
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+# With defaults, so that a recorder of the revision before can go on writing while services are replaced.
+STATEMENTS = (
+    "ALTER TABLE tenants ADD COLUMN groups jsonb NOT NULL DEFAULT '[]'",
+    "ALTER TABLE tenants ADD COLUMN forbidden_degradations jsonb NOT NULL DEFAULT '[]'",
+    "ALTER TABLE models ADD COLUMN dedicated_pools jsonb NOT NULL DEFAULT '[]'",
+    "ALTER TABLE models ADD COLUMN smaller_model text",
+)
+
+
+def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers new columns
+    """Add the columns."""
+    for statement in STATEMENTS:
+        op.execute(text(statement))

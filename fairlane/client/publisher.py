@@ -1,0 +1,184 @@
+"""Publishes requests, the first time and again, and hears what became of that."""
+
+import threading
+from dataclasses import dataclass
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from fairlane import cloud_events
+from fairlane.client.attempts import Attempts, Retrier
+from fairlane.client.canceller import Canceller
+from fairlane.client.handle import Handle
+from fairlane.client.open_handles import OpenHandles
+from fairlane.client.retry_policy import RetryPolicy
+from fairlane.client.seams import KafkaHeaders, ProducerSeam
+from fairlane.client.tracing import current_trace
+from fairlane.client.window import Window
+from fairlane.clock import ClockMs
+from fairlane.cluster import reason_of
+from fairlane.codec import Codec
+from fairlane.errors import Backpressure, FairlaneError, PublishFailed
+from fairlane.kafka import MAY_BE_PUBLISHED
+from fairlane.records import InferenceReply, InferenceRequest, SourceCoordinate
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was checked and encoded, with the headers of its record."""
+
+    request: InferenceRequest
+    reply_to: str
+    value: bytes
+    headers: KafkaHeaders
+
+
+def request_headers(tenant: str, request_id: str) -> KafkaHeaders:
+    """What stands beside a request: the attributes of the event, and the trace that the caller is in."""
+    return [*cloud_events.of_request(tenant, request_id), *current_trace()]
+
+
+class Publisher:
+    """The producer of one client. Thread-safe but for ``work``, which one thread calls.
+
+    Args:
+        topic: where the tenant's requests go.
+        handles: the requests under way.
+        window: what bounds them.
+    """
+
+    def __init__(
+        self,
+        producer: ProducerSeam,
+        codec: Codec,
+        tenant: str,
+        topic: str,
+        handles: OpenHandles,
+        window: Window,
+        retrier: Retrier,
+        clock: ClockMs,
+    ) -> None:
+        self._producer = producer
+        self._codec = codec
+        self._topic = topic
+        self._handles = handles
+        self._window = window
+        self._retrier = retrier
+        self._clock = clock
+        self._canceller = Canceller(producer, codec, clock, tenant)
+        self._lock = threading.Lock()
+        self._promise_lock = threading.Lock()
+        self.submitted = 0
+        self.published = 0
+        self.publish_failed = 0
+
+    def publish(self, prepared: Prepared, policy: RetryPolicy) -> Handle:
+        """Hand a request to the producer. The caller holds room for it in the window, which passes on to the handle.
+
+        Raises:
+            PublishFailed: the producer refused it at once.
+            Backpressure: the producer's own queue is full.
+            ClientClosed, Unavailable: the client ended.
+        """
+        request, size = prepared.request, len(prepared.value)
+        handle = Handle(
+            request.request_id, self._topic, prepared.reply_to, self._clock(), self._promise_lock, self.cancel
+        )
+        if policy.tries > 1:
+            # What may be sent again is kept until the reply is here, and so is its room.
+            handle.attempts = Attempts(policy, request, prepared.headers, self._retrier.now_ms)
+            handle.held_bytes = size
+        try:
+            self._handles.enter(handle)
+        except FairlaneError:
+            self._window.release(requests=1, buffered_bytes=size)
+            raise
+        queued_bytes = size - handle.held_bytes
+        try:
+            self._produce(handle, prepared.value, prepared.headers, queued_bytes)
+        except (BufferError, KafkaException) as error:
+            self._window.release(buffered_bytes=queued_bytes)
+            self._handles.leave(handle)
+            if isinstance(error, BufferError):
+                raise Backpressure("the producer's queue is full") from None
+            with self._lock:
+                self.publish_failed += 1
+            raise PublishFailed(handle.request_id, self._topic, reason_of(error)) from error
+        with self._lock:
+            self.submitted += 1
+        return handle
+
+    def cancel(self, handle: Handle) -> None:
+        """See ``Handle.cancel``."""
+        if not handle.cancellable:
+            return
+        self._handles.raise_if_ended()
+        ending = self._retrier.give_up(handle)
+        if not isinstance(ending, InferenceReply):
+            # What is perhaps in the log is to be cancelled there, too; what was refused is not.
+            self._canceller.cancel(handle)
+        if ending is not None:
+            self.end(handle, ending)
+
+    def work(self, timeout_s: float) -> None:
+        """Serve delivery reports for up to ``timeout_s``, and publish again what is due."""
+        self._producer.poll(timeout_s)
+        for handle in self._retrier.take_due():
+            self._publish_again(handle)
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until nothing is in the producer's queue; how much is after ``timeout_s``."""
+        return self._producer.flush(timeout_s)
+
+    def purge(self, timeout_s: float) -> None:
+        """Give up what is in the producer's queue."""
+        self._producer.purge()
+        self._producer.flush(timeout_s)
+
+    def end(self, handle: Handle, ending: InferenceReply | PublishFailed) -> None:
+        """Give a handle what it ends with instead of another try."""
+        if not self._handles.finish(handle, ending, self._clock()):
+            handle.keep_published(None, None)  # the reply was there first: it is in the log
+        elif isinstance(ending, PublishFailed):
+            with self._lock:
+                self.publish_failed += 1
+
+    def _publish_again(self, handle: Handle) -> None:
+        attempts = handle.attempts
+        assert attempts is not None  # noqa: S101 - a mistake in this package, not of a caller
+        request = attempts.request_at(self._retrier.now_ms)
+        if request is None:
+            self.end(handle, PublishFailed(handle.request_id, self._topic, "no time is left for another try"))
+            return
+        try:
+            self._produce(handle, self._codec.encode(request), attempts.headers, 0)
+        except (BufferError, KafkaException) as error:
+            full = isinstance(error, BufferError)
+            reason = "the producer's queue is full" if full else reason_of(error)
+            failure = PublishFailed(handle.request_id, self._topic, reason)
+            if not (full and self._retrier.keeps_lost(handle, failure)):
+                self.end(handle, failure)
+
+    def _produce(self, handle: Handle, value: bytes, headers: KafkaHeaders, queued_bytes: int) -> None:
+        self._producer.produce(
+            self._topic,
+            value,
+            handle.request_id.encode(),
+            headers=headers,
+            on_delivery=partial(self._on_delivery, handle, queued_bytes),
+        )
+
+    def _on_delivery(self, handle: Handle, queued_bytes: int, error: KafkaError | None, message: Message) -> None:
+        # Runs inside the producer's poll or flush: an exception here would end the thread.
+        self._window.release(buffered_bytes=queued_bytes)
+        if error is None:
+            with self._lock:
+                self.published += 1
+            self._handles.published(handle)
+            where = SourceCoordinate(self._topic, message.partition() or 0, message.offset() or 0)
+            handle.keep_published(where, self._clock())
+            return
+        uncertain = error.code() in MAY_BE_PUBLISHED
+        failure = PublishFailed(handle.request_id, self._topic, error.str(), uncertain=uncertain)
+        if not (uncertain and self._retrier.keeps_lost(handle, failure)):
+            self.end(handle, failure)

@@ -1,0 +1,9 @@
+"""The unit that work is measured in everywhere."""
+
+OUTPUT_WEIGHT = 2
+"""An output token takes about twice the engine time of a prompt token."""
+
+
+def cost_tokens(prompt_tokens: int, output_tokens: int) -> int:
+    """Prompt tokens plus twice the output tokens."""
+    return prompt_tokens + OUTPUT_WEIGHT * output_tokens

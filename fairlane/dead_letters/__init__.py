@@ -1,0 +1,63 @@
+"""Dead letters: the headers that services give them, and what an operator reads and sends again.
+
+Services import this module alone; the parts beside it are for the command line.
+"""
+
+from dataclasses import dataclass
+
+from fairlane import headers
+from fairlane.codec import DecodeError
+from fairlane.models import is_model_name
+from fairlane.names import is_name
+from fairlane.records import SourceCoordinate
+
+_MOST_MESSAGE_CHARS = 500
+
+
+class DeadLetterError(Exception):
+    """Why a record became a dead letter, in words of our own: no message quotes a record, so a header may hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Who wrote a dead letter: the process by its INSTANCE_ID, and the consumer group in which it read the record."""
+
+    instance_id: str
+    group: str | None = None
+
+
+def dead_letter_headers(
+    coordinate: SourceCoordinate,
+    timestamp_ms: int | None,
+    error: Exception,
+    by: Signature,
+    *,
+    tenant: str | None = None,
+    model: str | None = None,
+) -> tuple[tuple[str, bytes], ...]:
+    """Where a dead letter came from, why it is here and who says so, in the header names other tools know.
+
+    ``coordinate`` and ``timestamp_ms`` are those of the record that was read. Of ``error`` only the class is named
+    unless it is one of ours: the text of any other exception may quote the record. What cannot name a tenant or a model
+    is left out.
+    """
+    kind = type(error)
+    found = {
+        headers.DLT_ORIGINAL_TOPIC: coordinate.topic,
+        headers.DLT_ORIGINAL_PARTITION: str(coordinate.partition),
+        headers.DLT_ORIGINAL_OFFSET: str(coordinate.offset),
+        headers.DLT_ORIGINAL_TIMESTAMP: None if timestamp_ms is None else str(timestamp_ms),
+        headers.DLT_ORIGINAL_CONSUMER_GROUP: by.group,
+        headers.DLT_EXCEPTION_CLASS: f"{kind.__module__}.{kind.__qualname__}",
+        headers.DLT_EXCEPTION_MESSAGE: _message_of(error),
+        headers.INSTANCE_ID: by.instance_id,
+        headers.TENANT: tenant if tenant is not None and is_name(tenant) else None,
+        headers.MODEL: model if model is not None and is_model_name(model) else None,
+    }
+    return tuple((name, value.encode()) for name, value in found.items() if value is not None)
+
+
+def _message_of(error: Exception) -> str:
+    if isinstance(error, DeadLetterError | DecodeError):
+        return str(error)[:_MOST_MESSAGE_CHARS]
+    return type(error).__name__

@@ -1,0 +1,69 @@
+"""When to start a dead process again, and when to give up: pure, the caller brings `now` and the random number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NOT_AGAIN = 78
+"""Exit status of a process that would end the same way again and do harm each time: sysexits.h, EX_CONFIG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start it again.
+
+    Attributes:
+        after_s: seconds to wait first.
+    """
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop the stack.
+
+    Attributes:
+        reason: why, in words.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Exponential backoff with jitter, and a limit of deaths within a window.
+
+    Attributes:
+        max_deaths: deaths within the window that are still restarted.
+        window_s: length of the window, in seconds.
+        first_delay_s: wait after the first death in the window; doubled with each further one.
+        max_delay_s: upper bound of the wait before jitter.
+        jitter: the wait is multiplied by a factor between 1 - jitter and 1 + jitter.
+    """
+
+    max_deaths: int = 5
+    window_s: float = 60.0
+    first_delay_s: float = 0.2
+    max_delay_s: float = 5.0
+    jitter: float = 0.25
+
+    def decide(self, deaths: Sequence[float], now: float, chance: float, status: int | None = None) -> Restart | GiveUp:
+        """What to do after the death at `now`.
+
+        Args:
+            deaths: the times of all deaths so far, this one included, in seconds of the same clock as `now`.
+            now: the current time.
+            chance: a random number in [0, 1).
+            status: the exit status of the last death.
+        """
+        if status == NOT_AGAIN:
+            return GiveUp("asked not to be started again")
+        recent = len(self.within_window(deaths, now))
+        if recent > self.max_deaths:
+            return GiveUp(f"died {recent} times within {self.window_s:g} s")
+        delay_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (max(recent, 1) - 1))
+        return Restart(delay_s * (1 - self.jitter + 2 * self.jitter * chance))
+
+    def within_window(self, deaths: Sequence[float], now: float) -> list[float]:
+        """The deaths that still count at `now`."""
+        return [death for death in deaths if now - death <= self.window_s]

@@ -1,0 +1,103 @@
+"""What a parser makes of a file, what it may take for it, and how it says that it cannot."""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import PurePath
+
+PARSER_REVISION = 2
+"""Raised with every change of a parser or of chunking that makes other passages of the same file."""
+
+
+MOST_TITLE_CHARACTERS = 500
+
+
+class Format(StrEnum):
+    """What a file is taken for, by its suffix."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    HTML = "html"
+    PDF = "pdf"
+
+
+_FORMATS = {
+    ".txt": Format.TEXT,
+    ".text": Format.TEXT,
+    ".rst": Format.TEXT,
+    ".md": Format.MARKDOWN,
+    ".markdown": Format.MARKDOWN,
+    ".html": Format.HTML,
+    ".htm": Format.HTML,
+    ".xhtml": Format.HTML,
+    ".pdf": Format.PDF,
+}
+SUFFIXES = tuple(_FORMATS)
+
+
+def format_of(path: PurePath) -> Format | None:
+    """The format that the suffix stands for, in upper or lower case; None for any other."""
+    return _FORMATS.get(path.suffix.lower())
+
+
+class DocumentError(Exception):
+    """One document was not taken; the others are.
+
+    Attributes:
+        source: which, as it would be named in its collection.
+        reason: why, in one line and without its text.
+    """
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(source, reason)
+        self.source = source
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.reason}"
+
+
+class UnreadableError(Exception):
+    """What a parser raises: the reason, in one line and without any text of the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentLimits:
+    """What one document may take.
+
+    Attributes:
+        max_file_bytes: of the file. A larger one is refused by its size and not read.
+        max_characters: of the text in it.
+        max_passages: that it is divided into.
+        max_pages: of a PDF.
+        max_parse_s: that the parsing of HTML or a PDF may take.
+        max_parser_bytes: of memory for that.
+    """
+
+    max_file_bytes: int = 50_000_000
+    max_characters: int = 5_000_000
+    max_passages: int = 20_000
+    max_pages: int = 5_000
+    max_parse_s: float = 120.0
+    max_parser_bytes: int = 2 << 30
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if getattr(self, limit.name) <= 0:
+                raise ValueError(f"{limit.name}: must be above 0, not {getattr(self, limit.name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedDocument:
+    """The text of a document: Markdown when ``markdown``, else without markup. The title is empty when it has none."""
+
+    text: str
+    title: str
+    markdown: bool
+
+
+def check_length(characters: int, limits: DocumentLimits) -> None:
+    """Raises UnreadableError for more characters than a document may have."""
+    if characters > limits.max_characters:
+        raise UnreadableError(
+            f"holds more text than a document may have ({limits.max_characters:,} characters): split it"
+        )

@@ -1,0 +1,18 @@
+"""The extra ``retrieval``: what it is called where one of its libraries is missing."""
+
+from importlib.util import find_spec
+
+_LIBRARIES = ("numpy", "psycopg", "semantic_text_splitter", "markdown_it", "markdownify", "bs4", "pypdf")
+
+
+class MissingExtraError(Exception):
+    """The extra ``retrieval`` is not installed. The message is one line that says how to get it."""
+
+
+def require_extra() -> None:
+    """Raises MissingExtraError when a library that ingestion needs is not there. Loads none of them."""
+    for name in _LIBRARIES:
+        if find_spec(name) is None:
+            raise MissingExtraError(
+                f"this needs the extra `retrieval`: pip install 'fairlane[retrieval]' ({name} is missing)"
+            )

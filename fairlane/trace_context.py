@@ -1,0 +1,45 @@
+"""W3C trace context in Kafka headers: what of a record's headers goes on with what is made from it. Pure.
+
+`traceparent` and `tracestate` alone, checked and bounded (https://www.w3.org/TR/trace-context/). Baggage is not among
+them: applications put anything into it, user names and keys too, and it would stand in logs that others read.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from fairlane import headers
+
+TraceHeaders = tuple[tuple[str, bytes], ...]
+"""At most two headers, as they are written."""
+
+_MOST_STATE_BYTES = 512
+_MOST_STATE_MEMBERS = 32
+_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_KEY = rb"[a-z0-9][a-z0-9_\-*/@]{0,255}"
+_VALUE = rb"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{1,256}"
+_MEMBER = re.compile(rb"[ \t]*(?:" + _KEY + rb"=" + _VALUE + rb")?[ \t]*")
+
+
+def trace_headers(given: Mapping[str, object] | Iterable[tuple[str, object]] | None) -> TraceHeaders:
+    """The trace context among a record's headers; empty where there is none or it is not well formed. Of a name that
+    comes twice, the last. A `tracestate` that is not well formed or longer than 512 bytes is left out."""
+    parent: object = None
+    state: object = None
+    for name, value in given.items() if isinstance(given, Mapping) else given or ():
+        if name == headers.TRACE_PARENT:
+            parent = value
+        elif name == headers.TRACE_STATE:
+            state = value
+    if not isinstance(parent, bytes) or _PARENT.fullmatch(parent) is None:
+        return ()
+    found = (headers.TRACE_PARENT, parent)
+    if not isinstance(state, bytes) or not _is_state(state):
+        return (found,)
+    return found, (headers.TRACE_STATE, state)
+
+
+def _is_state(state: bytes) -> bool:
+    if not 0 < len(state) <= _MOST_STATE_BYTES:
+        return False
+    members = state.split(b",")
+    return len(members) <= _MOST_STATE_MEMBERS and all(_MEMBER.fullmatch(member) is not None for member in members)

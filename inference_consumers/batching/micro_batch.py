@@ -1,0 +1,297 @@
+"""Which items run together, and when. Pure: items and ``now`` in, a batch out.
+
+A batch holds one model version. It closes at its item bound, its token bound or its time bound, whichever comes first;
+an engine that was idle takes what is there at once, and so does one that nobody joins in time (``arrival_pace.py``).
+How many items are worth it is found out (``size.py``), and lowered when memory does not hold them
+(``limits.py``).
+
+**Who leads** a batch: the oldest item of the priority whose turn it is (``priority_pick.py``, which also says how long
+others may have it), of the models that are ready. Lengths have no say in that: once its time bound is over, an item is
+led by nobody younger of its priority, however lonely its length. **Who joins** it: what waits for the same model, its
+own priority first, the nearest lengths first, while padding stays small (``length_buckets.py``), or where a run of
+their own would cost more than the padding does.
+
+**Deadlines.** From the time that runs took (``run_times.py``), a start is known that is just early enough.
+
+- An item whose latest start has come is not held for company.
+- One that could not finish behind the batch that is due goes first, if that one can wait for it; once between two turns
+  in order of its priority, which pays for it with its next turn.
+- A batch grows no larger than lets everybody in it finish who could alone.
+- What could not finish any more, even if it ran now and alone, is still run until its deadline is past: the dispatcher
+  decided that it may, and the prediction may be wrong. But it takes only what nobody else needs: it leads no batch
+  while there is anyone who can finish, and joins after them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+
+from fairlane.ownership import Claim
+from inference_consumers.batching.limits import BatchLimits
+from inference_consumers.batching.lines import WAITING, CellLines, Entry, EntryHeap, ModelLines, Standing
+from inference_consumers.batching.model_queue import ModelQueue
+from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS, PriorityPick
+from inference_consumers.batching.received_work import ModelKey, ReceivedWork
+from inference_consumers.batching.room import BatchRoom
+
+__all__ = ["PRIORITY_WEIGHTS", "BatchLimits", "MicroBatch", "MicroBatcher", "ModelKey", "ReceivedWork"]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Work for one run of one model."""
+
+    model_key: ModelKey
+    work: tuple[ReceivedWork, ...]
+
+    @property
+    def cost_tokens(self) -> int:
+        return sum(work.item.cost_tokens for work in self.work)
+
+
+@dataclass(slots=True)
+class MicroBatcher:
+    """What was received and not yet run. One thread at a time.
+
+    Adding an item and taking it cost O(log n). Making a batch and asking when one is due also cost O(cells) each, of
+    which there are no more than classes of lengths. ``take`` and ``discard_stale`` look at everything.
+    """
+
+    limits: BatchLimits
+    limits_by_model: Mapping[ModelKey, BatchLimits] = field(default_factory=dict)
+    _models: dict[ModelKey, ModelQueue] = field(default_factory=dict)
+    _turns: PriorityPick = field(default_factory=PriorityPick)
+    _entries: dict[int, Entry] = field(default_factory=dict)
+    """Everything that waits or has expired, by its number."""
+    _by_deadline: EntryHeap = field(default_factory=lambda: EntryHeap(*WAITING))
+    _expired: list[Entry] = field(default_factory=list)
+    _arrived: int = 0
+    _items: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PRIORITY_WEIGHTS, 0))
+    _bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PRIORITY_WEIGHTS, 0))
+    _tokens: int = 0
+    _requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, work: ReceivedWork) -> None:
+        """Raises KeyError for a priority that there is none of."""
+        self._items[work.item.priority_class] += 1
+        self._bytes[work.item.priority_class] += work.size_bytes
+        self._requests[work.item.tenant, work.request_id] += 1
+        self._tokens += work.item.cost_tokens
+        self._arrived += 1
+        entry = self._entries[self._arrived] = Entry(work, self._arrived)
+        model = self._model(work.model_key)
+        model.lines.add(entry)
+        model.pace.arrived(work.received_at_ms)
+        self._by_deadline.push((entry.deadline_at_ms, entry.number), entry)
+
+    def count(self, priority: str) -> int:
+        """Items held of a priority."""
+        return self._items[priority]
+
+    def size_bytes(self, priority: str) -> int:
+        """Of the items held of a priority."""
+        return self._bytes[priority]
+
+    @property
+    def cost_tokens(self) -> int:
+        return self._tokens
+
+    def holds(self, tenant: str, request_id: str) -> bool:
+        """Whether work of this request is held."""
+        return (tenant, request_id) in self._requests
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def discard_stale(self, is_current: Callable[[Claim], bool]) -> int:
+        """Drop work whose partition moved on; its new owner reads it again. Returns how many."""
+        return len(self.take(lambda work: not is_current(work.claim)))
+
+    def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
+        """Remove what is held and meets the condition."""
+        # Judged once each: the answer may change meanwhile.
+        return [self._remove(entry) for entry in [one for one in self._entries.values() if condition(one.work)]]
+
+    def take_expired(self, now_ms: int) -> list[ReceivedWork]:
+        """Remove what can no longer be answered in time, before it costs anything."""
+        self._expire(now_ms)
+        expired, self._expired = self._expired, []
+        return [self._remove(entry) for entry in expired if entry.standing is Standing.EXPIRED]
+
+    def limits_of(self, key: ModelKey) -> BatchLimits:
+        """The bounds of a model's batches at present, those that its memory sets included."""
+        limits = self.limits_by_model.get(key, self.limits)
+        model = self._models.get(key)
+        return limits if model is None else model.safe.bounded(limits)
+
+    def ran(self, key: ModelKey, items: int, tokens: int, seconds: float, *, padding_tokens: int | None = None) -> None:
+        """A run of a model came back, after so long. ``tokens`` is the cost of its items as the dispatcher estimated
+        it, which is what is known of those that wait; ``padding_tokens`` is what the engine computed in vain, None if
+        it does not say."""
+        if items <= 0 or tokens <= 0:
+            return
+        model, limits = self._model(key), self.limits_by_model.get(key, self.limits)
+        model.times.ran(tokens, seconds)
+        model.safe.ran(items, tokens, limits)
+        model.size_for(tokens / items).ran(items, tokens, seconds, self.limits_of(key).max_items)
+        if padding_tokens is not None:
+            model.padding.ran(items, padding_tokens)
+
+    def out_of_memory(self, key: ModelKey, items: int, tokens: int) -> None:
+        """A run of a model had not enough memory: from now on batches hold half of that, until more proves safe."""
+        self._model(key).safe.out_of_memory(items, tokens)
+
+    def due_at_ms(self, *, idle: bool, runnable: Set[ModelKey] | None = None) -> int | None:
+        """When the next batch closes at the latest: at the time bound of the oldest item, or the latest start of the
+        most urgent. None when nothing waits for these models."""
+        return min((self._due_at_ms(model, idle=idle) for model in self._waiting(runnable)), default=None)
+
+    def next_batch(self, now_ms: int, *, idle: bool, runnable: Set[ModelKey] | None = None) -> MicroBatch | None:
+        """The batch to run now, of one of these models (None: of any); None while it pays to wait for more."""
+        self._expire(now_ms)
+        waiting = list(self._waiting(runnable))
+        for model in waiting:
+            model.judge(now_ms)
+        ready = [model for model in waiting if self._is_ready(model, now_ms, idle=idle)]
+        if not ready:
+            return None
+        leader, before_ms = self._leader(ready, waiting, now_ms)
+        return self._batch(leader, now_ms, before_ms)
+
+    def take_for(self, key: ModelKey, now_ms: int, max_items: int, max_tokens: int) -> list[ReceivedWork]:
+        """What may join a continuous engine that has so much room: nothing waits for company there, and no length for
+        its like. An item above the model's token bound joins when the engine has all its room."""
+        self._expire(now_ms)
+        model = self._models.get(key)
+        taken: list[ReceivedWork] = []
+        if model is None:
+            return taken
+        model.judge(now_ms)
+        bound = self.limits_of(key).max_tokens
+        for standing in WAITING:
+            while len(taken) < max_items:
+                heads = {entry.priority: entry for entry in model.lines.firsts((standing,))}
+                if not heads:
+                    break
+                entry = heads[model.turns.next(heads)]
+                alone = not taken and entry.cost_tokens > bound and max_tokens >= bound
+                if entry.cost_tokens > max_tokens and not alone:
+                    # A smaller one is not let past: under load a large one would wait for ever.
+                    return taken
+                max_tokens -= entry.cost_tokens
+                model.turns.took(entry.priority)
+                taken.append(self._remove(entry))
+        return taken
+
+    def _model(self, key: ModelKey) -> ModelQueue:
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = ModelQueue(ModelLines(key))
+        return model
+
+    def _waiting(self, runnable: Set[ModelKey] | None) -> Iterator[ModelQueue]:
+        """Models that something waits for."""
+        return (
+            model for key, model in self._models.items() if model.lines.items and (runnable is None or key in runnable)
+        )
+
+    def _remove(self, entry: Entry) -> ReceivedWork:
+        work = entry.work
+        del self._entries[entry.number]
+        self._items[entry.priority] -= 1
+        self._bytes[entry.priority] -= work.size_bytes
+        request = (work.item.tenant, work.request_id)
+        self._requests[request] -= 1
+        if not self._requests[request]:
+            del self._requests[request]
+        self._tokens -= entry.cost_tokens
+        if entry.standing in WAITING:
+            self._models[work.model_key].lines.remove(entry, Standing.GONE)
+        entry.standing = Standing.GONE
+        return work
+
+    def _expire(self, now_ms: int) -> None:
+        while (entry := self._by_deadline.first()) is not None and entry.deadline_at_ms < now_ms:
+            self._models[entry.work.model_key].lines.remove(entry, Standing.EXPIRED)
+            self._expired.append(entry)
+
+    def _due_at_ms(self, model: ModelQueue, *, idle: bool) -> int:
+        timeout_ms = 0 if idle else model.pace.worth_waiting_ms(self.limits_of(model.lines.key).timeout_ms)
+        due_at_ms = min(entry.work.received_at_ms for entry in model.lines.firsts()) + timeout_ms
+        urgent = model.most_urgent()
+        return due_at_ms if urgent is None else min(due_at_ms, urgent[0])
+
+    def _is_ready(self, model: ModelQueue, now_ms: int, *, idle: bool) -> bool:
+        lines, limits = model.lines, self.limits_of(model.lines.key)
+        # What would be wanted if enough waited: there is no sense in waiting for more than that.
+        wanted = model.size_for(lines.cost_tokens / lines.items).wanted(limits.max_items, limits.max_items)
+        full = lines.items >= wanted or lines.cost_tokens >= limits.max_tokens
+        return full or self._due_at_ms(model, idle=idle) <= now_ms
+
+    def _leader(self, ready: list[ModelQueue], waiting: list[ModelQueue], now_ms: int) -> tuple[Entry, int | None]:
+        """Who leads the next batch, and by when that must be done for the sake of the one whose turn it was."""
+        for standing in WAITING:
+            heads: dict[str, Entry] = {}
+            for model in ready:
+                for entry in model.lines.firsts((standing,)):
+                    head = heads.get(entry.priority)
+                    if head is None or entry.arrival < head.arrival:
+                        heads[entry.priority] = entry
+            if heads:
+                break
+        leader = heads[self._turns.next(heads)]
+        if leader.standing is Standing.HOPEFUL:
+            rival = self._rival(leader, waiting, now_ms)
+            if rival is not None:
+                self._turns.jumped(rival.priority)
+                return rival, self._models[leader.work.model_key].latest_start_ms(leader)
+        self._turns.took(leader.priority)
+        return leader, None
+
+    def _rival(self, leader: Entry, waiting: list[ModelQueue], now_ms: int) -> Entry | None:
+        """Who would be too late behind the leader's batch, when the leader would not be behind theirs."""
+        urgent = [(*most, model) for model in waiting if (most := model.most_urgent(leader)) is not None]
+        if not urgent:
+            return None
+        start_ms, rival, model = min(urgent, key=lambda one: (one[0], one[1].number))
+        own = self._models[leader.work.model_key]
+        limits, lines = self.limits_of(own.lines.key), own.lines
+        size = own.size_for(leader.cost_tokens).wanted(lines.items, limits.max_items)
+        tokens = min(lines.cost_tokens, limits.max_tokens, size * leader.cost_tokens)
+        if start_ms >= now_ms + own.predicted_ms(max(tokens, leader.cost_tokens)):
+            return None
+        if now_ms + model.predicted_ms(rival.cost_tokens) > own.latest_start_ms(leader):
+            return None
+        return rival if self._turns.may_jump(rival.priority) else None
+
+    def _batch(self, leader: Entry, now_ms: int, before_ms: int | None) -> MicroBatch:
+        """The leader and who joins it. The room that is left goes to its own priority, then to the others in their
+        order; within each to the nearest lengths, and the oldest of them."""
+        key = leader.work.model_key
+        model, limits = self._models[key], self.limits_of(key)
+        size = model.size_for(leader.cost_tokens)
+        waiting = model.lines.items
+        wanted = size.wanted(waiting, limits.max_items)
+        room = BatchRoom(wanted, limits.max_tokens, now_ms, model.times, model.padding, before_ms)
+        room.take(leader)
+        taken = [self._remove(leader)]
+        nearest = sorted(model.lines.cells, key=lambda cell: cell.cell.distance(leader.cell))
+        others = (priority for priority in PRIORITY_WEIGHTS if priority != leader.priority)
+        lines = [(standing, priority) for priority in (leader.priority, *others) for standing in (Standing.HOPEFUL,)]
+        lines += [(Standing.HOPELESS, priority) for _, priority in lines]
+        for standing, priority in lines:
+            for cell in nearest:
+                taken.extend(self._join(room, cell, standing, priority))
+        size.asked(wanted, waiting)
+        model.padding.made(room.shape)
+        return MicroBatch(key, tuple(taken))
+
+    def _join(self, room: BatchRoom, cell: CellLines, standing: Standing, priority: str) -> Iterator[ReceivedWork]:
+        entry = cell.first(standing, priority)
+        if entry is None or room.is_full:
+            return
+        anyway = room.is_worth_padding(cell.shape)
+        while entry is not None and room.has_place_for(entry, anyway=anyway):
+            room.take(entry)
+            yield self._remove(entry)
+            entry = cell.first(standing, priority)

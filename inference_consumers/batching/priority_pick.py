@@ -1,0 +1,63 @@
+"""Whose turn it is among the priorities. Pure.
+
+Start-time fair queueing with one unit of service per turn (Goyal, Vin and Cheng, SIGCOMM 1996): each priority has a
+tag, the virtual time at which its next turn begins, and a turn moves it on by a stride that is inverse to its weight.
+The least tag is next; virtual time is the tag of the last turn. A priority that was away comes back with no less than
+virtual time, so that it saved nothing up; a tag that is ahead of it stays, so that going away pays off no debt.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import lcm
+
+from fairlane.outcomes import Priority
+
+PRIORITY_WEIGHTS: Mapping[str, int] = {Priority.HIGH: 8, Priority.NORMAL: 3, Priority.LOW: 1}
+
+_LCM = lcm(*PRIORITY_WEIGHTS.values())
+_STRIDES = {priority: _LCM // weight for priority, weight in PRIORITY_WEIGHTS.items()}
+
+
+def longest_wait(priority: str, *, has_jumped: bool = False, others_jump: bool = True) -> int:
+    """How many turns others can have, at most, between the moment from which a priority has something in every choice
+    and its next turn. For low: 13, with jumps of the others 15, and 26 after a jump of its own.
+
+    Let s be its stride and v virtual time when the wait begins. Its tag is at most v + s, or v + 2 s after a jump, and
+    virtual time does not pass it. Another priority of stride t takes its turns at tags that are at least v, at least t
+    apart, and no later than that tag, or, for a jump, than t after it. Both ends count: of a span x that is at most
+    floor(x / t) + 1 turns.
+    """
+    span = _STRIDES[priority] * (2 if has_jumped else 1)
+    others = (stride for other, stride in _STRIDES.items() if other != priority)
+    return sum((span + (stride if others_jump else 0)) // stride + 1 for stride in others)
+
+
+@dataclass(slots=True)
+class PriorityPick:
+    """Who had how many turns. One thread at a time."""
+
+    _tags: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PRIORITY_WEIGHTS, 0))
+    _virtual_time: int = 0
+    _jumped: set[str] = field(default_factory=set)
+
+    def next(self, present: Collection[str]) -> str:
+        """Whose turn it is among the priorities that have something, at least one; changes nothing."""
+        return min(
+            (priority for priority in PRIORITY_WEIGHTS if priority in present),
+            key=lambda priority: max(self._tags[priority], self._virtual_time),
+        )
+
+    def took(self, priority: str) -> None:
+        """It had its turn."""
+        self._virtual_time = max(self._tags[priority], self._virtual_time)
+        self._tags[priority] = self._virtual_time + _STRIDES[priority]
+        self._jumped.discard(priority)
+
+    def may_jump(self, priority: str) -> bool:
+        """Whether it may take a turn before it is due: once between two that are."""
+        return priority not in self._jumped
+
+    def jumped(self, priority: str) -> None:
+        """It took its next turn early; the one after that is as much later."""
+        self._tags[priority] = max(self._tags[priority], self._virtual_time) + _STRIDES[priority]
+        self._jumped.add(priority)

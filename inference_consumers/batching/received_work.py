@@ -1,0 +1,45 @@
+"""A work item in memory: where it came from, and what happened to it here so far."""
+
+from dataclasses import dataclass
+
+from fairlane.ownership import Claim
+from fairlane.records import WorkItem
+from fairlane.trace_context import TraceHeaders
+
+ModelKey = tuple[str, str]
+"""Model name and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedWork:
+    """A work item with the record it came from.
+
+    Attributes:
+        runs: how many runs of an engine it was given to so far.
+        transient_failures: how many of them failed for a reason that may pass.
+        crashes: how many of them ended with the engine's process.
+        shortened: whether passages or turns were left out because the context was too long.
+    """
+
+    claim: Claim
+    item: WorkItem
+    size_bytes: int
+    received_at_ms: int
+    original_key: bytes | None = None
+    original_value: bytes = b""
+    appended_at_ms: int = 0
+    trace_headers: TraceHeaders = ()
+    generation: int = 0
+    """Of the group, when it was delivered: streamed text of an earlier generation is void."""
+    runs: int = 0
+    transient_failures: int = 0
+    crashes: int = 0
+    shortened: bool = False
+
+    @property
+    def model_key(self) -> ModelKey:
+        return self.item.request.model, self.item.model_version
+
+    @property
+    def request_id(self) -> str:
+        return self.item.request.request_id

@@ -1,0 +1,382 @@
+"""Gives engines their work and settles what they tell: the listener of every engine's process.
+
+A feeding thread picks what runs next; the engines' own threads bring the outcomes, which are settled as they come. All
+state is changed under one lock, and nothing is sent, encoded or written with it held.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fairlane import metrics
+from fairlane.clock import ClockMs
+from fairlane.logs import get_logger
+from fairlane.outcomes import Code
+from fairlane.ownership import Claim
+from fairlane.records import TokenUsage
+from fairlane.transactions import Settlement, TransactionLoop
+from inference_consumers.answers import EngineRun
+from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.busy_time import BusyTime
+from inference_consumers.busy_window import BusyWindow
+from inference_consumers.cancellations import Cancellations
+from inference_consumers.capacity import CapacityMeter
+from inference_consumers.chunks import ChunkWriter, StreamedText
+from inference_consumers.engine_process.messages import Ended, Loaded, Step
+from inference_consumers.engine_states import EngineState, EngineStates, Host
+from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
+from inference_consumers.overrun import Patience
+from inference_consumers.retries import Verdict, after_death, after_failure, after_problem
+from inference_consumers.runs import ActiveRun, engine_items
+from inference_consumers.settling import DeadLetterShare, Settler
+from inference_consumers.waiting import Waiting
+
+log = get_logger(__name__)
+
+_MAX_UNCOMMITTED_BATCHES = 4
+_ROOM_RECHECK_S = 0.005
+
+
+class EngineFailedError(Exception):
+    """An engine cannot be loaded, or not again."""
+
+
+class TooManyDeadLettersError(Exception):
+    """So much of the work ends among the dead letters that the engine or the topic must be at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An item and what became of it, to be answered."""
+
+    work: ReceivedWork
+    outcome: ItemOutcome
+    run: EngineRun
+
+
+@dataclass(slots=True)
+class EngineDriver:
+    """``changed`` is the lock of everything here, and is notified when there may be something to pick."""
+
+    waiting: Waiting
+    engines: EngineStates
+    transactions: TransactionLoop
+    settler: Settler
+    chunks: ChunkWriter
+    patience: Patience
+    dead_letters: DeadLetterShare
+    clock: ClockMs
+    on_fatal: Callable[[Exception], None]
+    cancellations: Cancellations = field(default_factory=Cancellations)
+    is_current: Callable[[Claim], bool] = lambda _claim: True
+    """Whether the partition of a claim is still this member's, as when it was delivered."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    meter: CapacityMeter = field(default_factory=CapacityMeter)
+    chance: Callable[[], float] = random.random
+    _busy: BusyWindow = field(default_factory=BusyWindow)
+    _busy_time: BusyTime = field(default_factory=BusyTime)
+    _stopping: bool = False
+    _telling: int = 0
+    _last_run_at_ms: int = 0
+    _last_run_items: int = 0
+
+    def feed(self) -> None:
+        """The feeding thread: one run after another until ``stop``."""
+        while True:
+            with self.changed:
+                started = None
+                while not self._stopping and (started := self._start()) is None:
+                    self.changed.wait(self._pause_s())
+            if started is None:
+                return
+            self._send(*started)
+
+    def start_one(self) -> bool:
+        """Start the run that is due now; False when none is."""
+        with self.changed:
+            started = self._start()
+        if started is None:
+            return False
+        self._send(*started)
+        return True
+
+    def stop(self) -> None:
+        """Start no more runs; what runs finishes."""
+        with self.changed:
+            self._stopping = True
+            self.changed.notify_all()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing runs, and the answers to what ran were handed on."""
+        with self.changed:
+            return not self.engines.runs and not self._telling
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        with self.changed:
+            return not self.engines.runs and not self.waiting and not self._telling
+
+    @property
+    def lost_engines(self) -> list[str]:
+        """Models that cannot be run until their engines are started again."""
+        with self.changed:
+            return self.engines.lost
+
+    def idle_ms(self, now_ms: int) -> int:
+        """Since the end of the last run; 0 while something runs. Under the lock."""
+        return 0 if self.engines.runs else now_ms - self._last_run_at_ms
+
+    def count_busy(self, now_ms: int) -> None:
+        """Count the time that engines have run until now. Under the lock."""
+        for state in self.engines:
+            self._count_busy(state, now_ms)
+
+    def submit(self, settled: Sequence[Settled]) -> None:
+        """Hand answers to the transactions; not under the lock."""
+        settlements: list[Settlement] = []
+        for one in settled:
+            dead = isinstance(one.outcome, Failure) and one.outcome.code == Code.POISON
+            if self.count_dead(one.work.item.tenant, dead=dead):
+                settlements.append(self.settler.settle(one.work, one.outcome, one.run))
+        if settlements:
+            self.transactions.submit_many(settlements)
+
+    def is_cancelled(self, work: ReceivedWork) -> bool:
+        """Whether its tenant wants no answer to it any more."""
+        return self.cancellations.is_cancelled(work.item.tenant, work.request_id, work.item.submitted_at_ms)
+
+    def count_dead(self, tenant: str | None, *, dead: bool) -> bool:
+        """Count a settled item; None for the tenant of what cannot be read. False when too many are dead letters: then
+        it must not be settled, and the process ends."""
+        with self.changed:
+            self.dead_letters.settled(tenant, dead=dead)
+            exceeded = dead and self.dead_letters.is_exceeded
+        if exceeded:
+            self.on_fatal(TooManyDeadLettersError(f"{self.dead_letters} went to the dead letters"))
+        return not exceeded
+
+    def engine_loaded(self, host: Host, loaded: Loaded) -> None:
+        """It can run something now."""
+        with self.changed:
+            state = self.engines.by_key[host.key]
+            state.name, state.is_continuous, state.life = loaded.name, loaded.continuous, host.life
+            state.is_loaded = state.has_been_loaded = True
+            self.changed.notify_all()
+        log.info("engine_ready", model=host.key[0], version=host.key[1], engine=loaded.name, seconds=loaded.seconds)
+
+    def engine_stepped(self, host: Host, step: Step) -> None:
+        """Texts go out, outcomes are settled."""
+        now_ms = self.clock()
+        with self.changed:
+            state = self.engines.by_key[host.key]
+            state.progressed(now_ms)
+            run = self.engines.runs.get(step.run_id)
+            if run is None:
+                return
+            texts = [
+                self._streamed(run, text.index, text.delta, now_ms) for text in step.texts if text.index in run.open
+            ]
+            settled: list[Settled] = []
+            for finished in step.finished:
+                if run.finish(finished.index, finished.outcome):
+                    settled.extend(self._judge(run, state, finished.index, finished.outcome, now_ms))
+                    if run.has_streamed(finished.index):
+                        work, number = run.work[finished.index], run.next_chunk(finished.index)
+                        texts.append(StreamedText(work, number, "", last=True))
+            self._measure_busy(state, now_ms)
+            if step.finished:
+                self.changed.notify_all()
+            self._telling += 1
+        self.chunks.write(texts)
+        self._tell(settled)
+
+    def engine_ended(self, host: Host, ended: Ended) -> None:
+        """A run is over; what it left without an outcome runs again, or has failed."""
+        now_ms = self.clock()
+        with self.changed:
+            run = self.engines.runs.end(ended.run_id)
+            if run is None:
+                return
+            state = self.engines.by_key[host.key]
+            self.engines.ended(host.key)
+            problem = ended.problem or (Problem("MissingOutcome") if run.open else None)
+            self._measure(run, state, ended, problem, now_ms)
+            verdict = Verdict()
+            if problem is not None and run.open:
+                verdict = after_problem(run.open_work, problem, now_ms, self.chance())
+                log.warning(
+                    "engine_failed",
+                    model=host.key[0],
+                    engine=state.name,
+                    error=problem.error,
+                    items=len(run.work),
+                    again=sum(len(again.work) for again in verdict.again),
+                )
+                metrics.RETRIES.labels(model=host.key[0], reason=_reason(problem)).inc(len(verdict.again))
+            settled = self._apply(verdict, EngineRun(state.name, len(run.work), run.started_at_ms, now_ms))
+            self._telling += 1
+            self.changed.notify_all()
+        self._tell(settled)
+
+    def engine_died(self, host: Host, reason: str) -> None:
+        """Its runs are lost; what they left without an outcome runs again, or is what kills engines."""
+        now_ms = self.clock()
+        with self.changed:
+            state = self.engines.by_key[host.key]
+            state.is_loaded, state.watch = False, None
+            runs = self.engines.runs.end_all(host.key)
+            lost = [work for run in runs for work in run.open_work]
+            verdict = after_death(lost, reason)
+            settled = []
+            if runs:
+                self.meter.finished(1.0, failed=True)
+                self._last_run_at_ms = now_ms
+                started_at_ms = min(run.started_at_ms for run in runs)
+                settled = self._apply(verdict, EngineRun(state.name, len(lost), started_at_ms, now_ms))
+            self._measure_busy(state, now_ms)
+            self._telling += 1
+            self.changed.notify_all()
+        metrics.ENGINE_RESTARTS.labels(model=host.key[0]).inc()
+        metrics.RETRIES.labels(model=host.key[0], reason="engine_died").inc(len(verdict.again))
+        log.error(
+            "engine_lost",
+            model=host.key[0],
+            engine=state.name,
+            reason=reason,
+            request_ids=[work.request_id for work in lost],
+        )
+        self._tell(settled)
+
+    def engine_failed(self, host: Host, reason: str) -> None:
+        """A consumer without one of its engines serves nobody well: it ends."""
+        log.error("engine_unusable", model=host.key[0], version=host.key[1], reason=reason)
+        self.on_fatal(EngineFailedError(reason))
+
+    def _tell(self, settled: Sequence[Settled]) -> None:
+        """Hand on what a run came to: it is not over before."""
+        self.submit(settled)
+        with self.changed:
+            self._telling -= 1
+
+    def _start(self) -> tuple[ActiveRun, EngineState] | None:
+        if self._has_too_much_uncommitted():
+            return None
+        now_ms = self.clock()
+        picked = self.waiting.pick(now_ms, self.engines, idle=self._is_idle(now_ms))
+        if picked is None:
+            return None
+        state = self.engines.by_key[picked.model_key]
+        run = self.engines.runs.start(picked.model_key, picked.work, now_ms, alone=picked.alone)
+        state.started(now_ms, self.patience, self.meter.predicted_s(len(picked.work), picked.cost_tokens))
+        self._measure_busy(state, now_ms)
+        return run, state
+
+    def _send(self, run: ActiveRun, state: EngineState) -> None:
+        state.host.run(run.run_id, engine_items(run.work), state.life)
+        # A cancel that came since the run was picked may have been sent before it, to nobody.
+        unwanted = tuple(index for index, work in enumerate(run.work) if self.is_cancelled(work))
+        if unwanted:
+            state.host.cancel(run.run_id, unwanted)
+
+    def _pause_s(self) -> float | None:
+        """How long nothing can be due; None: until something changes."""
+        if self._has_too_much_uncommitted():
+            return _ROOM_RECHECK_S
+        now_ms = self.clock()
+        due_at_ms = self.waiting.due_at_ms(self.engines, idle=self._is_idle(now_ms))
+        return None if due_at_ms is None else max(0.001, (due_at_ms - now_ms) / 1000)
+
+    def _has_too_much_uncommitted(self) -> bool:
+        """Commits overlap the next batch, but only so many may be outstanding."""
+        return self.transactions.pending_count > _MAX_UNCOMMITTED_BATCHES * self.waiting.batcher.limits.max_items
+
+    def _is_idle(self, now_ms: int) -> bool:
+        """Whether waiting for company would be in vain: the engine rested, or its last run was a lone item."""
+        rested = now_ms - self._last_run_at_ms > self.waiting.batcher.limits.timeout_ms
+        return rested or (self._last_run_items <= 1 and len(self.waiting) <= 1)
+
+    def _streamed(self, run: ActiveRun, index: int, delta: str, now_ms: int) -> StreamedText:
+        work, model = run.work[index], run.model_key[0]
+        since_last_ms = run.text_came(index, now_ms)
+        if since_last_ms is None:
+            metrics.FIRST_TOKEN_SECONDS.labels(model=model).observe((now_ms - work.received_at_ms) / 1_000)
+        else:
+            metrics.INTER_TOKEN_SECONDS.labels(model=model).observe(since_last_ms / 1_000)
+        return StreamedText(work, run.next_chunk(index), delta)
+
+    def _judge(
+        self, run: ActiveRun, state: EngineState, index: int, outcome: ItemOutcome, now_ms: int
+    ) -> list[Settled]:
+        work = run.work[index]
+        engine_run = EngineRun(state.name, len(run.work), run.started_at_ms, now_ms)
+        if not isinstance(outcome, Failure):
+            if state.is_continuous and isinstance(outcome, Success):
+                self._busy.served(work.item, outcome.usage)
+            return [Settled(work, outcome, engine_run)]
+        verdict = after_failure(work, outcome, now_ms, self.chance())
+        reason = "transient" if outcome.transient else "less_context"
+        metrics.RETRIES.labels(model=run.model_key[0], reason=reason).inc(len(verdict.again))
+        return self._apply(verdict, engine_run)
+
+    def _apply(self, verdict: Verdict, run: EngineRun) -> list[Settled]:
+        self.waiting.add_again(verdict.again)
+        settled = [Settled(work, failure, run) for work, failure in verdict.failed]
+        if not verdict.again:
+            return settled
+        # What moved on or was cancelled while it ran does not run again.
+        self.waiting.retries.take(lambda work: not self.is_current(work.claim))
+        unwanted = self.waiting.retries.take(self.is_cancelled)
+        return [*settled, *(Settled(work, Cancelled(TokenUsage()), run) for work in unwanted)]
+
+    def _measure(self, run: ActiveRun, state: EngineState, ended: Ended, problem: Problem | None, now_ms: int) -> None:
+        key, items, tokens = run.model_key, len(run.work), run.all_cost_tokens
+        limits = self.waiting.batcher.limits_of(key)
+        fill = max(items / limits.max_items, tokens / limits.max_tokens)
+        self.meter.finished(fill, failed=run.all_failed(problem is not None))
+        self._last_run_at_ms, self._last_run_items = now_ms, items
+        if not state.is_continuous:
+            self.meter.ran(run.measured(ended.seconds))
+            if problem is None:
+                # An engine that counts nothing is taken to pad.
+                padding = ended.computed_tokens - ended.useful_tokens if ended.computed_tokens else None
+                self.waiting.batcher.ran(key, items, tokens, ended.seconds, padding_tokens=padding)
+        if problem is not None and problem.out_of_memory:
+            metrics.OUT_OF_MEMORY.labels(model=key[0]).inc()
+            if items > 1:
+                self.waiting.batcher.out_of_memory(key, items, tokens)
+        self._measure_busy(state, now_ms)
+        _count_run(run, fill, ended)
+
+    def _count_busy(self, state: EngineState, now_ms: int) -> None:
+        key = state.host.key
+        passed_s = self._busy_time.passed_s(key, now_ms, running=bool(self.engines.runs.of(key)))
+        metrics.ENGINE_BUSY_SECONDS.labels(model=key[0]).inc(passed_s)
+
+    def _measure_busy(self, state: EngineState, now_ms: int) -> None:
+        self._count_busy(state, now_ms)
+        items = sum(len(run.open) for run in self.engines.runs.of(state.host.key))
+        metrics.RUNNING_ITEMS.labels(model=state.host.key[0]).set(items)
+        if state.is_continuous:
+            run = self._busy.changed(now_ms, items)
+            if run is not None:
+                self.meter.ran(run)
+
+
+def _count_run(run: ActiveRun, fill: float, ended: Ended) -> None:
+    model = run.model_key[0]
+    metrics.BATCH_ITEMS.labels(model=model).observe(len(run.work))
+    metrics.BATCH_FILL.labels(model=model).observe(min(1.0, fill))
+    metrics.ENGINE_SECONDS.labels(model=model).observe(ended.seconds)
+    metrics.COMPUTED_TOKENS.labels(model=model, kind="useful").inc(ended.useful_tokens)
+    metrics.COMPUTED_TOKENS.labels(model=model, kind="padding").inc(max(0, ended.computed_tokens - ended.useful_tokens))
+    for work in run.work:
+        metrics.BATCH_WAIT_SECONDS.labels(model=model).observe((run.started_at_ms - work.received_at_ms) / 1000)
+
+
+def _reason(problem: Problem) -> str:
+    if problem.out_of_memory:
+        return "out_of_memory"
+    return "transient" if problem.transient else "split"

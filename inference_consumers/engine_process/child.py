@@ -1,0 +1,199 @@
+"""The process of one engine: it loads one model and runs what its consumer sends, until the consumer is gone.
+
+It has no credentials and reads no settings. Its main thread runs batches; another one reads, so that a cancellation or
+the end of the consumer is noticed while a batch runs.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from time import monotonic
+from typing import TypeGuard
+
+from fairlane.parent import die_with_parent
+from inference_consumers.engine_process.failures import is_end_of_engine, problem_of
+from inference_consumers.engine_process.messages import (
+    Cancel,
+    Channel,
+    Close,
+    Died,
+    EngineSpec,
+    Load,
+    Loaded,
+    LoadFailed,
+    Metrics,
+    Run,
+    to_engine,
+)
+from inference_consumers.engine_process.reports import RunReport
+from inference_consumers.engines.protocol import ContinuousEngine, Engine, EngineItem, EngineLoadError, RunCost
+
+Create = Callable[[EngineSpec], Engine]
+
+_DIED_STATUS = 3
+_METRICS_EVERY_S = 5.0
+
+
+def main(create: Create) -> int:
+    """Serve the consumer at the other end of the file descriptor that the command line names. Returns the exit
+    status."""
+    # A run inside a library in C would otherwise hold the device until it came back.
+    die_with_parent(signal.SIGKILL)
+    faulthandler.enable()
+    # They are meant for the consumer, which lets this process finish what it runs.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    return EngineProcess(Channel(Connection(descriptor)), create).serve()
+
+
+class EngineProcess:
+    """One engine, one consumer."""
+
+    def __init__(self, channel: Channel, create: Create) -> None:
+        self._channel = channel
+        self._create = create
+        self._runs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self._reports: dict[int, RunReport] = {}
+        self._lock = threading.Lock()
+        self._run_ended = threading.Condition(self._lock)
+        self._closing = threading.Event()
+
+    def serve(self) -> int:
+        """Load, then run until the consumer says that it is enough."""
+        engine = self._load()
+        if engine is None:
+            return 1
+        continuous = engine if is_continuous(engine) else None
+        if continuous is not None:
+            continuous.watch(self._died)
+            threading.Thread(target=self._report_metrics, args=(continuous,), name="metrics", daemon=True).start()
+        threading.Thread(target=self._read, args=(continuous,), name="reader", daemon=True).start()
+        while (run := self._runs.get()) is not None:
+            self._run(engine, continuous, run)
+        # What joined runs on: it has as long as its consumer waits.
+        with self._run_ended:
+            self._run_ended.wait_for(lambda: not self._reports)
+        self._closing.set()
+        engine.close()
+        return 0
+
+    def _load(self) -> Engine | None:
+        message = to_engine.decode(self._channel.read())
+        if not isinstance(message, Load):
+            raise TypeError(f"{type(message).__name__} came before Load")
+        started = monotonic()
+        try:
+            engine = self._create(message.spec)
+            engine.load()
+        except EngineLoadError as error:
+            # In one line, for whoever looks for it in a log: libraries explain at length.
+            self._channel.write(LoadFailed(" ".join(str(error).split())))
+            return None
+        self._channel.write(Loaded(engine.name, is_continuous(engine), monotonic() - started))
+        return engine
+
+    def _read(self, continuous: ContinuousEngine | None) -> None:
+        """Ends the process when the consumer is gone: nobody would read an answer."""
+        try:
+            while True:
+                message = to_engine.decode(self._channel.read())
+                match message:
+                    case Run():
+                        report = RunReport(
+                            self._channel,
+                            message.run_id,
+                            len(message.items),
+                            self._forget,
+                            ends_by_itself=continuous is not None,
+                        )
+                        with self._lock:
+                            self._reports[message.run_id] = report
+                        self._runs.put(Run(message.run_id, named_items(message)))
+                    case Cancel():
+                        self._cancel(message, continuous)
+                    case Close():
+                        self._runs.put(None)
+                    case Load():
+                        os._exit(_DIED_STATUS)
+        except (EOFError, OSError):
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - without this thread the process is deaf
+            os._exit(_DIED_STATUS)
+
+    def _cancel(self, message: Cancel, continuous: ContinuousEngine | None) -> None:
+        with self._lock:
+            report = self._reports.get(message.run_id)
+        if report is not None:
+            report.cancel(message.indexes)
+            if continuous is not None:
+                continuous.cancel([item_name(message.run_id, index) for index in message.indexes])
+
+    def _report_metrics(self, engine: ContinuousEngine) -> None:
+        while not self._closing.wait(_METRICS_EVERY_S):
+            try:
+                text = engine.metrics()
+            except Exception:
+                if self._closing.is_set():
+                    return
+                raise
+            self._channel.write(Metrics(text))
+
+    def _died(self, error: BaseException) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.write(Died(type(error).__name__))
+        os._exit(_DIED_STATUS)
+
+    def _forget(self, run_id: int) -> None:
+        with self._run_ended:
+            self._reports.pop(run_id, None)
+            self._run_ended.notify_all()
+
+    def _run(self, engine: Engine, continuous: ContinuousEngine | None, run: Run) -> None:
+        report = self._reports[run.run_id]
+        problem = None
+        cost = RunCost()
+        try:
+            if continuous is not None:
+                continuous.join(run.items, report)
+                return
+            cost = engine.run(run.items, report)
+        except Exception as error:  # noqa: BLE001 - any failure of the engine is the consumer's to narrow down
+            if is_end_of_engine(error):
+                self._died(error)
+            problem = problem_of(error)
+        if problem is not None and problem.out_of_memory:
+            # Out here, where the error is gone: its traceback kept alive whatever the failed run had allocated.
+            _free_memory()
+        report.end(cost, problem)
+
+
+def named_items(run: Run) -> tuple[EngineItem, ...]:
+    """Its items under names that no other has here: ids of requests are their tenants' own, two may be alike."""
+    return tuple(replace(item, item_id=item_name(run.run_id, index)) for index, item in enumerate(run.items))
+
+
+def item_name(run_id: int, index: int) -> str:
+    """What the engine calls an item of a run."""
+    return f"{run_id}/{index}"
+
+
+def is_continuous(engine: Engine) -> TypeGuard[ContinuousEngine]:
+    """Whether an engine takes items while others run."""
+    return hasattr(engine, "join")
+
+
+def _free_memory() -> None:
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

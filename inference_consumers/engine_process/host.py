@@ -1,0 +1,290 @@
+"""The consumer's side of one engine's process: starts it, talks to it, starts it again when it dies."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from pathlib import Path
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+
+from fairlane.backoff import Backoff
+from fairlane.logs import get_logger
+from inference_consumers.engine_process.messages import (
+    Cancel,
+    Channel,
+    Close,
+    Died,
+    Ended,
+    EngineSpec,
+    FromEngine,
+    Load,
+    Loaded,
+    LoadFailed,
+    Metrics,
+    Run,
+    Step,
+    from_engine,
+)
+from inference_consumers.engines.protocol import EngineItem
+
+log = get_logger(__name__)
+
+MAX_DEATHS_WHILE_LOADING = 3
+"""In a row: then it is not chance, and the consumer gives up."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LOOK_EVERY_S = 0.2
+_LOAD_TIMEOUT_S = 900.0
+_END_TIMEOUT_S = 5.0
+
+
+class EngineListener(Protocol):
+    """Whoever is told what an engine does, on the host's thread. Must not raise."""
+
+    def engine_loaded(self, host: "EngineHost", loaded: Loaded) -> None:
+        """It can run something now."""
+
+    def engine_stepped(self, host: "EngineHost", step: Step) -> None:
+        """A run came further."""
+
+    def engine_ended(self, host: "EngineHost", ended: Ended) -> None:
+        """A run is over."""
+
+    def engine_died(self, host: "EngineHost", reason: str) -> None:
+        """Its process is gone with all its runs; unless the host is closing, it is started again."""
+
+    def engine_failed(self, host: "EngineHost", reason: str) -> None:
+        """It cannot be loaded, and is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """How an engine's process is started."""
+
+    python: str
+    module: str = "inference_consumers.engine_process"
+    environment: Mapping[str, str] | None = None
+    """None: this process's own."""
+
+    def line(self, descriptor: int, model: str) -> list[str]:
+        """``model`` is for whoever looks at a list of processes."""
+        return [self.python, "-m", self.module, str(descriptor), model]
+
+    def variables(self) -> dict[str, str]:
+        """The environment; this package can be imported in it wherever the process is started."""
+        environment = dict(os.environ if self.environment is None else self.environment)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+        return environment
+
+
+class EngineHost:
+    """One engine. ``run``, ``cancel`` and ``kill`` may be called from any thread; they are lost on a process that is
+    gone, which ``engine_died`` tells of."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        command: EngineCommand,
+        backoff: Backoff = Backoff(first_s=0.2, longest_s=10.0),  # noqa: B008 - frozen
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.spec = spec
+        self.key = (spec.model.model, spec.model.version)
+        self._command = command
+        self._backoff = backoff
+        self._chance = chance
+        self._closing = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._killed_because = ""
+        self._life = 0
+        self.metrics_text = ""
+        """What the engine said of itself last, in the text format of Prometheus."""
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
+    def life(self) -> int:
+        """The number of the process, from 1: each start is another."""
+        return self._life
+
+    def start(self, listener: EngineListener) -> None:
+        """Start the process; returns at once."""
+        self._thread = threading.Thread(target=self._serve, args=(listener,), name=f"engine-{self.key[0]}", daemon=True)
+        self._thread.start()
+
+    def run(self, run_id: int, items: Sequence[EngineItem], life: int) -> None:
+        """Send a run, unless the process is another than that of ``life``. Blocks while the process does not read."""
+        # In this order: a channel of a later life comes with its number.
+        channel = self._channel
+        if life == self._life:
+            self._send(Run(run_id, tuple(items)), channel)
+
+    def cancel(self, run_id: int, indexes: Sequence[int]) -> None:
+        """Ask to stop items of a run."""
+        self._send(Cancel(run_id, tuple(indexes)), self._channel)
+
+    def kill(self, reason: str) -> None:
+        """End the process now; it is started again. ``reason`` is what ``engine_died`` is told."""
+        process = self._process
+        if process is not None:
+            self._killed_because = reason
+            _kill(process)
+
+    def close(self, timeout_s: float) -> None:
+        """End the process for good, by force when it does not end in time."""
+        self._closing.set()
+        self._send(Close(), self._channel)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self.kill("it did not end in time")
+                self._thread.join(_END_TIMEOUT_S)
+
+    @staticmethod
+    def _send(message: Run | Cancel | Close, channel: Channel | None) -> None:
+        if channel is not None:
+            with contextlib.suppress(OSError):
+                channel.write(message)
+
+    def _serve(self, listener: EngineListener) -> None:
+        try:
+            self._live(listener)
+        except Exception as error:  # noqa: BLE001 - a thread that ends must end the consumer, not leave it without engine
+            self._killed_because = f"its listener failed: {type(error).__name__}"
+            log.error("engine_listener_failed", model=self.key[0], error=type(error).__name__)
+            if self._process is not None and self._channel is not None:
+                self._bury(self._process, self._channel)
+            listener.engine_failed(self, f"{self.key[0]}: {self._killed_because}")
+
+    def _live(self, listener: EngineListener) -> None:
+        # The process is started here and nowhere else: the kernel ends it with the thread that started it.
+        deaths = deaths_while_loading = 0
+        while not self._closing.is_set():
+            life = _Life(listener, self)
+            try:
+                self._start()
+            except OSError as error:
+                listener.engine_failed(
+                    self, f"{self.key[0]}: {self._command.python} cannot be started: {error.strerror}"
+                )
+                return
+            reason = self._listen(life)
+            if life.load_failure is not None:
+                listener.engine_failed(self, life.load_failure)
+                return
+            if self._closing.is_set():
+                return
+            deaths = 1 if life.has_run else deaths + 1
+            deaths_while_loading = 0 if life.is_loaded else deaths_while_loading + 1
+            log.error("engine_died", model=self.key[0], version=self.key[1], reason=reason, in_a_row=deaths)
+            if deaths_while_loading >= MAX_DEATHS_WHILE_LOADING:
+                why = f"its process died {deaths_while_loading} times while it loaded: {reason}"
+                listener.engine_failed(self, f"{self.key[0]}: {why}")
+                return
+            listener.engine_died(self, reason)
+            self._closing.wait(self._backoff.delay_s(deaths, self._chance()))
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            self._killed_because = ""
+            # A session of its own: it is ended with whatever it started itself, and a terminal's Ctrl-C passes it by.
+            self._process = subprocess.Popen(
+                self._command.line(theirs.fileno(), self.key[0]),
+                env=self._command.variables(),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,
+            )
+        self._life += 1
+        self._channel = Channel(ours)
+        with contextlib.suppress(OSError):
+            self._channel.write(Load(self.spec))
+
+    def _listen(self, life: "_Life") -> str:
+        """Hand on what it tells until it is gone. Returns why it is."""
+        process, channel = self._process, self._channel
+        assert process is not None and channel is not None  # noqa: S101, PT018 - set by _start
+        started = monotonic()
+        try:
+            while True:
+                if channel.has_message(_LOOK_EVERY_S):
+                    life.take(from_engine.decode(channel.read()))
+                elif process.poll() is not None:
+                    break
+                elif not life.is_loaded and monotonic() - started > _LOAD_TIMEOUT_S:
+                    self.kill(f"it was not loaded within {_LOAD_TIMEOUT_S:.0f} s")
+        except (EOFError, OSError):
+            pass
+        except msgspec.DecodeError as error:
+            self._killed_because = f"it sent what is no message: {type(error).__name__}"
+        status = self._bury(process, channel)
+        return self._killed_because or life.died_of or _reason(status)
+
+    def _bury(self, process: "subprocess.Popen[bytes]", channel: Channel) -> int:
+        """End the process, unless it does so by itself, and what belongs to it. Returns its exit status."""
+        if not self._killed_because:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_TIMEOUT_S if self._closing.is_set() else _LOOK_EVERY_S)
+        _kill(process)
+        status = process.wait()
+        self._channel = self._process = None
+        self.metrics_text = ""
+        channel.close()
+        return status
+
+
+class _Life:
+    """One process of the engine, as it is told of."""
+
+    def __init__(self, listener: EngineListener, host: EngineHost) -> None:
+        self._listener = listener
+        self._host = host
+        self.is_loaded = False
+        self.has_run = False
+        self.load_failure: str | None = None
+        self.died_of = ""
+
+    def take(self, message: FromEngine) -> None:
+        match message:
+            case Loaded() as loaded:
+                self.is_loaded = True
+                self._listener.engine_loaded(self._host, loaded)
+            case Step() as step:
+                self._listener.engine_stepped(self._host, step)
+            case Ended() as ended:
+                self.has_run = True
+                self._listener.engine_ended(self._host, ended)
+            case LoadFailed() as failed:
+                self.load_failure = failed.message
+            case Died() as died:
+                self.died_of = died.error
+            case Metrics() as metrics:
+                self._host.metrics_text = metrics.text
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """The process and whatever it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _reason(status: int) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"

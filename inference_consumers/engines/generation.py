@@ -1,0 +1,172 @@
+"""One run of a causal language model: a batch is prefilled in parts and then decoded together, a token a step.
+
+Prompts are aligned at their ends, so that all rows write the same column of the cache. A row that is done leaves at
+once: the last row takes its place.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from fairlane.records import TokenUsage
+from inference_consumers.engines.answer import Answer
+from inference_consumers.engines.kv_cache import BatchCache
+from inference_consumers.engines.protocol import Cancelled, RunCost, RunObserver
+from inference_consumers.engines.sampling import Sampler, choose_tokens, logprobs_of
+
+# Positions in one pass of a prefill. On the CPU more are not computed any faster each, and a step takes longer.
+_CPU_PREFILL_TOKENS = 512
+_GPU_PREFILL_TOKENS = 8192
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One item while it is generated. ``index`` is its place in the batch; ``sampler`` None is greedy."""
+
+    index: int
+    prompt_ids: list[int]
+    sampler: Sampler | None
+    top_logprobs: int | None
+    answer: Answer
+    is_streamed: bool = False
+    prefilled: int = 0
+    is_done: bool = False
+
+    @property
+    def usage(self) -> TokenUsage:
+        """What was computed for it so far."""
+        return TokenUsage(prompt_tokens=self.prefilled, completion_tokens=self.answer.tokens)
+
+
+class Generation:
+    """Runs rows, at least one, until each is done, and tells the observer about them."""
+
+    def __init__(self, network: PreTrainedModel, rows: Sequence[Row], pad_id: int, observer: RunObserver) -> None:
+        self._network = network
+        self._observer = observer
+        self._device: torch.device = network.device
+        self._pad_id = pad_id
+        # The longest first, so that the rows of a part of the prefill have similar lengths.
+        self._all = sorted(rows, key=lambda row: -len(row.prompt_ids))
+        self._slots = list(self._all)
+        self._width = len(self._slots[0].prompt_ids)
+        self._starts = [self._width - len(row.prompt_ids) for row in self._slots]
+        most_columns = max(self._width + row.answer.max_tokens for row in rows)
+        self._cache = BatchCache(len(self._slots), self._width, most_columns)
+        starts = torch.tensor(self._starts, device=self._device)
+        self._mask = (torch.arange(most_columns, device=self._device) >= starts[:, None]).long()
+        self._computed = 0
+
+    def run(self) -> RunCost:
+        """Until the last row is done."""
+        self._end_cancelled()
+        with torch.inference_mode():
+            self._prefill()
+            self._decode()
+        useful = sum(row.prefilled + row.answer.tokens for row in self._all)
+        return RunCost(useful_tokens=useful, computed_tokens=self._computed)
+
+    def _prefill(self) -> None:
+        """A part is rows of similar length, or a piece of one long row: no step takes long, however large the batch."""
+        budget = _GPU_PREFILL_TOKENS if self._device.type == "cuda" else _CPU_PREFILL_TOKENS
+        for part in self._parts(budget):
+            rows = self._slots[part]
+            start = self._starts[part.start]
+            for at in range(start, self._width, budget):
+                if all(row.is_done for row in rows):
+                    break
+                end = min(at + budget, self._width)
+                self._computed += len(rows) * (end - at)
+                logits = self._pass(part, self._prompt_ids(part, at, end), start, at)
+                for row, row_start in zip(rows, self._starts[part], strict=True):
+                    row.prefilled = max(0, end - row_start) if not row.is_done else row.prefilled
+                if end == self._width:
+                    self._accept(rows, logits)
+                self._observer.step()
+                self._end_cancelled()
+
+    def _parts(self, budget: int) -> Iterator[slice]:
+        """Of the slots, in order."""
+        first = 0
+        while first < len(self._slots):
+            rows = max(1, budget // (self._width - self._starts[first]))
+            yield slice(first, min(first + rows, len(self._slots)))
+            first += rows
+
+    def _prompt_ids(self, part: slice, at: int, end: int) -> torch.Tensor:
+        """int64 of shape (rows, end - at): what of their prompts is in these columns, padded on the left."""
+        ids = torch.full((part.stop - part.start, end - at), self._pad_id)
+        for place, slot in enumerate(range(part.start, part.stop)):
+            start = self._starts[slot]
+            known = self._slots[slot].prompt_ids[max(0, at - start) : max(0, end - start)]
+            if known:
+                ids[place, -len(known) :] = torch.tensor(known)
+        return ids
+
+    def _decode(self) -> None:
+        at = self._width
+        while self._close_gaps(at):
+            rows = self._slots
+            ids = torch.tensor([[row.answer.last_token] for row in rows])
+            self._accept(rows, self._pass(slice(0, len(rows)), ids, min(self._starts[: len(rows)]), at))
+            at += 1
+            self._observer.step()
+            self._end_cancelled()
+
+    def _pass(self, part: slice, ids: torch.Tensor, start: int, at: int) -> torch.Tensor:
+        """The float32 logits, of shape (rows, vocabulary), behind the last of ``ids``, which go into columns from
+        ``at`` on; what stands before ``start`` is padding."""
+        columns = ids.shape[1]
+        self._cache.look_at(part, start, at, columns)
+        starts = torch.tensor(self._starts[part], device=self._device)
+        positions = torch.arange(at, at + columns, device=self._device) - starts[:, None]
+        is_padded = any(row_start > start for row_start in self._starts[part])
+        logits: torch.Tensor = self._network(
+            input_ids=ids.to(self._device),
+            # Without a mask attention is computed in a faster way.
+            attention_mask=self._mask[part, start : at + columns] if is_padded else None,
+            position_ids=positions.clamp(min=0),
+            past_key_values=self._cache.for_network,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return logits.float()
+
+    def _accept(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
+        """Choose the next token of every row, and tell what comes of it."""
+        self._computed += len(rows)
+        tokens = choose_tokens(logits, [row.sampler for row in rows])
+        logprobs = logprobs_of(logits, tokens, [None if row.is_done else row.top_logprobs for row in rows])
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            if row.is_done:
+                continue
+            text, outcome = row.answer.add(token, logprob, row.usage.prompt_tokens)
+            if text and row.is_streamed:
+                self._observer.text(row.index, text)
+            if outcome is not None:
+                row.is_done = True
+                self._observer.finished(row.index, outcome)
+
+    def _end_cancelled(self) -> None:
+        for row in self._all:
+            if not row.is_done and self._observer.is_cancelled(row.index):
+                row.is_done = True
+                self._observer.finished(row.index, Cancelled(row.usage))
+
+    def _close_gaps(self, at: int) -> int:
+        """Move rows from the end to where rows are done; how many are left."""
+        slot = 0
+        while slot < len(self._slots):
+            if not self._slots[slot].is_done:
+                slot += 1
+                continue
+            last = self._slots.pop()
+            start = self._starts.pop()
+            if slot < len(self._slots):
+                if not last.is_done:
+                    self._cache.move(len(self._slots), slot, slice(start, at))
+                    self._mask[slot] = self._mask[len(self._slots)]
+                self._slots[slot], self._starts[slot] = last, start
+        return len(self._slots)

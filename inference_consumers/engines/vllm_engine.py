@@ -1,0 +1,302 @@
+"""``vllm``: text generation by vLLM, which schedules by itself: items join a running batch and leave it when they are
+done.
+
+Prompts become tokens here, by the encoder that the torch engine uses, so that both are safe from control tokens in a
+tenant's text in the same way, and count the same.
+"""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairlane.outcomes import Code, Task
+from fairlane.records import Message, Parameters, RequestInput, TokenUsage
+from inference_consumers.engines.answer import TokenNames
+from inference_consumers.engines.continuous import join_and_wait
+from inference_consumers.engines.loop_thread import LoopThread
+from inference_consumers.engines.model_folder import check_model_folder
+from inference_consumers.engines.observing import run_batch
+from inference_consumers.engines.passages import read_passages_template
+from inference_consumers.engines.prompts import PromptEncoder
+from inference_consumers.engines.protocol import (
+    Cancelled,
+    EngineItem,
+    EngineLimits,
+    EngineLoadError,
+    Failure,
+    ItemOutcome,
+    RunCost,
+    RunObserver,
+)
+from inference_consumers.engines.text_prompts import TextPrompt, prepare_text
+from inference_consumers.engines.vllm_client import (
+    RequestRefusedError,
+    ServedModel,
+    TextStreams,
+    VllmOptions,
+    start_streams,
+)
+from inference_consumers.engines.vllm_requests import JoinedRun, TextRequest
+
+StartStreams = Callable[
+    [ServedModel, Callable[[], None], Callable[[BaseException], None]],
+    Awaitable[TextStreams],
+]
+
+
+_WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    encoder: PromptEncoder
+    names: TokenNames
+    thread: LoopThread
+    streams: TextStreams
+
+
+class VllmEngine:
+    """A transformers folder in vLLM, on the device that the installed build of vLLM is for.
+
+    When vLLM dies, items without an outcome get none: ``watch`` tells of it, ``run`` and every later call raise what
+    it died of, and the process is to end.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        model: str,
+        path: Path,
+        limits: EngineLimits,
+        threads: int,
+        options: VllmOptions | None = None,
+        start: StartStreams = start_streams,
+    ) -> None:
+        self.limits = limits
+        self._model = ServedModel(model, path, limits, threads, options or VllmOptions())
+        self._start = start
+        self._loaded: _Loaded | None = None
+        self._ids = itertools.count()
+        self._death: BaseException | None = None
+        self._on_death: Callable[[BaseException], None] | None = None
+        self._death_lock = threading.Lock()
+        # What follows belongs to the loop's thread.
+        self._runs: set[JoinedRun] = set()
+        self._requests: dict[str, set[TextRequest]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def load(self) -> None:
+        """Load and generate a little. Raises EngineLoadError."""
+        model = self._model
+        check_model_folder(model.name, model.path, self.limits.max_context_tokens)
+        tokenizer = self._load_tokenizer()
+        encoder = PromptEncoder(tokenizer, read_passages_template(model.name, model.path))
+        thread = LoopThread("vllm")
+        try:
+            streams = thread.result_of(self._start(model, self._iterated, self._died))
+        except EngineLoadError:
+            thread.close()
+            raise
+        except Exception as error:
+            # vLLM raises errors of its own, of the checks of its arguments and of the libraries below.
+            thread.close()
+            raise EngineLoadError(f"{model.name}: {model.path} cannot be loaded: {error}") from error
+        self._loaded = _Loaded(encoder, TokenNames(tokenizer), thread, streams)
+        try:
+            [outcome] = run_batch(self, [_warm_up_item(bool(tokenizer.chat_template))])
+        except Exception as error:
+            # Weights that load may still be of a kind that vLLM cannot run.
+            self.close()
+            raise EngineLoadError(f"{model.name}: {model.path}: the first token failed: {error}") from error
+        if isinstance(outcome, Failure):
+            self.close()
+            raise EngineLoadError(f"{model.name}: {model.path}: the first token failed: {outcome.message}")
+
+    def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
+        """Answer every item; other batches may run meanwhile."""
+        self._checked()
+        return join_and_wait(self, batch, observer, self._check_alive)
+
+    def join(self, batch: Sequence[EngineItem], observer: RunObserver) -> None:
+        """Start on the items at once. The observer is called from one thread, never this one."""
+        loaded = self._checked()
+        prepared = [prepare_text(item, loaded.encoder, self.limits) for item in batch]
+        loaded.thread.post(lambda: self._guard(lambda: self._begin(batch, prepared, observer)))
+
+    def cancel(self, item_ids: Collection[str]) -> None:
+        """Stop these items now. An item that has not joined yet is not known here: its observer is asked then."""
+        if self._loaded is not None:
+            self._loaded.thread.post(lambda: self._guard(lambda: self._stop_items(item_ids)))
+
+    def watch(self, on_death: Callable[[BaseException], None]) -> None:
+        """Have ``on_death`` called once, from any thread, when vLLM is gone."""
+        with self._death_lock:
+            self._on_death = on_death
+            death = self._death
+        if death is not None:
+            on_death(death)
+
+    def metrics(self) -> str:
+        """vLLM's own metrics, named ``vllm:…``, in the text format of Prometheus."""
+        loaded = self._checked()
+        return loaded.thread.result_of(_called(loaded.streams.metrics))
+
+    def close(self) -> None:
+        """End vLLM's processes. Items without an outcome get none."""
+        if self._loaded is not None:
+            loaded, self._loaded = self._loaded, None
+            loaded.thread.result_of(self._close(loaded.streams))
+            loaded.thread.close()
+
+    @property
+    def model(self) -> ServedModel:
+        """What is served, and how."""
+        return self._model
+
+    def _load_tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self._model.path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            raise EngineLoadError(f"{self._model.name}: {self._model.path} cannot be loaded: {error}") from error
+
+    def _checked(self) -> _Loaded:
+        self._check_alive()
+        if self._loaded is None:
+            raise EngineLoadError(f"{self._model.name}: not loaded")
+        return self._loaded
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise self._death
+
+    # In the loop's thread.
+
+    def _begin(
+        self, batch: Sequence[EngineItem], prepared: Sequence[TextPrompt | Failure], observer: RunObserver
+    ) -> None:
+        run = JoinedRun(observer)
+        self._runs.add(run)
+        requests = []
+        for index, (item, prompt) in enumerate(zip(batch, prepared, strict=True)):
+            if isinstance(prompt, Failure):
+                observer.finished(index, prompt)
+            elif observer.is_cancelled(index):
+                observer.finished(index, Cancelled(TokenUsage()))
+            else:
+                # Names of our own: an item that is tried again must not meet its former self.
+                request = TextRequest(str(next(self._ids)), index, item, prompt, run)
+                requests.append(request)
+                self._requests.setdefault(item.item_id, set()).add(request)
+        run.running.update(requests)
+        for request in requests:
+            self._spawn(self._answer(request))
+        self._tell_step(run)
+
+    async def _answer(self, request: TextRequest) -> None:
+        outcome = await self._outcome_of(request)
+        run = request.run
+        run.running.discard(request)
+        others = self._requests[request.item.item_id]
+        others.discard(request)
+        if not others:
+            del self._requests[request.item.item_id]
+        run.observer.finished(request.index, outcome)
+        if not run.running:
+            self._tell_step(run)
+
+    async def _outcome_of(self, request: TextRequest) -> ItemOutcome:
+        assert self._loaded is not None  # noqa: S101 - requests come by join
+        streams = self._loaded.streams
+        try:
+            results = await streams.add(request.request_id, request.prompt, request.item.parameters)
+        except RequestRefusedError as error:
+            return Failure(Code.ENGINE_ERROR, str(error))
+        request.is_added = True
+        if request.is_cancelled:
+            await streams.abort(request.request_id)
+        last = None
+        async for progress in results:
+            if progress.has_nan:
+                await streams.abort(request.request_id)
+                return Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+            request.take(progress)
+            if progress.finish_reason != "abort" and progress.text and request.item.parameters.stream:
+                request.run.observer.text(request.index, progress.text)
+            last = progress
+        if last is None:
+            raise RuntimeError("an answer ended before it began")
+        return request.outcome(last, self._loaded.names)
+
+    def _stop_items(self, item_ids: Collection[str]) -> None:
+        for item_id in item_ids:
+            for request in self._requests.get(item_id, ()):
+                self._stop(request)
+
+    def _stop(self, request: TextRequest) -> None:
+        if not request.is_cancelled:
+            request.is_cancelled = True
+            if request.is_added and self._loaded is not None:
+                self._spawn(self._loaded.streams.abort(request.request_id))
+
+    def _iterated(self) -> None:
+        """After every step of vLLM."""
+        self._guard(self._pass_on_step)
+
+    def _pass_on_step(self) -> None:
+        for run in tuple(self._runs):
+            for request in tuple(run.running):
+                if not request.is_cancelled and run.observer.is_cancelled(request.index):
+                    self._stop(request)
+            self._tell_step(run)
+
+    def _tell_step(self, run: JoinedRun) -> None:
+        if not run.running:
+            self._runs.discard(run)
+        run.observer.step()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - an item would have no outcome for ever: better the process ends
+            self._died(error)
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._died(error)
+
+    def _died(self, error: BaseException) -> None:
+        with self._death_lock:
+            if self._death is not None:
+                return
+            self._death = error
+            on_death = self._on_death
+        if on_death is not None:
+            on_death(error)
+
+    async def _close(self, streams: TextStreams) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        streams.close()
+
+
+async def _called(function: Callable[[], str]) -> str:
+    return function()
+
+
+def _warm_up_item(has_chat_template: bool) -> EngineItem:
+    given = RequestInput(messages=(Message("user", "Hello"),)) if has_chat_template else RequestInput(prompt="Hello")
+    return EngineItem("warm-up", Task.GENERATE, given, Parameters(max_tokens=_WARM_UP_TOKENS))

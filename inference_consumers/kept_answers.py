@@ -1,0 +1,202 @@
+"""Answers kept for the next who asks: a thread of their own writes them to Redis, and nobody waits for it.
+
+Whatever Redis does, an answer costs its request no more than a place in a queue: what finds no place, or comes while
+Redis is late or away, is not kept, and nothing is tried twice.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from fairlane import metrics
+from fairlane.backoff import Backoff
+from fairlane.cache_entries import jittered_ttl_ms, seal
+from fairlane.cache_keys import CacheName
+from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane.clock import ClockMs, monotonic_ms
+from fairlane.logs import get_logger
+from fairlane.records import InferenceReply, WorkItem
+from fairlane.response_cache import answer_of, encode_answer
+from fairlane.settings import Settings
+
+log = get_logger(__name__)
+
+TIMEOUT_S = 0.25
+"""Of a connection, and of each answer of Redis."""
+
+# A Redis that hangs costs the thread three time-outs in a row, and then one once in a while.
+_BREAKER = BreakerPolicy(failures=3, rest=Backoff(first_s=0.5, longest_s=2.0))
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLimits:
+    """How much waits to be written, and how much of it goes at once."""
+
+    max_entries: int = 1_024
+    max_bytes: int = 16 * 1024 * 1024
+    batch_entries: int = 64
+    batch_bytes: int = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is to stand under a name in Redis."""
+
+    name: str
+    data: bytes
+
+
+class KeptAnswers:
+    """Keeps the answers of work that asks for it (``WorkItem.cache_answer``), sealed, under the key that the dispatcher
+    looks them up by. ``keep`` may be called from any thread.
+
+    An answer that a conversation or a degradation went into is its asker's alone.
+    """
+
+    def __init__(
+        self,
+        redis: "Redis",
+        ttl_s: float,
+        limits: KeepLimits = KeepLimits(),
+        clock_ms: ClockMs = monotonic_ms,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """``redis`` answers within a time-out and tries nothing again; it is closed with this."""
+        self._redis = redis
+        self._ttl_s = ttl_s
+        self._limits = limits
+        self._clock_ms = clock_ms
+        self._chance = chance
+        self._breaker = CircuitBreaker(_BREAKER)
+        self._changed = threading.Condition()
+        self._waiting: deque[Entry] = deque()
+        self._bytes = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kept-answers", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def keep(self, work: WorkItem, reply: InferenceReply) -> None:
+        """Have it written soon, if it may answer others. Does not wait and does not raise."""
+        if not work.cache_answer or work.history:
+            return
+        try:
+            entry = entry_of(work, reply)
+        except Exception as error:  # noqa: BLE001 - an answer that cannot be kept is an answer all the same
+            log.error("answer_not_kept", request_id=reply.request_id, error=type(error).__name__)
+            return
+        if entry is not None:
+            self._add(entry)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, for so long at most; what comes later is not kept."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            with self._changed:
+                _count("dropped", len(self._waiting))
+                self._waiting.clear()
+        else:
+            self._redis.close()
+
+    def _add(self, entry: Entry) -> None:
+        with self._changed:
+            full = len(self._waiting) >= self._limits.max_entries
+            if self._closing or full or self._bytes + len(entry.data) > self._limits.max_bytes:
+                _count("dropped")
+                return
+            self._waiting.append(entry)
+            self._bytes += len(entry.data)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while entries := self._next():
+            self._write(entries)
+
+    def _next(self) -> list[Entry]:
+        """What goes at once, at least one; nothing when there is no more to come."""
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            taken: list[Entry] = []
+            size_bytes = 0
+            while self._waiting and len(taken) < self._limits.batch_entries:
+                size_bytes += len(self._waiting[0].data)
+                if taken and size_bytes > self._limits.batch_bytes:
+                    break
+                taken.append(self._waiting.popleft())
+                self._bytes -= len(taken[-1].data)
+            return taken
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        if not self._breaker.lets_through(self._clock_ms()):
+            _count("unavailable", len(entries))
+            return
+        stored, error = 0, ""
+        try:
+            with self._redis.pipeline(transaction=False) as pipeline:
+                for entry in entries:
+                    pipeline.set(entry.name, entry.data, px=jittered_ttl_ms(self._ttl_s, self._chance()))
+                answers = pipeline.execute(raise_on_error=False)
+            stored = sum(answer is True for answer in answers)
+            error = next((type(answer).__name__ for answer in answers if answer is not True), "")
+        except (RedisError, OSError) as failure:
+            error = type(failure).__name__
+        except Exception as failure:  # noqa: BLE001 - the thread must live on, whatever the library comes up with
+            error = type(failure).__name__
+            log.error("answers_not_kept", error=error)
+        _count("stored", stored)
+        _count("unavailable", len(entries) - stored)
+        self._judge(stored, error)
+
+    def _judge(self, stored: int, error: str) -> None:
+        """A Redis that stores nothing is no better than one that is away."""
+        if stored:
+            self._breaker.succeeded()
+            return
+        was_open = self._breaker.is_open
+        self._breaker.failed(self._clock_ms(), self._chance())
+        if self._breaker.is_open and not was_open:
+            log.warning("kept_answers_unavailable", error=error)
+
+
+def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
+    """What to store of an answer, if it is what others would get as well; too large a one is counted."""
+    kept = answer_of(work, reply)
+    if kept is None:
+        return None
+    key, answer = kept
+    data = seal(key, encode_answer(answer))
+    if data is None:
+        _count("too_large")
+        return None
+    return Entry(key.name, data)
+
+
+def kept_answers_for(settings: Settings) -> KeptAnswers | None:
+    """Not started; None without a Redis. Raises ValueError for an address that is none."""
+    if settings.redis_url is None:
+        return None
+    redis = Redis.from_url(
+        settings.redis_url.get_secret_value(),
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return KeptAnswers(redis, settings.cache_ttl_s)
+
+
+def _count(result: str, entries: int = 1) -> None:
+    if entries:
+        metrics.CACHE_WRITES.labels(cache=CacheName.RESPONSE, result=result).inc(entries)

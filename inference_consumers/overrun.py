@@ -1,0 +1,84 @@
+"""How long an engine may be silent before it counts as stuck, and then as hung. Pure: times in, verdicts out."""
+
+from dataclasses import dataclass
+
+TIMES_PREDICTED = 10
+"""A run that is predicted to take long may be silent for so many times that before it is overdue, and twice that before
+it is hung, until the engine says that it came further: a slow engine is not a hung one, and not every one tells of its
+steps."""
+
+REPORTED_AFTER_MS = 1_000
+"""Within that time the dispatchers have heard that the process fails. Work that is handed back before could be sent
+straight back."""
+
+_LONGEST_LOOK_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an engine may run without a sign of progress.
+
+    Attributes:
+        hung_ms: from then on nobody waits for it any more: its process is ended, and started again.
+    """
+
+    hung_ms: int
+
+    @property
+    def overdue_ms(self) -> int:
+        """From then on the consumer says that it fails: it gets no new work beside healthy ones."""
+        return self.hung_ms // 2
+
+
+@dataclass(slots=True)
+class RunWatch:
+    """One run. ``predicted_s`` is None when no run was measured yet.
+
+    What was seen of its silence is the time between looks, and of long gaps a part only: a process that was paused, or
+    a clock that was set, must not make a hung engine of a running one.
+    """
+
+    patience: Patience
+    silent_since_ms: int
+    predicted_s: float | None
+    told: bool = False
+    """Whether what waits behind it was handed back."""
+    has_stepped: bool = False
+    _seen_ms: int = 0
+    _looked_at_ms: int | None = None
+
+    def progressed(self, now_ms: int) -> None:
+        """The engine said that it came further. It says so at every step: from now on none is expected to take as long
+        as the run."""
+        self.has_stepped = True
+        self.silent_since_ms = now_ms
+        self._seen_ms = 0
+        self._looked_at_ms = now_ms
+
+    def look(self, now_ms: int) -> None:
+        """It still runs."""
+        before_ms = self.silent_since_ms if self._looked_at_ms is None else self._looked_at_ms
+        self._seen_ms += min(max(0, now_ms - before_ms), _LONGEST_LOOK_MS)
+        self._looked_at_ms = now_ms
+
+    def is_overdue(self, now_ms: int) -> bool:
+        """By the clock."""
+        return now_ms - self.silent_since_ms > self._bound_ms(self.patience.overdue_ms, TIMES_PREDICTED)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether it was seen to be overdue for so long that the dispatchers know."""
+        return self._seen_ms > self._bound_ms(self.patience.overdue_ms, TIMES_PREDICTED) + REPORTED_AFTER_MS
+
+    @property
+    def is_hung(self) -> bool:
+        """By what was seen."""
+        return self._seen_ms > self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED)
+
+    @property
+    def seen_s(self) -> float:
+        """For how long it was seen to be silent."""
+        return self._seen_ms / 1_000
+
+    def _bound_ms(self, least_ms: int, times: int) -> float:
+        return least_ms if self.has_stepped else max(least_ms, times * 1_000 * (self.predicted_s or 0.0))

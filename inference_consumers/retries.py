@@ -1,0 +1,205 @@
+"""What becomes of work whose run failed. Pure: what happened and ``now`` in, what to run again and what to answer out.
+
+The failure of one item is the failure of one item: an engine that fails on a batch is given its halves, down to the
+item that fails alone; one that dies is given the batch once more, then its items one by one, so that the item that
+kills engines is found. What may pass is tried up to three times, as long as its deadline allows.
+"""
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from fairlane.backoff import Backoff
+from fairlane.conversations.turns import newest_half, use_of_less
+from fairlane.outcomes import Code, Degradation
+from fairlane.records import Passage
+from inference_consumers.batching.received_work import ModelKey, ReceivedWork
+from inference_consumers.engines.protocol import Failure, Problem
+
+_CONVERSATION = "conversation_id"
+
+MAX_TRIES = 3
+"""Of what fails for a reason that may pass."""
+
+CRASHES_TOGETHER = 1
+"""How often an item may have been in a process that died and still run beside others: the first time may be chance."""
+
+BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Work of one model that is to run together, and not with others when it is ``alone``: nothing else of its engine
+    may run meanwhile."""
+
+    work: tuple[ReceivedWork, ...]
+    not_before_ms: int = 0
+    alone: bool = False
+
+    @property
+    def model_key(self) -> ModelKey:
+        return self.work[0].model_key
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of the items of a run that failed."""
+
+    again: tuple[Again, ...] = ()
+    failed: tuple[tuple[ReceivedWork, Failure], ...] = ()
+
+
+def after_problem(work: Sequence[ReceivedWork], problem: Problem, now_ms: int, chance: float) -> Verdict:
+    """The engine failed on these items, and lives. ``chance`` in [0, 1) spreads the next try."""
+    if problem.transient:
+        return _tried(work, f"the engine failed: {problem.error}", now_ms, chance)
+    if len(work) > 1:
+        middle = len(work) // 2
+        return Verdict((Again(tuple(work[:middle])), Again(tuple(work[middle:]))))
+    if problem.out_of_memory:
+        why = f"the engine has not enough memory for this item: {problem.error}"
+        return Verdict(failed=((work[0], Failure(Code.OVERLOADED, why)),))
+    return _poison(work[0], f"the engine failed on this item alone: {problem.error}")
+
+
+def after_death(work: Sequence[ReceivedWork], reason: str) -> Verdict:
+    """The process of the engine died while it ran these items."""
+    suspects = [replace(one, crashes=one.crashes + 1) for one in work]
+    if len(suspects) == 1 and suspects[0].crashes > CRASHES_TOGETHER:
+        return _poison(suspects[0], f"the engine's process dies on this item: {reason}")
+    together = tuple(one for one in suspects if one.crashes <= CRASHES_TOGETHER)
+    alone = [Again((one,), alone=True) for one in suspects if one.crashes > CRASHES_TOGETHER]
+    return Verdict((*((Again(together),) if together else ()), *alone))
+
+
+def after_failure(work: ReceivedWork, failure: Failure, now_ms: int, chance: float) -> Verdict:
+    """An item failed by itself: another try when that may help, or else its answer."""
+    if failure.transient:
+        return _tried((work,), failure.message, now_ms, chance)
+    item = work.item
+    if failure.code == Code.CONTEXT_TOO_LONG and (item.passages or item.history):
+        if not work.shortened:
+            return Verdict((Again((with_less_context(work),)),))
+        if item.history_use is not None:
+            # The estimate was wrong by more than half. A conversation goes on with what it brought itself.
+            return Verdict((Again((without_context(work),)),))
+    if failure.field == _CONVERSATION and item.history:
+        # A chat template that takes its own request, and not what was said before.
+        return Verdict((Again((without_context(work, passages=item.passages),)),))
+    return Verdict(failed=((work, failure),))
+
+
+def with_less_context(work: ReceivedWork) -> ReceivedWork:
+    """The same with the first half of its passages, which fit best, and the newest half of what was said before; of
+    either, a lone one goes."""
+    item = work.item
+    passages = item.passages[: len(item.passages) // 2]
+    history = newest_half(item.history)
+    steps: list[Degradation] = []
+    if item.passages:
+        steps.append(Degradation.FEWER_PASSAGES if passages else Degradation.NO_RETRIEVAL)
+    if item.history:
+        steps.append(Degradation.SHORTER_CONTEXT if history else Degradation.NO_HISTORY)
+    less = replace(
+        item,
+        passages=passages,
+        history=history,
+        history_use=use_of_less(item.history_use, item.history, history),
+        degradations=(*item.degradations, *(step for step in steps if step not in item.degradations)),
+    )
+    return replace(work, item=less, shortened=True)
+
+
+def without_context(work: ReceivedWork, passages: tuple[Passage, ...] = ()) -> ReceivedWork:
+    """The same without what was said before, and with these passages alone."""
+    item = work.item
+    steps = [Degradation.NO_HISTORY] if item.history else []
+    if item.passages and not passages:
+        steps.append(Degradation.NO_RETRIEVAL)
+    bare = replace(
+        item,
+        passages=passages,
+        history=(),
+        history_use=use_of_less(item.history_use, item.history, ()),
+        degradations=(*item.degradations, *(step for step in steps if step not in item.degradations)),
+    )
+    return replace(work, item=bare, shortened=True)
+
+
+def _can_run(again: Again, runnable: Set[ModelKey], idle: Set[ModelKey]) -> bool:
+    return again.model_key in (idle if again.alone else runnable)
+
+
+def _tried(work: Sequence[ReceivedWork], why: str, now_ms: int, chance: float) -> Verdict:
+    again: list[Again] = []
+    failed: list[tuple[ReceivedWork, Failure]] = []
+    for one in work:
+        tries = one.transient_failures + 1
+        next_at_ms = now_ms + int(1_000 * BACKOFF.delay_s(tries, chance))
+        if tries >= MAX_TRIES:
+            failed.append((one, Failure(Code.RETRIES_EXHAUSTED, f"{why}; it was tried {tries} times")))
+        elif next_at_ms >= one.item.deadline_at_ms:
+            too_late = f"{why}; its deadline leaves no time for another try"
+            failed.append((one, Failure(Code.RETRIES_EXHAUSTED, too_late)))
+        else:
+            again.append(Again((replace(one, transient_failures=tries),), next_at_ms))
+    return Verdict(_grouped(again), tuple(failed))
+
+
+def _grouped(again: Sequence[Again]) -> tuple[Again, ...]:
+    """Those that come again at the same time come together, as they came before; but for their last try, which each has
+    to itself: what always fails must not take its neighbours along."""
+    last = [one for one in again if one.work[0].transient_failures == MAX_TRIES - 1]
+    by_time: dict[int, list[ReceivedWork]] = {}
+    for one in again:
+        if one not in last:
+            by_time.setdefault(one.not_before_ms, []).extend(one.work)
+    return (*(Again(tuple(works), at_ms) for at_ms, works in by_time.items()), *last)
+
+
+def _poison(work: ReceivedWork, why: str) -> Verdict:
+    return Verdict(failed=((work, Failure(Code.POISON, why)),))
+
+
+@dataclass(slots=True)
+class RetryQueue:
+    """What is to run again. It goes before everything else, oldest first. One thread at a time."""
+
+    _waiting: list[Again] = field(default_factory=list)
+
+    def add(self, again: Sequence[Again]) -> None:
+        self._waiting.extend(again)
+
+    def __len__(self) -> int:
+        return sum(len(again.work) for again in self._waiting)
+
+    @property
+    def cost_tokens(self) -> int:
+        return sum(work.item.cost_tokens for again in self._waiting for work in again.work)
+
+    def due_at_ms(self, runnable: Set[ModelKey], idle: Set[ModelKey]) -> int | None:
+        """When ``next`` may have something for the same models; None when it will not."""
+        return min((again.not_before_ms for again in self._waiting if _can_run(again, runnable, idle)), default=None)
+
+    def waits_alone(self, now_ms: int) -> set[ModelKey]:
+        """Models of which something is due that must run alone: give them nothing else until it has run."""
+        return {again.model_key for again in self._waiting if again.alone and again.not_before_ms <= now_ms}
+
+    def next(self, now_ms: int, runnable: Set[ModelKey], idle: Set[ModelKey]) -> Again | None:
+        """What to run now: models that may run something, and those of them that run nothing at present."""
+        for index, again in enumerate(self._waiting):
+            if again.not_before_ms <= now_ms and _can_run(again, runnable, idle):
+                return self._waiting.pop(index)
+        return None
+
+    def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
+        """Remove what meets the condition."""
+        taken: list[ReceivedWork] = []
+        kept: list[Again] = []
+        for again in self._waiting:
+            judged = [(work, condition(work)) for work in again.work]
+            taken.extend(work for work, matches in judged if matches)
+            rest = tuple(work for work, matches in judged if not matches)
+            if rest:
+                kept.append(replace(again, work=rest))
+        self._waiting = kept
+        return taken

@@ -1,0 +1,126 @@
+"""From an item's outcome to its settlement, counted; and the bound on how much may end among the dead letters."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fairlane import metrics, names
+from fairlane.logs import get_logger
+from fairlane.outcomes import Code
+from fairlane.ownership import Claim
+from fairlane.records import InferenceReply, WorkItem
+from fairlane.transactions import Settlement
+from inference_consumers.answers import AnswerWriter, EngineRun, outcome_of
+from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
+from inference_consumers.hand_back import hand_back
+
+log = get_logger(__name__)
+
+Keep = Callable[[WorkItem, InferenceReply], None]
+"""Told every answer that is about to be committed. Does not wait and does not raise."""
+
+
+@dataclass(slots=True)
+class DeadLetterShare:
+    """How much of the latest work went to the dead letters. One thread at a time.
+
+    Every tenant counts the same, however much it sends: one whose items all fail must not stop the service of the
+    others. What cannot be read is no tenant's fault, and counts by itself.
+
+    Attributes:
+        max_share: more than this part of the latest items is no bad item any more, but a bad engine or topic.
+        window_items: how many items count as the latest.
+        least_items: fewer say nothing.
+    """
+
+    max_share: float
+    window_items: int = 200
+    least_items: int = 20
+    _latest: deque[tuple[str | None, bool]] = field(default_factory=deque)
+    _items: Counter[str | None] = field(default_factory=Counter)
+    _dead: Counter[str | None] = field(default_factory=Counter)
+
+    def settled(self, tenant: str | None, *, dead: bool) -> None:
+        """Another item is settled; None for the tenant of what cannot be read."""
+        self._latest.append((tenant, dead))
+        self._items[tenant] += 1
+        self._dead[tenant] += dead
+        if len(self._latest) > self.window_items:
+            tenant, dead = self._latest.popleft()
+            self._items[tenant] -= 1
+            self._dead[tenant] -= dead
+
+    @property
+    def is_exceeded(self) -> bool:
+        if len(self._latest) < self.least_items:
+            return False
+        if self._dead[None] > self.max_share * len(self._latest):
+            return True
+        shares = [self._dead[tenant] / items for tenant, items in self._items.items() if items and tenant is not None]
+        return sum(shares) > self.max_share * len(shares)
+
+    def __str__(self) -> str:
+        return f"{self._dead.total()} of the latest {len(self._latest)} items"
+
+
+@dataclass(slots=True)
+class Settler:
+    """Makes settlements of outcomes. Any thread: what it keeps are counters."""
+
+    answers: AnswerWriter
+    keep: Keep | None = None
+
+    def unreadable(
+        self, claim: Claim, key: bytes | None, value: bytes | None, appended_at_ms: int, *, problem: str, why: str
+    ) -> Settlement:
+        """A record that is no work item."""
+        metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem=problem).inc()
+        return self.answers.unreadable(claim, key, value, appended_at_ms, why)
+
+    def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
+        """What to commit instead of a settlement whose reply Kafka refuses."""
+        kept = self.answers.unpublishable(settlement, reason)
+        if kept.outputs[0].topic == names.DEAD_LETTER_WORK:
+            metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem="unpublishable").inc()
+        return kept
+
+    def expired(self, work: ReceivedWork, now_ms: int) -> Settlement:
+        """Work whose deadline passed before it ran."""
+        metrics.REPLIES.labels(tenant=work.item.tenant, outcome="expired", code="").inc()
+        return self.answers.expired(work, now_ms)
+
+    def settle(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
+        """The answer to an item, or its way back to the dispatchers."""
+        try:
+            return self._settle(work, outcome, run)
+        except Exception as error:  # noqa: BLE001 - an answer that cannot be written must not take its batch along
+            log.error("answer_unwritable", request_id=work.request_id, error=type(error).__name__)
+            unwritable = Failure(Code.POISON, f"the answer cannot be written: {type(error).__name__}")
+            return self._settle(work, unwritable, run)
+
+    def _settle(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
+        tenant, model = work.item.tenant, work.item.request.model
+        if isinstance(outcome, Failure):
+            returned = hand_back(work.item, outcome.code)
+            if returned is not None:
+                settlement = self.answers.handed_back(work, returned, outcome.message, run)
+                metrics.HANDED_BACK.labels(tenant=tenant, model=model).inc()
+                log.warning("handed_back", request_id=work.request_id, tenant=tenant, reason=outcome.message)
+                return settlement
+        answered = self.answers.answered(work, outcome, run)
+        if answered.turn_left_out:
+            log.warning("turn_left_out", request_id=work.request_id, tenant=tenant)
+        code = ""
+        if isinstance(outcome, Failure):
+            code = outcome.code
+            if code == Code.POISON:
+                metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem="poison").inc()
+                log.error("poison", request_id=work.request_id, tenant=tenant, model=model, reason=outcome.message)
+        elif isinstance(outcome, Success | Cancelled):
+            metrics.TOKENS.labels(tenant=tenant, model=model, kind="prompt").inc(outcome.usage.prompt_tokens)
+            metrics.TOKENS.labels(tenant=tenant, model=model, kind="completion").inc(outcome.usage.completion_tokens)
+        metrics.REPLIES.labels(tenant=tenant, outcome=outcome_of(outcome), code=code).inc()
+        if self.keep is not None:
+            self.keep(work.item, answered.reply)
+        return answered.settlement

@@ -1,0 +1,94 @@
+"""Everything a consumer holds that does not run: what came from the log, and what is to run again. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fairlane.ownership import Claim
+from inference_consumers.batching.micro_batch import MicroBatcher
+from inference_consumers.batching.received_work import ModelKey, ReceivedWork
+from inference_consumers.engine_states import EngineStates
+from inference_consumers.retries import Again, RetryQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """What an engine is given now."""
+
+    model_key: ModelKey
+    work: tuple[ReceivedWork, ...]
+    alone: bool = False
+
+    @property
+    def cost_tokens(self) -> int:
+        return sum(work.item.cost_tokens for work in self.work)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One thread at a time."""
+
+    batcher: MicroBatcher
+    retries: RetryQueue = field(default_factory=RetryQueue)
+
+    def add(self, work: ReceivedWork) -> None:
+        self.batcher.add(work)
+
+    def add_again(self, again: Sequence[Again]) -> None:
+        self.retries.add(again)
+
+    def __len__(self) -> int:
+        return len(self.batcher) + len(self.retries)
+
+    @property
+    def cost_tokens(self) -> int:
+        return self.batcher.cost_tokens + self.retries.cost_tokens
+
+    def discard_stale(self, is_current: Callable[[Claim], bool]) -> int:
+        """Drop work whose partition moved on; its new owner reads it again. Returns how many."""
+        again = self.retries.take(lambda work: not is_current(work.claim))
+        return self.batcher.discard_stale(is_current) + len(again)
+
+    def take_expired(self, now_ms: int) -> list[ReceivedWork]:
+        """Remove what can no longer be answered in time, before it costs anything more."""
+        again = self.retries.take(lambda work: work.item.deadline_at_ms < now_ms)
+        return [*self.batcher.take_expired(now_ms), *again]
+
+    def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
+        """Remove what meets the condition."""
+        return [*self.batcher.take(condition), *self.retries.take(condition)]
+
+    def take_request(
+        self, tenant: str, request_id: str, condition: Callable[[ReceivedWork], bool]
+    ) -> list[ReceivedWork]:
+        """Remove the work of a request that meets the condition, of which there is mostly none: that costs little."""
+        held = self.batcher.take(condition) if self.batcher.holds(tenant, request_id) else []
+        return [*held, *self.retries.take(condition)]
+
+    def pick(self, now_ms: int, engines: EngineStates, *, idle: bool) -> Picked | None:
+        """What to run now; None when no engine has room for anything that waits, or it pays to wait for more.
+
+        What must run alone keeps its engine free of other work from the moment it is due.
+        """
+        runnable = engines.runnable()
+        again = self.retries.next(now_ms, runnable, engines.idle(runnable))
+        if again is not None:
+            return Picked(again.model_key, again.work, again.alone)
+        free = runnable - self.retries.waits_alone(now_ms)
+        continuous = {key for key in free if engines.by_key[key].is_continuous}
+        for key in continuous:
+            work = self.batcher.take_for(key, now_ms, *engines.room(key))
+            if work:
+                return Picked(key, tuple(work))
+        batch = self.batcher.next_batch(now_ms, idle=idle, runnable=free - continuous)
+        return None if batch is None else Picked(batch.model_key, batch.work)
+
+    def due_at_ms(self, engines: EngineStates, *, idle: bool) -> int | None:
+        """When there may be something to pick although nothing else happens; None when not."""
+        runnable = engines.runnable()
+        # What fits into a continuous engine was picked; for more it takes something that ends.
+        batched = {key for key in runnable if not engines.by_key[key].is_continuous}
+        times = (
+            self.retries.due_at_ms(runnable, engines.idle(runnable)),
+            self.batcher.due_at_ms(idle=idle, runnable=batched),
+        )
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)

@@ -1,0 +1,5 @@
+"""``python -m producers.backfill``."""
+
+from producers.backfill.cli import main
+
+main()

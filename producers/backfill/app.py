@@ -1,0 +1,198 @@
+"""Composition root: a job that this process runs, with everything it needs."""
+
+import os
+import random
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
+from time import monotonic
+
+from fairlane.backoff import Backoff
+from fairlane.clock import now_ms
+from fairlane.codec import Codec
+from fairlane.logs import get_logger
+from fairlane.registry import codec_for
+from fairlane.service import StopSignal
+from fairlane.settings import Settings
+from producers.backfill.budget import Budget
+from producers.backfill.database import CALL_TIMEOUT_S
+from producers.backfill.files import blob_of
+from producers.backfill.guard import guarded
+from producers.backfill.inputs import source_of
+from producers.backfill.job import Job, Status, Tally
+from producers.backfill.job_log import PostgresJobLog
+from producers.backfill.job_store import JobStore
+from producers.backfill.lease import LEASE_S, LeaseKeeper
+from producers.backfill.outputs import FileParts
+from producers.backfill.publisher import KafkaPublisher
+from producers.backfill.reply_reader import KafkaReplies
+from producers.backfill.row_ids import RowIds
+from producers.backfill.runner import GRACE_MS, Runner
+from producers.backfill.seams import AwayError, InputChangedError, JobFailedError, LeaseLostError
+from producers.backfill.submission import survey
+
+log = get_logger(__name__)
+
+_IDLE_S = 1.0
+_LOOK_S = 0.5
+_LOCKED_S = 2 * CALL_TIMEOUT_S
+_MOST_SKIPPED = 10
+_WITH_A_RUNNER = (Status.RUNNING, Status.CANCELLING, Status.FINALIZING)
+_BACKOFF = Backoff(first_s=0.2, longest_s=5.0)
+
+OnProgress = Callable[[Job, Tally], None]
+
+
+def _unheard(_job: Job, _done: Tally) -> None:
+    pass
+
+
+class NotToBeRunError(Exception):
+    """Another runner has the job, or it has ended or is paused."""
+
+
+class JobRunner:
+    """Runs jobs one after the other in this process.
+
+    Args:
+        settings: of everything outside.
+        stop: tells the loop to leave the job as it is.
+        lease_s: how long a runner that says nothing keeps its job.
+        grace_ms: see ``producers.backfill.runner``.
+    """
+
+    def __init__(
+        self, settings: Settings, stop: StopSignal, *, lease_s: float = LEASE_S, grace_ms: int = GRACE_MS
+    ) -> None:
+        self._settings = settings
+        self._stop = stop
+        self._lease_s = lease_s
+        self._grace_ms = grace_ms
+        self._dsn = settings.postgres_dsn.get_secret_value()
+        self._codec: Codec = codec_for(settings)
+        self._name = f"{settings.instance_id}@{socket.gethostname()}:{os.getpid()}"
+
+    def run(self, job_id: str, on_progress: OnProgress = _unheard, *, wait_s: float = 0.0) -> Status:
+        """Take a job and run it. Returns where it stands then; PAUSED also when this process is to end.
+
+        ``wait_s``: how long to wait for a runner that may be dead to lose it, and a little longer for a Postgres that
+        does not answer. Raises NotToBeRunError, LeaseLostError, AwayError and JobFailedError.
+        """
+        job, row_cost = self._take(job_id, wait_s)
+        with ExitStack() as open_parts:
+            keeper_log = PostgresJobLog(self._dsn, job_id, job.token, now_ms)
+            control = open_parts.enter_context(
+                LeaseKeeper(keeper_log, self._stop, job.spec.max_cost_tokens, self._lease_s)
+            )
+            job_log = PostgresJobLog(self._dsn, job_id, job.token, now_ms)
+            open_parts.callback(job_log.close)
+
+            def work() -> Status:
+                whole, cost = (job, row_cost) if job.counted else _counted(job, job_log)
+                return self._runner(whole, cost, job_log, control, open_parts, on_progress).run()
+
+            return guarded(job, job_log, work)
+
+    def run_all(self) -> None:
+        """Run whatever waits to be run, until told to stop."""
+        failures = 0
+        while not self._stop.stopping:
+            try:
+                found = self._next(failures)
+                if found is None:
+                    self._stop.wait(_IDLE_S)
+                else:
+                    status = self.run(found)
+                    log.info("job_left", job_id=found, status=status.value)
+                failures = 0
+            except (NotToBeRunError, LeaseLostError):
+                log.info("job_is_with_another_runner")
+            except (AwayError, JobFailedError) as error:
+                failures += 1
+                log.warning("no_job_can_be_run", reason=str(error))
+                self._stop.wait(_BACKOFF.delay_s(failures, random.random()))  # noqa: S311 - jitter, not a secret
+
+    def _take(self, job_id: str, wait_s: float) -> tuple[Job, float]:
+        given_up_at = monotonic() + wait_s
+        # A runner that was stopped amid a transaction keeps the job locked until Postgres ends that.
+        away_until = given_up_at + _LOCKED_S if wait_s else 0.0
+        store = JobStore(self._dsn)
+        try:
+            for looks in count(1):
+                try:
+                    taken = store.take(job_id, self._name, self._lease_s, now_ms())
+                    if taken is not None:
+                        return taken
+                    found = store.find(job_id)
+                except AwayError as error:
+                    if monotonic() >= away_until or self._stop.stopping:
+                        raise
+                    log.warning("job_not_taken_yet", job_id=job_id, reason=str(error))
+                    self._stop.wait(_BACKOFF.delay_s(looks, random.random()))  # noqa: S311 - jitter, not a secret
+                    continue
+                # A runner that was killed keeps its job until its lease is over.
+                is_leased = found is not None and found.status in _WITH_A_RUNNER
+                if not is_leased or monotonic() >= given_up_at or self._stop.stopping:
+                    raise NotToBeRunError(job_id)
+                self._stop.wait(_LOOK_S)
+            raise AssertionError("count() has no end")
+        finally:
+            store.close()
+
+    def _next(self, failures: int) -> str | None:
+        store = JobStore(self._dsn)
+        try:
+            # A job whose input is out of reach must not keep those behind it waiting.
+            return store.next_waiting(failures % _MOST_SKIPPED) or store.next_waiting()
+        finally:
+            store.close()
+
+    def _runner(
+        self,
+        job: Job,
+        row_cost: float,
+        job_log: PostgresJobLog,
+        control: LeaseKeeper,
+        open_parts: ExitStack,
+        on_progress: OnProgress,
+    ) -> Runner:
+        """Raises AwayError and JobFailedError."""
+        partition = RowIds(job.job_id, job.partitions).partition
+        source = source_of(blob_of(job.spec.input, job.spec.endpoint), job.fingerprint, job.spec)
+        open_parts.callback(source.close)
+        publisher = KafkaPublisher(self._settings, self._codec, job.tenant, job.job_id, partition, _end_if_hung)
+        open_parts.callback(publisher.close)
+        replies = KafkaReplies(self._settings, self._codec, job)
+        open_parts.callback(replies.close)
+        return Runner(
+            job,
+            job_log,
+            source,
+            publisher,
+            replies,
+            FileParts(job),
+            control,
+            now_ms,
+            self._codec.encode,
+            budget=Budget(job.spec.max_cost_tokens, row_cost),
+            max_timeout_ms=self._settings.max_timeout_ms,
+            grace_ms=self._grace_ms,
+            on_progress=lambda done: on_progress(job, done),
+        )
+
+
+def _counted(job: Job, job_log: PostgresJobLog) -> tuple[Job, float]:
+    """The job with its rows counted. Raises AwayError, LeaseLostError, JobFailedError."""
+    estimate, fingerprint = survey(job.tenant, job.spec)
+    if fingerprint != job.fingerprint:
+        raise InputChangedError(f"{job.spec.input} has changed since the job was submitted")
+    job_log.count(estimate.rows, estimate.row_cost)
+    return replace(job, total_rows=estimate.rows, counted=True), estimate.row_cost
+
+
+def _end_if_hung(name: str) -> None:
+    """A call of the producer never returned. The process ends, and its job is gone on with by the next one."""
+    log.error("kafka_call_hung", call=name)
+    os._exit(1)

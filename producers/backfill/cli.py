@@ -1,0 +1,304 @@
+"""``python -m producers.backfill``: the commands, and what every one of them does when something is wrong."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from confluent_kafka import KafkaException
+
+from fairlane import logs
+from fairlane.cli.options import AsJson, settings_with
+from fairlane.cli.output import FAILURE, fail, say, show_json, show_table
+from fairlane.cli.progress import progress_bar
+from fairlane.clock import now_ms
+from fairlane.registry import RegistryError
+from fairlane.service import HealthServer, Readiness, StopSignal
+from fairlane.settings import Settings
+from producers.backfill import views
+from producers.backfill.app import JobRunner, NotToBeRunError
+from producers.backfill.job import (
+    DEFAULT_WINDOW_MS,
+    MAX_COST_REACHED,
+    Format,
+    Job,
+    JobSpec,
+    Status,
+    Wanted,
+)
+from producers.backfill.job_store import JobStore
+from producers.backfill.lease import LEASE_S
+from producers.backfill.options import check_rows_under_way, defaults_of, format_of, pairs, window_ms
+from producers.backfill.reply_reader import reply_partitions
+from producers.backfill.seams import AwayError, JobFailedError, LeaseLostError
+from producers.backfill.submission import TooExpensiveError, submit, survey
+
+EXIT_CODES = {
+    Status.COMPLETED: 0,
+    Status.FAILED: FAILURE,
+    Status.PAUSED: 3,
+    Status.CANCELLED: 5,
+    Status.EXPIRED: 6,
+}
+TOO_EXPENSIVE = 4
+NOT_TO_BE_RUN = 7
+_HELP = """Offline jobs: rows of a file through the backfill topics, answers into a file.
+
+Exit status: 0 done; 1 an error, said in one line; 3 paused or stopped, and can be gone on with; 4 it would cost, or has
+cost, more than it may; 5 cancelled; 6 the completion window ended before everything was done; 7 another runner has the
+job, or it is not one to be run.
+"""
+
+app = typer.Typer(
+    name="backfill",
+    help=_HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job, as submit printed it.")]
+MaxCost = Annotated[int | None, typer.Option("--max-cost", min=1, help="The most the job may cost, in cost tokens.")]
+
+
+@app.command("submit")
+def submit_command(
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="A path, or s3://bucket/key.")],
+    output: Annotated[str | None, typer.Argument(metavar="OUTPUT", help="Likewise. Not needed to --dry-run.")] = None,
+    tenant: Annotated[str, typer.Option(help="Whose job it is.")] = "",
+    input_format: Annotated[Format | None, typer.Option(help="By default what the name ends with.")] = None,
+    output_format: Annotated[Format | None, typer.Option(help="By default what the name ends with.")] = None,
+    errors: Annotated[str | None, typer.Option(help="Where rows go that failed. By default: into OUTPUT.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN=FIELD", help="CSV, Parquet: which field a column is.")
+    ] = None,
+    default: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A field of every row that does not set it.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Short for --default model=NAME.")] = None,
+    ordered: Annotated[bool, typer.Option("--ordered/--unordered", help="Rows in the order of the input.")] = True,
+    chunk_rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows that are sent and written together.")] = 1000,
+    max_open_chunks: Annotated[int, typer.Option(min=1, max=64, help="Chunks under way at a time.")] = 8,
+    max_cost: MaxCost = None,
+    completion_window: Annotated[str, typer.Option(help="How long rows may take from the start: 90s, 30m, 24h.")] = "",
+    endpoint: Annotated[
+        str | None, typer.Option(help="Of S3-compatible storage, for instance http://host:9000.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and submit nothing.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Run it at once in this process.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Register a job: the input is read once, its rows are counted and its cost is estimated from some of them."""
+    if not dry_run and output is None:
+        fail("OUTPUT is missing")
+    check_rows_under_way(chunk_rows, max_open_chunks)
+    fields = {**defaults_of(default or ()), **({} if model is None else {"model": model})}
+    spec = JobSpec(
+        source,
+        output or "",
+        input_format or format_of(source, Format.JSONL),
+        output_format or format_of(output or "", Format.JSONL),
+        errors,
+        pairs("--column", column or ()),
+        fields,
+        ordered,
+        chunk_rows,
+        max_open_chunks=max_open_chunks,
+        max_cost_tokens=max_cost,
+        window_ms=window_ms(completion_window) if completion_window else DEFAULT_WINDOW_MS,
+        endpoint=endpoint,
+    )
+    settings = settings_with()
+    surveyed = survey(tenant, spec)
+    if dry_run:
+        estimate = views.estimate_json(surveyed[0], max_cost)
+        show_json(estimate) if as_json else say(views.estimate_line(surveyed[0]))
+        return TOO_EXPENSIVE if estimate["too_expensive"] else 0
+    with _store(settings) as store:
+        job = submit(store, tenant, spec, surveyed, reply_partitions(settings), now_ms)
+    if run:
+        return _run(settings, job.job_id, lease_s=LEASE_S, as_json=as_json)
+    shown = {**views.job_json(job), "estimate": views.estimate_json(surveyed[0], max_cost)}
+    show_json(shown) if as_json else say(f"{job.job_id}  {views.estimate_line(surveyed[0])}")
+    return 0
+
+
+@app.command("run")
+def run_command(
+    job_id: Annotated[str | None, typer.Argument(metavar="JOB", help="One job. Not needed with --all.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Run whatever is queued, until told to stop.")] = False,
+    lease_s: Annotated[
+        float, typer.Option(min=1.0, max=600.0, help="How long a runner that was killed keeps its job.")
+    ] = LEASE_S,
+    as_json: AsJson = False,
+) -> int:
+    """Run a job to its end, or every job that is queued. SIGINT and SIGTERM leave it as it is, to be gone on with."""
+    settings = settings_with()
+    if every == (job_id is not None):
+        fail("give either JOB or --all")
+    if job_id is not None:
+        return _run(settings, job_id, lease_s=lease_s, as_json=as_json)
+    logs.configure(settings, "backfill")
+    stop = StopSignal()
+    stop.install()
+    readiness = Readiness("running")
+    health = HealthServer(readiness, settings.metrics_host, settings.metrics_port)
+    health.start()
+    readiness.set("running")
+    try:
+        JobRunner(settings, stop, lease_s=lease_s).run_all()
+    finally:
+        health.stop()
+    return 0
+
+
+@app.command("status")
+def status_command(job_id: JobId, as_json: AsJson = False) -> None:
+    """Where a job stands."""
+    with _store(settings_with()) as store:
+        job = _found(store.find(job_id), job_id)
+    _show(job, as_json=as_json)
+
+
+@app.command("list")
+def list_command(
+    tenant: Annotated[str | None, typer.Option(help="Only the jobs of this one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """The latest jobs, newest first."""
+    with _store(settings_with(), tenant) as store:
+        jobs = store.newest(limit)
+    if as_json:
+        show_json({"jobs": [views.job_json(job) for job in jobs]})
+    else:
+        show_table(views.COLUMNS, [views.cells(job) for job in jobs])
+
+
+@app.command("pause")
+def pause_command(job_id: JobId, as_json: AsJson = False) -> None:
+    """Stop a job for now: nothing more is sent, and what is under way is answered and kept."""
+    _steer(job_id, Wanted.PAUSE, as_json=as_json)
+
+
+@app.command("resume")
+def resume_command(job_id: JobId, max_cost: MaxCost = None, as_json: AsJson = False) -> None:
+    """Queue a job again that is paused or failed. `run` then goes on with it."""
+    _steer(job_id, Wanted.RUN, max_cost_tokens=max_cost, as_json=as_json)
+
+
+@app.command("cancel")
+def cancel_command(job_id: JobId, as_json: AsJson = False) -> None:
+    """End a job: what is under way is cancelled, and what is done is written."""
+    _steer(job_id, Wanted.CANCEL, as_json=as_json)
+
+
+@app.command("results")
+def results_command(
+    job_id: JobId,
+    out: Annotated[Path | None, typer.Option("--out", help="Copy the output to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where the output of a job is; or copy it."""
+    with _store(settings_with()) as store:
+        job = _found(store.find(job_id), job_id)
+    if not job.status.is_final:
+        fail(f"{job_id} is {job.status}: there is no output yet")
+    if out is not None:
+        views.copy_output(job, out)
+    shown = {
+        "job_id": job_id,
+        "output": job.spec.output,
+        "errors": job.spec.errors,
+        "copy": None if out is None else str(out),
+    }
+    show_json(shown) if as_json else say(str(out or job.spec.output))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit with its status."""
+    try:
+        code = app(arguments, prog_name="python -m producers.backfill", standalone_mode=False)
+    except typer.Abort:
+        fail("stopped")
+    except typer.TyperException as error:
+        message = error.format_message()
+        if "\n" in message:  # no command: the whole help
+            typer.echo(message, err=True)
+            sys.exit(FAILURE)
+        fail(f"{message} (see --help)")
+    except TooExpensiveError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(TOO_EXPENSIVE)
+    except NotToBeRunError as error:
+        typer.echo(f"error: {error}: another runner has it, or it is paused, has ended or is not there", err=True)
+        sys.exit(NOT_TO_BE_RUN)
+    except LeaseLostError:
+        typer.echo("error: another runner took the job over", err=True)
+        sys.exit(NOT_TO_BE_RUN)
+    except (AwayError, JobFailedError, RegistryError, OSError, ValueError) as error:
+        fail(str(error))
+    except KafkaException as error:
+        fail(f"Kafka: {error.args[0].str()}")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run(settings: Settings, job_id: str, *, lease_s: float, as_json: bool) -> int:
+    stop = StopSignal()
+    stop.install()
+    with _store(settings) as store:
+        job = _found(store.find(job_id), job_id)
+        # A connection that rests for hours may be broken when it is wanted again.
+        store.close()
+        logs.configure(settings, "backfill")
+        with progress_bar(job_id, job.total_rows, as_json=as_json) as tell:
+            tell(job.tally.rows)
+            runner = JobRunner(settings, stop, lease_s=lease_s)
+            status = runner.run(
+                job_id, lambda _job, done: tell(done.rows, f"{done.cost_tokens} cost tokens"), wait_s=lease_s * 1.25
+            )
+        job = _found(store.find(job_id), job_id)
+    _show(job, as_json=as_json)
+    if status is Status.PAUSED and job.reason == MAX_COST_REACHED:
+        typer.echo(f"stopped at --max-cost; python -m producers.backfill resume {job_id} --max-cost N", err=True)
+        return TOO_EXPENSIVE
+    if status is Status.PAUSED:
+        how = "resume" if job.status is Status.PAUSED else "run"
+        typer.echo(f"left as it is; python -m producers.backfill {how} {job_id} goes on", err=True)
+    return EXIT_CODES.get(status, FAILURE)
+
+
+def _steer(job_id: str, wanted: Wanted, *, as_json: bool, max_cost_tokens: int | None = None) -> None:
+    with _store(settings_with()) as store:
+        job = store.steer(job_id, wanted, now_ms(), max_cost_tokens=max_cost_tokens)
+        if job is None:
+            job = _found(store.find(job_id), job_id)
+            fail(f"{job_id} is {job.status}: too late to {wanted}")
+    _show(job, as_json=as_json)
+
+
+def _show(job: Job, *, as_json: bool) -> None:
+    if as_json:
+        show_json(views.job_json(job))
+    else:
+        show_table(views.COLUMNS, [views.cells(job)])
+
+
+def _found(job: Job | None, job_id: str) -> Job:
+    if job is None:
+        fail(f"there is no job {job_id}")
+    return job
+
+
+@contextmanager
+def _store(settings: Settings, tenant: str | None = None) -> Iterator[JobStore]:
+    dsn: Any = settings.postgres_dsn.get_secret_value()
+    store = JobStore(dsn) if tenant is None else JobStore(dsn, tenant)
+    try:
+        yield store
+    finally:
+        store.close()

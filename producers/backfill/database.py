@@ -1,0 +1,56 @@
+"""One connection to Postgres for whoever looks after jobs: every call bounded, every failure one of ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from fairlane.postgres import act_for, connect, deadline, explain
+from producers.backfill.seams import AwayError, JobFailedError
+
+CALL_TIMEOUT_S = 10.0
+_APPLICATION = "fairlane-backfill"
+# The server ends what we no longer wait for.
+_SERVER_TIMEOUTS_S = {"idle_in_transaction_session_timeout": 10, "statement_timeout": 8}
+
+
+class Database:
+    """Opened when it is first needed and again after every failure. Used by one thread."""
+
+    def __init__(self, dsn: str, tenant: str) -> None:
+        """``tenant``: whose rows are seen and written; ALL_TENANTS for a trusted service."""
+        self._dsn = dsn
+        self._tenant = tenant
+        self._connection: psycopg.Connection | None = None
+
+    def close(self) -> None:
+        """Give the connection back; the next call opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection]:
+        """A bounded transaction.
+
+        Raises AwayError: whether it was committed is unknown; JobFailedError: Postgres will never take this.
+        """
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            with deadline(self._connection, CALL_TIMEOUT_S), self._connection.transaction():
+                act_for(self._connection, self._tenant)
+                yield self._connection
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            # Its text may quote a row.
+            raise JobFailedError(f"Postgres refused it: {type(error).__name__} ({error.sqlstate})") from None
+        except psycopg.errors.UndefinedTable:
+            self.close()
+            raise JobFailedError("Postgres has no tables for jobs; `fairlane db upgrade` makes them") from None
+        except psycopg.Error as error:
+            self.close()
+            raise AwayError(f"Postgres: {explain(error)}") from None
+
+    def _connect(self) -> psycopg.Connection:
+        options = " ".join(f"-c {name}={seconds}s" for name, seconds in _SERVER_TIMEOUTS_S.items())
+        return connect(self._dsn, _APPLICATION, options=options, autocommit=True)

@@ -1,0 +1,228 @@
+"""Rows of JSONL, CSV and Parquet, read from any place on; memory is that of a few blocks, however large the file is."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from producers.backfill.files import BLOCK_BYTES, Blob
+from producers.backfill.job import Fingerprint, Format, JobSpec, Position
+from producers.backfill.line_splitter import LineSplitter, Piece
+from producers.backfill.row import BadRow, RowContent
+from producers.backfill.rows import FIELD_NAMES
+from producers.backfill.seams import InputChangedError, NoSuchInputError, Source
+
+_BOM = b"\xef\xbb\xbf"
+_HEADER_BYTES = 64 * 1024
+_BATCH_ROWS = 1_000
+
+
+class LineSource:
+    """JSONL or CSV. See :class:`producers.backfill.seams.Source`."""
+
+    def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
+        """Raises NoSuchInputError when a CSV has no column of those that are named."""
+        self._blob = blob
+        self._fingerprint = fingerprint
+        self._spec = spec
+        self._is_csv = spec.input_format is Format.CSV
+        self._header: tuple[list[str | None], int] | None = None
+        self._rows: Iterator[tuple[RowContent, int, int]] = iter(())
+        self._at: int | None = None
+
+    def close(self) -> None:
+        """Nothing is open between two blocks."""
+
+    def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
+        # Looked at with every chunk, so that what is changed while the job runs is noticed.
+        self._blob.read(0, 1, self._fingerprint)
+        if self._at != begin.offset:
+            self._rows = self._rows_from(begin.offset)
+        self._at = None
+        rows: list[RowContent] = []
+        held, end = 0, begin.offset
+        for content, size, row_end in islice(self._rows, most_rows):
+            rows.append(content)
+            end = row_end
+            held += size
+            if held >= most_bytes:
+                break
+        self._at = end
+        return rows, Position(0, end)
+
+    def _rows_from(self, offset: int) -> Iterator[tuple[RowContent, int, int]]:
+        """Content, size and end of each row."""
+        columns: list[str | None] = []
+        if self._is_csv:
+            columns, first = self._columns()
+            offset = max(offset, first)
+        for piece in self._pieces(offset):
+            content = piece.content
+            if content is not None and not content.strip():
+                continue
+            if content is None:
+                wrong = BadRow(None, "row", f"{piece.size_bytes} bytes are more than {self._spec.max_row_bytes}")
+                yield wrong, 0, piece.end
+            elif self._is_csv:
+                yield _csv_row(content, columns), piece.size_bytes, piece.end
+            else:
+                yield content, piece.size_bytes, piece.end
+
+    def _columns(self) -> tuple[list[str | None], int]:
+        """The field of each column, None for one that is not taken, and where the first row begins."""
+        if self._header is None:
+            splitter = LineSplitter(_HEADER_BYTES, quoted=True)
+            piece = next(self._split(splitter, 0), None)
+            names = [] if piece is None or piece.content is None else _cells(piece.content.removeprefix(_BOM))
+            if piece is None or not isinstance(names, list):
+                raise NoSuchInputError(f"{self._spec.input}: the first line is no header of CSV")
+            self._header = fields_of_columns(names, self._spec), piece.end
+        return self._header
+
+    def _pieces(self, offset: int) -> Iterator[Piece]:
+        splitter = LineSplitter(self._spec.max_row_bytes, offset, quoted=self._is_csv)
+        for piece in self._split(splitter, offset):
+            if piece.content is not None and piece.content.startswith(_BOM) and piece.end <= piece.size_bytes + 1:
+                yield Piece(piece.content.removeprefix(_BOM), piece.size_bytes, piece.end)
+            else:
+                yield piece
+
+    def _split(self, splitter: LineSplitter, offset: int) -> Iterator[Piece]:
+        while block := self._blob.read(offset, BLOCK_BYTES, self._fingerprint):
+            offset += len(block)
+            yield from splitter.feed(block)
+        last = splitter.last()
+        if last is not None:
+            yield last
+
+
+class ParquetSource:
+    """Parquet, by row groups. See :class:`producers.backfill.seams.Source`."""
+
+    def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
+        """Raises NoSuchInputError when it is no Parquet, or has no column of those that are named."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._blob = blob
+        self._fingerprint = fingerprint
+        self._spec = spec
+        self._handle = blob.open()
+        try:
+            self._file = pq.ParquetFile(self._handle, buffer_size=BLOCK_BYTES)
+        except (pa.ArrowException, OSError):
+            self._handle.close()
+            raise NoSuchInputError(f"{spec.input}: cannot be read as Parquet") from None
+        names = self._file.schema_arrow.names
+        taken = zip(names, fields_of_columns(names, spec), strict=True)
+        self._fields = {name: field for name, field in taken if field is not None}
+        self._rows: Iterator[tuple[RowContent, Position]] = iter(())
+        self._at: Position | None = None
+
+    @property
+    def total_rows(self) -> int:
+        """As the file itself says."""
+        return int(self._file.metadata.num_rows)
+
+    def close(self) -> None:
+        self._file.close(force=True)
+        self._handle.close()
+
+    def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
+        import pyarrow as pa
+
+        if self._blob.fingerprint() != self._fingerprint:
+            raise InputChangedError(f"{self._spec.input} has changed since the job was submitted")
+        if self._at != begin:
+            self._rows = self._rows_from(begin)
+        self._at = None
+        rows: list[RowContent] = []
+        held, end = 0, begin
+        try:
+            for content, row_end in islice(self._rows, most_rows):
+                size = _size_of(content)
+                too_large = BadRow(None, "row", f"{size} bytes are more than {self._spec.max_row_bytes}")
+                rows.append(content if size <= self._spec.max_row_bytes else too_large)
+                end = row_end
+                held += size
+                if held >= most_bytes:
+                    break
+        except (pa.ArrowException, OSError) as error:
+            raise NoSuchInputError(f"{self._spec.input}: cannot be read on ({type(error).__name__})") from None
+        self._at = end
+        return rows, end
+
+    def _rows_from(self, begin: Position) -> Iterator[tuple[RowContent, Position]]:
+        """Each row and where the next one begins."""
+        batch_rows = min(self._spec.chunk_rows, _BATCH_ROWS)
+        for group in range(begin.group, self._file.num_row_groups):
+            skip = begin.offset if group == begin.group else 0
+            passed = 0
+            for batch in self._file.iter_batches(batch_rows, [group], columns=list(self._fields)):
+                first = max(skip, passed)
+                if first < passed + batch.num_rows:
+                    for number, content in enumerate(self._contents(batch.slice(first - passed)), first + 1):
+                        yield content, Position(group, number)
+                passed += batch.num_rows
+
+    def _contents(self, batch: Any) -> Iterator[RowContent]:
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError) as error:
+            # A text that is no UTF-8, or a time that is none, spoils the whole batch: one by one they are told apart.
+            if batch.num_rows == 1:
+                yield BadRow(None, "row", f"cannot be read: {type(error).__name__}")
+            else:
+                for number in range(batch.num_rows):
+                    yield from self._contents(batch.slice(number, 1))
+            return
+        for row in rows:
+            yield {self._fields[name]: value for name, value in row.items()}
+
+
+def fields_of_columns(names: list[str], spec: JobSpec) -> list[str | None]:
+    """The request field of each column, None where it is not taken. Raises NoSuchInputError for a name without one."""
+    missing = spec.columns.keys() - set(names)
+    if missing:
+        raise NoSuchInputError(f"{spec.input}: there is no column {min(missing)!r}")
+    if spec.columns:
+        return [spec.columns.get(name) for name in names]
+    return [name if name in FIELD_NAMES else None for name in names]
+
+
+def source_of(blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> Source:
+    """The rows of an input. Raises AwayError, JobFailedError."""
+    made: Callable[[Blob, Fingerprint, JobSpec], Source] = (
+        ParquetSource if spec.input_format is Format.PARQUET else LineSource
+    )
+    return made(blob, fingerprint, spec)
+
+
+def _csv_row(content: bytes, columns: list[str | None]) -> RowContent:
+    cells = _cells(content)
+    if isinstance(cells, BadRow):
+        return cells
+    if len(cells) != len(columns):
+        return BadRow(None, "row", f"{len(cells)} cells; the header has {len(columns)}")
+    # An empty cell is a field that is not set: CSV has no other way to say it.
+    return {name: cell for name, cell in zip(columns, cells, strict=True) if name is not None and cell}
+
+
+def _cells(content: bytes) -> "list[str] | BadRow":
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return BadRow(None, "row", f"not UTF-8: byte {error.start} of the row")
+    try:
+        return next(csv.reader([text.rstrip("\r")], strict=True))
+    except (csv.Error, StopIteration) as error:
+        return BadRow(None, "row", f"not CSV: {error}")
+
+
+def _size_of(value: object) -> int:
+    """About how many bytes a value of Parquet has."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_size_of, value.values()))
+    return sum(map(_size_of, value)) if isinstance(value, (list, tuple)) else 8

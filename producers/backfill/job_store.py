@@ -1,0 +1,176 @@
+"""Jobs in Postgres: registering, finding, steering them, and taking the lease of one."""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from fairlane.postgres import ALL_TENANTS
+from producers.backfill.database import Database
+from producers.backfill.job import Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
+
+COLUMNS = """
+job_id, tenant, spec, input_bytes, input_version, total_rows, partitions, status, wanted, reason, ok_rows, failed_rows,
+expired_rows, cancelled_rows, prompt_tokens, completion_tokens, cost_tokens, planned_rows, next_chunk, next_group,
+next_offset, created_at_ms, started_at_ms, deadline_at_ms, ended_at_ms, runner, token, max_cost_tokens
+"""
+INSERT = """
+INSERT INTO backfill_jobs (job_id, tenant, spec, input_bytes, input_version, total_rows, partitions, max_cost_tokens,
+                           estimated_row_cost, created_at_ms)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+"""
+_BY_ID = f"SELECT {COLUMNS} FROM backfill_jobs WHERE job_id = %s"  # noqa: S608 - our own names
+_LIST = f"""
+SELECT {COLUMNS} FROM backfill_jobs
+WHERE (%(before_ms)s::bigint IS NULL OR (created_at_ms, job_id) < (%(before_ms)s, %(before_id)s))
+ORDER BY created_at_ms DESC, job_id DESC LIMIT %(limit)s
+"""  # noqa: S608 - our own names
+# A job of which nothing was ever sent needs no runner to be cancelled.
+_STEER = f"""
+UPDATE backfill_jobs SET
+    wanted = %(wanted)s,
+    max_cost_tokens = coalesce(%(max_cost)s, max_cost_tokens),
+    reason = CASE WHEN %(wanted)s = 'run' THEN NULL ELSE reason END,
+    status = CASE
+        WHEN %(wanted)s = 'run' AND status IN ('paused', 'failed') THEN 'queued'
+        WHEN %(wanted)s = 'pause' AND lease_is_free AND status IN ('queued', 'running') THEN 'paused'
+        WHEN %(wanted)s = 'cancel' AND lease_is_free AND next_chunk = 0 THEN 'cancelled'
+        WHEN %(wanted)s = 'cancel' THEN 'cancelling'
+        ELSE status END,
+    ended_at_ms = CASE
+        WHEN %(wanted)s = 'cancel' AND lease_is_free AND next_chunk = 0 THEN %(now_ms)s
+        WHEN %(wanted)s = 'run' THEN NULL
+        ELSE ended_at_ms END
+FROM (
+    SELECT job_id AS found, coalesce(lease_until < clock_timestamp(), true) AS lease_is_free
+    FROM backfill_jobs WHERE job_id = %(job_id)s FOR UPDATE
+) AS lease
+WHERE job_id = found AND status NOT IN ('completed', 'expired', 'cancelled')
+    AND NOT (wanted = 'cancel' AND %(wanted)s <> 'cancel')
+RETURNING {COLUMNS}
+"""  # noqa: S608 - our own names
+_RUNNABLE = "wanted <> 'pause' AND status NOT IN ('completed', 'expired', 'cancelled', 'failed', 'paused')"
+_TAKE = f"""
+UPDATE backfill_jobs SET
+    token = token + 1,
+    runner = %(runner)s,
+    lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s),
+    status = CASE WHEN wanted = 'cancel' THEN 'cancelling' ELSE 'running' END,
+    started_at_ms = coalesce(started_at_ms, %(now_ms)s),
+    deadline_at_ms = coalesce(deadline_at_ms, %(now_ms)s + (spec->>'window_ms')::bigint)
+WHERE job_id = %(job_id)s AND {_RUNNABLE} AND coalesce(lease_until < clock_timestamp(), true)
+RETURNING {COLUMNS}, estimated_row_cost
+"""  # noqa: S608 - our own names
+_WAITING = f"""
+SELECT job_id FROM backfill_jobs
+WHERE {_RUNNABLE} AND coalesce(lease_until < clock_timestamp(), true)
+ORDER BY created_at_ms, job_id LIMIT 1 OFFSET %s
+"""  # noqa: S608 - our own names
+
+
+def new_job_id() -> str:
+    """16 hexadecimal digits, at random."""
+    return secrets.token_hex(8)
+
+
+class JobStore:
+    """Every job, or those of one tenant. Raises AwayError and JobFailedError as ``Database`` does."""
+
+    def __init__(self, dsn: str, tenant: str = ALL_TENANTS) -> None:
+        self._database = Database(dsn, tenant)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def add(self, job: Job, *, estimated_row_cost: float) -> None:
+        """Register a job; it is queued."""
+        with self._database.transaction() as connection:
+            connection.execute(INSERT, inserted(job, estimated_row_cost))
+
+    def find(self, job_id: str) -> Job | None:
+        """The job of this id, if it is there to be seen."""
+        rows = self._rows(_BY_ID, (job_id,))
+        return job_of(rows[0]) if rows else None
+
+    def newest(self, limit: int, before: tuple[int, str] | None = None) -> list[Job]:
+        """The latest jobs, newest first; ``before``: only older ones than this time of creation and id."""
+        before_ms, before_id = before or (None, None)
+        rows = self._rows(_LIST, {"limit": limit, "before_ms": before_ms, "before_id": before_id})
+        return [job_of(row) for row in rows]
+
+    def steer(self, job_id: str, wanted: Wanted, now_ms: int, *, max_cost_tokens: int | None = None) -> Job | None:
+        """Say what is wanted of a job. None, and nothing changed, if it has ended, is being cancelled, or is not
+        there."""
+        values = {"job_id": job_id, "wanted": wanted.value, "max_cost": max_cost_tokens, "now_ms": now_ms}
+        rows = self._rows(_STEER, values)
+        return job_of(rows[0]) if rows else None
+
+    def take(self, job_id: str, runner: str, lease_s: float, now_ms: int) -> tuple[Job, float] | None:
+        """Take the lease of a job that is to run. Returns the job and the estimated cost of a row; None if another
+        runner has it, or it is not to run."""
+        values = {"job_id": job_id, "runner": runner, "lease_s": lease_s, "now_ms": now_ms}
+        rows = self._rows(_TAKE, values)
+        return (job_of(rows[0]), float(rows[0]["estimated_row_cost"])) if rows else None
+
+    def next_waiting(self, skip: int = 0) -> str | None:
+        """The oldest job that is to run and that nobody runs, leaving out so many that are older."""
+        rows = self._rows(_WAITING, (skip,))
+        return str(rows[0]["job_id"]) if rows else None
+
+    def _rows(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[dict[str, Any]]:
+        with self._database.transaction() as connection, connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(query.encode(), values).fetchall()
+
+
+def inserted(job: Job, estimated_row_cost: float) -> tuple[Any, ...]:
+    """The values of INSERT."""
+    spec, fingerprint = job.spec, job.fingerprint
+    return (
+        job.job_id,
+        job.tenant,
+        json.dumps(spec.as_json()),
+        fingerprint.size_bytes,
+        fingerprint.version,
+        job.total_rows if job.counted else None,
+        job.partitions,
+        spec.max_cost_tokens,
+        estimated_row_cost,
+        job.created_at_ms,
+    )
+
+
+def job_of(row: Mapping[str, Any]) -> Job:
+    """The job that a row of COLUMNS is."""
+    spec = JobSpec.from_json({**row["spec"], "max_cost_tokens": row["max_cost_tokens"]})
+    return Job(
+        row["job_id"],
+        row["tenant"],
+        spec,
+        Fingerprint(row["input_bytes"], row["input_version"]),
+        row["total_rows"] or 0,
+        row["partitions"],
+        Status(row["status"]),
+        Wanted(row["wanted"]),
+        row["reason"],
+        Tally(
+            row["ok_rows"],
+            row["failed_rows"],
+            row["expired_rows"],
+            row["cancelled_rows"],
+            row["prompt_tokens"],
+            row["completion_tokens"],
+            row["cost_tokens"],
+        ),
+        row["planned_rows"],
+        row["next_chunk"],
+        Position(row["next_group"], row["next_offset"]),
+        row["created_at_ms"],
+        row["started_at_ms"],
+        row["deadline_at_ms"],
+        row["ended_at_ms"],
+        row["runner"],
+        row["token"],
+        row["total_rows"] is not None,
+    )

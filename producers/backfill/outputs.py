@@ -1,0 +1,202 @@
+"""Answers into parts, and parts into the output: JSONL, CSV or Parquet. A part is whole or not there."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import combinations
+from typing import Any
+
+from fairlane.outcomes import Outcome
+from fairlane.records import InferenceReply
+from producers.backfill.answers import RowAnswer
+from producers.backfill.files import Blob, are_same, blob_of, blocks_of, delete_folder
+from producers.backfill.job import Format, Job, JobSpec
+from producers.backfill.openai_responses import error_response_of
+from producers.backfill.seams import JobFailedError, NoSuchInputError
+
+_COLUMNS = tuple(field.name for field in fields(RowAnswer) if field.name != "url")
+_HEADER = (",".join(_COLUMNS) + "\r\n").encode()
+_ERRORS: Mapping[str, str] = {Outcome.EXPIRED: "batch_expired", Outcome.CANCELLED: "batch_cancelled"}
+"""What OpenAI's clients know of requests that were never done."""
+
+
+class FileParts:
+    """See :class:`producers.backfill.seams.Parts`. Parts stand in a folder beside the output.
+
+    A part's name has the runner's token in it: one that lost its lease overwrites nothing that counts.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Raises JobFailedError for an output that cannot be one."""
+        check_places(job.spec)
+        self._spec = job.spec
+        self._token = job.token
+        self._job_id = job.job_id
+        self._outputs = [url for url in (job.spec.output, job.spec.errors) if url is not None]
+        for url in self._outputs:
+            blob_of(url, job.spec.endpoint)
+
+    def write(self, chunk: int, answers: Sequence[RowAnswer]) -> str:
+        name = f"{chunk:010d}-{self._token}"
+        for url, some in zip(self._outputs, self._split(answers), strict=True):
+            self._part(url, name).write([rendered(some, self._spec)])
+        return name
+
+    def join(self, parts: Callable[[], Iterator[str]]) -> None:
+        for url in self._outputs:
+            blob_of(url, self._spec.endpoint).write(self._joined(self._part(url, name) for name in parts()))
+
+    def clean_up(self) -> None:
+        for url in self._outputs:
+            delete_folder(self._folder(url), self._spec.endpoint)
+
+    def _joined(self, parts: Iterable[Blob]) -> Iterator[bytes]:
+        if self._spec.output_format is Format.PARQUET:
+            yield from _joined_parquet(parts)
+            return
+        if self._spec.output_format is Format.CSV:
+            yield _HEADER
+        for part in parts:
+            yield from blocks_of(part, part.fingerprint())
+
+    def _split(self, answers: Sequence[RowAnswer]) -> list[list[RowAnswer]]:
+        if len(self._outputs) == 1:
+            return [list(answers)]
+        ok = [answer for answer in answers if answer.outcome == Outcome.OK]
+        return [ok, [answer for answer in answers if answer.outcome != Outcome.OK]]
+
+    def _part(self, url: str, name: str) -> Blob:
+        return blob_of(f"{self._folder(url)}/{name}", self._spec.endpoint)
+
+    def _folder(self, url: str) -> str:
+        return f"{url}.parts-{self._job_id}"
+
+
+def check_places(spec: JobSpec) -> None:
+    """Raises JobFailedError when one file would be written over another."""
+    places = {"INPUT": spec.input, "OUTPUT": spec.output or None, "--errors": spec.errors}
+    named = [(name, url) for name, url in places.items() if url is not None]
+    for (name, url), (other, other_url) in combinations(named, 2):
+        if are_same(url, other_url):
+            raise JobFailedError(f"{other} is the same file as {name}: {other_url}")
+
+
+def rendered(answers: Sequence[RowAnswer], spec: JobSpec) -> bytes:
+    """Some answers as they stand in the output; CSV without its header."""
+    match spec.output_format:
+        case Format.JSONL:
+            return b"".join(_line(answer) for answer in answers)
+        case Format.CSV:
+            text = io.StringIO()
+            csv.writer(text).writerows(_cells(answer) for answer in answers)
+            return text.getvalue().encode()
+        case Format.PARQUET:
+            return _parquet(answers)
+
+
+def _line(answer: RowAnswer) -> bytes:
+    text = _plain_line(answer) if answer.url is None else _openai_line(answer, answer.request_id or f"row-{answer.row}")
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _plain_line(answer: RowAnswer) -> str:
+    ok = answer.output is not None
+    said: dict[str, Any] = (
+        {"model": answer.model, "finish_reason": answer.finish_reason}
+        if ok
+        else {"error": {"code": answer.code, "field": answer.field, "message": answer.message}}
+    )
+    usage = {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "cost_tokens": answer.cost_tokens,
+    }
+    head = _json({"row": answer.row, "id": answer.row_id, "outcome": answer.outcome})[:-1]
+    # What the model said is JSON already: it is not read and made again for every row.
+    output = f',"output":{answer.output}' if ok else ""
+    return f"{head}{output},{_json({**said, 'usage': usage, 'request_id': answer.request_id})[1:]}"
+
+
+def _openai_line(answer: RowAnswer, name: str) -> str:
+    line: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": answer.row_id, "response": None, "error": None}
+    if answer.output is not None:
+        del line["response"]
+        head, response = _json(line)[:-1], _json({"status_code": 200, "request_id": name})[:-1]
+        return f'{head},"response":{response},"body":{answer.output}}}}}'
+    if answer.outcome in _ERRORS:
+        line["error"] = {"code": _ERRORS[answer.outcome], "message": answer.message}
+    else:
+        code, message, field = answer.code, answer.message, answer.field
+        status, body = error_response_of(InferenceReply(name, "", answer.outcome, code, field, message))
+        line["response"] = {"status_code": status, "request_id": name, "body": body}
+    return _json(line)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _cells(answer: RowAnswer) -> tuple[Any, ...]:
+    return tuple(getattr(answer, name) for name in _COLUMNS)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    numbers = {"row", "prompt_tokens", "completion_tokens", "cost_tokens"}
+    return pa.schema([(name, pa.int64() if name in numbers else pa.string()) for name in _COLUMNS])
+
+
+def _parquet(answers: Sequence[RowAnswer]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [dict(zip(_COLUMNS, _cells(answer), strict=True)) for answer in answers]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=_schema()), sink)
+    return bytes(sink.getvalue())
+
+
+def _joined_parquet(parts: Iterable[Blob]) -> Iterator[bytes]:
+    """One file of which each part is a row group."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    written = _Drained()
+    with pq.ParquetWriter(pa.PythonFile(written, mode="w"), _schema()) as writer:
+        for part in parts:
+            with part.open() as file:
+                try:
+                    writer.write_table(pq.read_table(pa.BufferReader(file.read())))
+                except pa.ArrowException:
+                    raise NoSuchInputError("a part of the output cannot be read") from None
+            yield written.take()
+    yield written.take()
+
+
+class _Drained(io.RawIOBase):
+    """What is written to it is taken out again, so that a file may be longer than memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, block: Any) -> int:
+        self._blocks.append(bytes(block))
+        self._position += len(block)
+        return len(block)
+
+    def tell(self) -> int:
+        return self._position
+
+    def take(self) -> bytes:
+        """All since the last time."""
+        found = b"".join(self._blocks)
+        self._blocks.clear()
+        return found

@@ -1,0 +1,200 @@
+"""A row of the input, as a request or as the reason why it is none. Pure; no reason quotes what the row holds."""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
+
+from fairlane.client.requests import RequestFields, build_request, check_request
+from fairlane.outcomes import Task
+from fairlane.records import InferenceRequest, Retrieval
+from producers.backfill.openai_requests import is_openai_line, read_line
+from producers.backfill.row import BadRow, GoodRow, ParsedRow, RowContent
+
+MOST_ID_CHARS = 512
+_MOST_NAME_CHARS = 64
+NO_ID = "00000000-0000-0000-0000-000000000000"
+"""What stands for the id of a row until it is sent."""
+
+_FROM_JSON = frozenset({"messages", "texts", "documents", "stop", "retrieval", "metadata"})
+"""Fields that a column of CSV holds as JSON, since they are more than one text or number."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class _Turn(_Strict):
+    role: str
+    content: str
+
+
+class _Retrieval(_Strict):
+    collection: str
+    top_k: int = 4
+    mode: str = "hybrid"
+
+
+class _Fields(_Strict):
+    """What a row may say: fields of a request, without those that are the job's to set."""
+
+    id: Annotated[str, StringConstraints(max_length=MOST_ID_CHARS)] | int | None = None
+    model: str
+    task: Literal["generate", "embed", "rank", "classify"] | None = None
+    messages: list[_Turn] | None = None
+    prompt: str | None = None
+    texts: list[str] | None = None
+    query: str | None = None
+    documents: list[str] | None = None
+    image: str | bytes | None = None
+    max_tokens: int | None = None
+    temperature: float = Field(0.0, allow_inf_nan=False)
+    top_p: float = Field(1.0, allow_inf_nan=False)
+    stop: str | list[str] = ()  # type: ignore[assignment]  # as build_request has it: none
+    seed: int | None = None
+    logprobs: int | None = None
+    priority: str = "low"
+    retrieval: _Retrieval | None = None
+    group: str | None = None
+    cache: str | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+FIELD_NAMES = frozenset({*_Fields.model_fields, "custom_id"})
+"""What columns may be named to be taken without being asked for."""
+
+
+def parse_row(
+    content: RowContent, tenant: str, defaults: Mapping[str, Any], openai_url: str | None = None
+) -> ParsedRow:
+    """The request that a row makes of ``tenant``; with ``openai_url`` it must be an OpenAI batch line for that.
+
+    Never raises because of the row.
+    """
+    found = _parsed(content, tenant, defaults, openai_url)
+    if isinstance(found, BadRow) and found.url is None and openai_url is not None:
+        return replace(found, url=openai_url)
+    return found
+
+
+def _parsed(content: RowContent, tenant: str, defaults: Mapping[str, Any], openai_url: str | None) -> ParsedRow:
+    if isinstance(content, BadRow):
+        return content
+    if isinstance(content, bytes):
+        try:
+            found = from_json(content, allow_inf_nan=False)
+        except ValueError as error:
+            return BadRow(None, "row", f"not JSON: {error}")
+        if not isinstance(found, dict):
+            return BadRow(None, "row", "not a JSON object")
+        strict = True
+    else:
+        found, strict = {name: value for name, value in content.items() if value is not None}, False
+    row_id = _id_of(found)
+    if openai_url is not None and found.get("url") != openai_url:
+        return BadRow(row_id, "url", f"must be {openai_url}, as the batch's endpoint")
+    if is_openai_line(found):
+        line = read_line(found, tenant, NO_ID)
+        if line.request is None:
+            return BadRow(row_id, line.field, line.reason, line.url)
+        return GoodRow(row_id, line.request, line.url)
+    if "id" not in found:
+        found.pop("custom_id", None)
+    try:
+        return GoodRow(row_id, _request({**defaults, **found}, tenant, strict=strict))
+    except _WrongFieldError as error:
+        return BadRow(row_id, error.field, error.reason)
+
+
+class _WrongFieldError(Exception):
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(field, reason)
+        self.field = field
+        self.reason = reason
+
+
+def _request(found: Mapping[str, Any], tenant: str, *, strict: bool) -> InferenceRequest:
+    try:
+        given = _Fields.model_validate(found if strict else _decoded(found), strict=strict)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise _WrongFieldError(_name(first["loc"]), first["msg"].removeprefix("Value error, ")) from None
+    fields = RequestFields(
+        model=given.model,
+        task=given.task or _task_of(given),
+        messages=None if given.messages is None else [turn.model_dump() for turn in given.messages],
+        prompt=given.prompt,
+        texts=given.texts,
+        query=given.query,
+        documents=given.documents,
+        image=_image(given.image),
+        max_tokens=given.max_tokens,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        stop=given.stop,
+        seed=given.seed,
+        logprobs=given.logprobs,
+        priority=given.priority,
+        retrieval=None if given.retrieval is None else Retrieval(**given.retrieval.model_dump()),
+        group=given.group,
+        cache=given.cache,
+        metadata=given.metadata,
+        request_id=NO_ID,
+    )
+    try:
+        request = build_request(**fields)
+        check_request(request, tenant)
+    except ValueError as error:
+        field, _, reason = str(error).partition(": ")
+        raise _WrongFieldError(field, reason) from None
+    return request
+
+
+def _task_of(given: _Fields) -> str:
+    """What its input is for."""
+    if given.texts is not None:
+        return Task.EMBED.value
+    if given.documents is not None or given.query is not None:
+        return Task.RANK.value
+    if given.image is not None:
+        return Task.CLASSIFY.value
+    return Task.GENERATE.value
+
+
+def _image(given: str | bytes | None) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    try:
+        return base64.b64decode(given, validate=True)
+    except (binascii.Error, ValueError):
+        raise _WrongFieldError("image", "not base64") from None
+
+
+def _decoded(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns as fields: what is more than one text or number stands there as JSON."""
+    fields = dict(found)
+    for name in _FROM_JSON & fields.keys():
+        value = fields[name]
+        if isinstance(value, str) and (name != "stop" or value.startswith("[")):
+            try:
+                fields[name] = json.loads(value)
+            except (ValueError, RecursionError):
+                raise _WrongFieldError(name, "not JSON") from None
+    return fields
+
+
+def _id_of(found: Mapping[str, Any]) -> str | None:
+    value = found.get("custom_id", found.get("id"))
+    if isinstance(value, str) and len(value) <= MOST_ID_CHARS:
+        return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _name(location: tuple[int | str, ...]) -> str:
+    """Where in the row; what the row itself calls a field is cut."""
+    return ".".join(str(part) for part in location)[:_MOST_NAME_CHARS] or "row"

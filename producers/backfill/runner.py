@@ -1,0 +1,359 @@
+"""The loop of one job: plan a chunk, publish it, collect the replies, write them, and at the end join what was written.
+
+Whatever is durable is durable in Postgres, in Kafka or in files before the step after it begins, so that a runner that
+is killed anywhere leaves a job that another one goes on with:
+
+- planned, not published: it is published now. Whether it is, the log itself says (see ``Publisher``).
+- published, not answered: the replies are read from where they can begin.
+- answered, not written: the same.
+- written, not done: it is written again, under another name; what counts is the part that is named with ``done``.
+- all done: the parts are joined again.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import TypeVar
+
+from fairlane.backoff import Backoff
+from fairlane.clock import ClockMs
+from fairlane.logs import get_logger
+from fairlane.names import JOBS_REPLIES
+from fairlane.outcomes import Outcome
+from fairlane.records import InferenceRequest
+from producers.backfill.answers import tally_of
+from producers.backfill.budget import Budget
+from producers.backfill.chunk_ledger import ChunkLedger
+from producers.backfill.job import MAX_COST_REACHED, ChunkPlan, Job, Status, Tally, Wanted
+from producers.backfill.row import BadRow, ParsedRow, RowContent
+from producers.backfill.row_ids import RowIds
+from producers.backfill.rows import parse_row
+from producers.backfill.seams import (
+    AwayError,
+    Control,
+    JobFailedError,
+    JobLog,
+    LeaseLostError,
+    Parts,
+    Publisher,
+    Replies,
+    Source,
+)
+
+log = get_logger(__name__)
+
+MOST_RECORD_BYTES = 4_000_000
+"""A little less than a record of a backfill topic may have (topics.yaml)."""
+
+MOST_HELD_BYTES = 64 * 1024 * 1024
+"""No further chunk is opened while so much waits to be written."""
+
+GRACE_MS = 30_000
+"""How long after its deadline, or after it was cancelled, a row is waited for: its reply may be on its way."""
+
+_READ_S = 0.2
+_BACKOFF = Backoff(first_s=0.2, longest_s=5.0)
+
+T = TypeVar("T")
+
+
+class Runner:
+    """Runs one job to its end, or until it is told to stop. Used by one thread.
+
+    Args:
+        job: as it was when the lease was taken.
+        budget: of the job; the estimate of a row is all it needs, the limit comes from ``control``.
+        max_timeout_ms: the longest a request may have.
+        grace_ms: see ``GRACE_MS``.
+        on_progress: told what is done, after every chunk.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        log_: JobLog,
+        source: Source,
+        publisher: Publisher,
+        replies: Replies,
+        parts: Parts,
+        control: Control,
+        clock: ClockMs,
+        encode: Callable[[InferenceRequest], bytes],
+        *,
+        budget: Budget,
+        max_timeout_ms: int,
+        grace_ms: int = GRACE_MS,
+        on_progress: Callable[[Tally], None] = lambda _done: None,
+    ) -> None:
+        self._job = job
+        self._log = log_
+        self._source = source
+        self._publisher = publisher
+        self._replies = replies
+        self._parts = parts
+        self._control = control
+        self._clock = clock
+        self._encode = encode
+        self._budget = budget
+        self._max_timeout_ms = max_timeout_ms
+        self._grace_ms = grace_ms
+        self._on_progress = on_progress
+        self._ids = RowIds(job.job_id, job.partitions)
+        self._ledger = ChunkLedger(job.tenant, self._ids)
+        self._done = job.tally
+        self._planned = job.planned
+        self._next_chunk = job.next_chunk
+        self._position = job.next_position
+        self._cancelled_at_ms: int | None = None
+        self._begun_at_ms = clock()
+        self._replies_end: int | None = None
+
+    def run(self) -> Status:
+        """Where the job stands when this returns; PAUSED also when the process is to end.
+
+        Raises LeaseLostError: another runner has it.
+        """
+        try:
+            self._begin()
+            while (ended := self._step()) is None:
+                pass
+        except _StoppedError:
+            return Status.PAUSED
+        except JobFailedError as error:
+            reason = str(error)
+            log.error("job_failed", job_id=self._job.job_id, tenant=self._job.tenant, reason=reason)
+            self._patiently(lambda: self._log.move(Status.FAILED, reason))
+            return Status.FAILED
+        return ended
+
+    def _begin(self) -> None:
+        """Take up the job where it was left."""
+        first_unpublished = self._patiently(self._publisher.start)
+        plans = self._patiently(self._log.open_chunks)
+        begin = min((plan.reply_offset for plan in plans), default=None)
+        self._patiently(lambda: self._replies.start(begin))
+        for plan in plans:
+            rows = self._rows_of(plan)
+            self._ledger.open(plan, rows)
+            if plan.number >= first_unpublished:
+                self._send(plan, rows)
+        log.info("job_begun", job_id=self._job.job_id, tenant=self._job.tenant, open_chunks=len(plans))
+
+    def _step(self) -> Status | None:
+        """One round. Returns where the job stands once it has ended, else None."""
+        self._heed()
+        if self._control.wanted is Wanted.CANCEL and self._cancelled_at_ms is None:
+            self._cancel()
+        if rows := self._rows_to_open():
+            self._open_next(rows)
+        wait_s = 0.0 if self._rows_to_open() else _READ_S
+        now_ms = self._clock()
+        for reply in self._patiently(lambda: self._replies.read(wait_s)):
+            self._ledger.take(reply, now_ms)
+        if self._may_send:
+            self._send_again()
+        self._give_up_if_late()
+        for plan in self._ledger.complete():
+            self._finish(plan)
+        if self._ledger.chunks:
+            return None
+        if self._cancelled_at_ms is not None or self._all_planned:
+            return self._finalize()
+        if self._affordable_rows == 0 and not self._is_late:
+            self._patiently(lambda: self._log.move(Status.PAUSED, MAX_COST_REACHED))
+            return Status.PAUSED
+        return None
+
+    # What may be done
+
+    @property
+    def _all_planned(self) -> bool:
+        return self._planned >= self._job.total_rows
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether the completion window has ended."""
+        deadline_at_ms = self._job.deadline_at_ms
+        return deadline_at_ms is not None and self._clock() >= deadline_at_ms
+
+    @property
+    def _may_send(self) -> bool:
+        return self._control.wanted is not Wanted.CANCEL and not self._is_late
+
+    def _rows_to_open(self) -> int:
+        """How many rows the next chunk may have; 0: none may be opened now. Rows that nobody will run any more are
+        still read and answered."""
+        spec = self._job.spec
+        if (
+            self._cancelled_at_ms is not None
+            or self._control.wanted is not Wanted.RUN
+            or self._ledger.chunks >= spec.max_open_chunks
+            or self._ledger.held_bytes >= MOST_HELD_BYTES
+        ):
+            return 0
+        rows = min(spec.chunk_rows, self._job.total_rows - self._planned)
+        affordable = None if self._is_late else self._affordable_rows
+        if affordable is None or affordable >= rows:
+            return rows
+        # What is under way may turn out cheaper: only the last rows of a budget are sent as a smaller chunk.
+        return 0 if self._ledger.chunks else affordable
+
+    @property
+    def _affordable_rows(self) -> int | None:
+        budget = replace(self._budget, max_cost_tokens=self._control.max_cost_tokens)
+        return budget.affordable_rows(self._done, self._ledger.open_rows)
+
+    def _heed(self) -> None:
+        """Raises _StoppedError when the job is to pause or the process to end, LeaseLostError when it is another's."""
+        if self._control.lost:
+            raise LeaseLostError
+        if self._control.stopping:
+            raise _StoppedError
+        if self._control.wanted is Wanted.PAUSE:
+            self._patiently(lambda: self._log.move(Status.PAUSED))
+            raise _StoppedError
+
+    # Steps
+
+    def _open_next(self, most_rows: int) -> None:
+        most_bytes = self._job.spec.chunk_bytes
+        contents, end = self._patiently(lambda: self._source.read(self._position, most_rows, most_bytes))
+        if not contents:
+            raise JobFailedError(f"the input ends after {self._planned} rows; {self._job.total_rows} were counted")
+        rows = self._parsed(contents)
+        plan = ChunkPlan(
+            self._next_chunk, self._planned, len(rows), self._position, end, reply_offset=self._replies.position
+        )
+        self._patiently(lambda: self._log.plan(plan))
+        self._next_chunk += 1
+        self._planned += plan.rows
+        self._position = end
+        self._ledger.open(plan, rows)
+        self._send(plan, rows)
+
+    def _rows_of(self, plan: ChunkPlan) -> list[ParsedRow]:
+        # So many bytes as the chunk has: their number was bounded when it was planned.
+        contents, end = self._patiently(lambda: self._source.read(plan.begin, plan.rows, _ANY_BYTES))
+        if len(contents) != plan.rows or end != plan.end:
+            raise JobFailedError(f"the input has changed: rows {plan.first_row} and on are not where they were")
+        return self._parsed(contents)
+
+    def _parsed(self, contents: Sequence[RowContent]) -> list[ParsedRow]:
+        spec, tenant = self._job.spec, self._job.tenant
+        return [parse_row(content, tenant, spec.defaults, spec.openai_url) for content in contents]
+
+    def _send(self, plan: ChunkPlan, rows: Sequence[ParsedRow]) -> None:
+        """Publish the rows of an open chunk. What may not be sent any more has no reply to wait for."""
+        if not self._may_send:
+            self._ledger.give_up(Outcome.EXPIRED if self._is_late else Outcome.CANCELLED, plan.number)
+            return
+        records = self._records(plan, rows)
+        if records:
+            self._patiently(lambda: self._publisher.publish(plan.number, records))
+
+    def _records(
+        self, plan: ChunkPlan, rows: Sequence[ParsedRow], only: frozenset[int] | None = None
+    ) -> list[tuple[str, bytes]]:
+        """Request ids and encoded requests; a row that is too large for the topic is answered."""
+        deadline_at_ms = self._job.deadline_at_ms
+        left_ms = self._max_timeout_ms if deadline_at_ms is None else deadline_at_ms - self._clock()
+        timeout_ms = max(1, min(left_ms, self._max_timeout_ms))
+        records: list[tuple[str, bytes]] = []
+        for number, row in enumerate(rows, plan.first_row):
+            if isinstance(row, BadRow) or (only is not None and number not in only):
+                continue
+            request_id = self._ids.id_of(number)
+            request = replace(row.request, request_id=request_id, timeout_ms=timeout_ms, reply_to=JOBS_REPLIES)
+            encoded = self._encoded(request)
+            if isinstance(encoded, str):
+                self._ledger.refuse(plan.number, number, BadRow(row.row_id, "row", encoded, row.url))
+            else:
+                records.append((request_id, encoded))
+        return records
+
+    def _encoded(self, request: InferenceRequest) -> bytes | str:
+        """The record, or why there is none."""
+        try:
+            record = self._encode(request)
+        except ValueError as error:
+            return str(error)
+        if len(record) > MOST_RECORD_BYTES:
+            return f"{len(record)} bytes are more than {MOST_RECORD_BYTES}"
+        return record
+
+    def _send_again(self) -> None:
+        for plan, numbers in self._ledger.due(self._clock()).items():
+            # Rows are not kept: those that were refused for now are few, and are read once more.
+            records = self._records(plan, self._rows_of(plan), numbers)
+            self._patiently(partial(self._publisher.send_again, records))
+
+    def _cancel(self) -> None:
+        self._patiently(lambda: self._log.move(Status.CANCELLING))
+        awaited = self._ledger.awaited()
+        if awaited:
+            self._patiently(lambda: self._publisher.cancel(awaited))
+        self._cancelled_at_ms = self._clock()
+
+    def _give_up_if_late(self) -> None:
+        late_from_ms = self._job.deadline_at_ms if self._cancelled_at_ms is None else self._cancelled_at_ms
+        if late_from_ms is None or self._clock() < max(late_from_ms, self._begun_at_ms) + self._grace_ms:
+            return
+        if not self._ledger.chunks:
+            return
+        # A runner that comes late, or reads slowly, takes first whatever was answered until now.
+        if self._replies_end is None:
+            self._replies_end = self._patiently(self._replies.end)
+        if self._replies.position >= self._replies_end:
+            self._ledger.give_up(Outcome.EXPIRED if self._cancelled_at_ms is None else Outcome.CANCELLED)
+
+    def _finish(self, plan: ChunkPlan) -> None:
+        answers = self._ledger.answers_of(plan.number, ordered=self._job.spec.ordered)
+        tally = tally_of(answers)
+        part = self._patiently(lambda: self._parts.write(plan.number, answers))
+        self._patiently(lambda: self._log.finish(plan, part, tally))
+        self._ledger.close(plan.number)
+        self._done += tally
+        self._on_progress(self._done)
+
+    def _finalize(self) -> Status:
+        self._patiently(lambda: self._log.move(Status.FINALIZING))
+        ordered = self._job.spec.ordered
+        self._patiently(lambda: self._parts.join(lambda: self._log.parts(ordered=ordered)))
+        status = Status.COMPLETED
+        if self._cancelled_at_ms is not None:
+            status = Status.CANCELLED
+        elif self._done.expired and self._is_late:
+            status = Status.EXPIRED
+        self._patiently(lambda: self._log.move(status))
+        self._clean_up()
+        return status
+
+    def _clean_up(self) -> None:
+        try:
+            self._patiently(self._parts.clean_up)
+        except Exception as error:  # noqa: BLE001 - the job has ended, whatever becomes of its parts
+            log.warning("parts_left_behind", job_id=self._job.job_id, reason=type(error).__name__)
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Make a call until it is answered, or the job is to stop."""
+        for failures in count(1):
+            try:
+                return call()
+            except AwayError as error:
+                if self._control.lost:
+                    raise LeaseLostError from None
+                if self._control.stopping:
+                    raise _StoppedError from None
+                delay_s = _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
+                log.warning("waiting", job_id=self._job.job_id, reason=str(error), failures=failures)
+                self._control.wait(delay_s)
+        raise AssertionError("count() has no end")
+
+
+_ANY_BYTES = 2**62
+
+
+class _StoppedError(Exception):
+    """The job is to be left as it is."""

@@ -1,0 +1,63 @@
+"""Registering a job: look at its input once, say what it will cost, refuse what would cost too much."""
+
+from contextlib import closing
+
+from fairlane.clock import ClockMs
+from fairlane.names import is_name
+from producers.backfill.estimate import Estimate
+from producers.backfill.files import blob_of
+from producers.backfill.inputs import source_of
+from producers.backfill.job import Fingerprint, Job, JobSpec, Position
+from producers.backfill.job_store import JobStore, new_job_id
+from producers.backfill.outputs import check_places
+from producers.backfill.row_ids import MOST_ROWS
+from producers.backfill.rows import parse_row
+from producers.backfill.seams import JobFailedError
+
+
+class TooExpensiveError(Exception):
+    """The estimate is above what the job may cost."""
+
+    def __init__(self, estimate: Estimate, max_cost_tokens: int) -> None:
+        super().__init__(f"estimated at {estimate.cost_tokens} cost tokens, more than --max-cost {max_cost_tokens}")
+        self.estimate = estimate
+
+
+def survey(tenant: str, spec: JobSpec) -> tuple[Estimate, Fingerprint]:
+    """Read the whole input once: count its rows, look into some. Raises AwayError and JobFailedError."""
+    if not is_name(tenant):
+        raise JobFailedError("tenant: not a name of one")
+    check_places(spec)
+    blob = blob_of(spec.input, spec.endpoint)
+    fingerprint = blob.fingerprint()
+    estimate, position = Estimate(), Position()
+    with closing(source_of(blob, fingerprint, spec)) as source:
+        while True:
+            contents, position = source.read(position, spec.chunk_rows, spec.chunk_bytes)
+            if not contents:
+                break
+            for content in contents:
+                if estimate.wants_next:
+                    estimate.add(parse_row(content, tenant, spec.defaults, spec.openai_url))
+                else:
+                    estimate.skip()
+    if estimate.rows > MOST_ROWS:
+        raise JobFailedError(f"{estimate.rows} rows are more than {MOST_ROWS}")
+    return estimate, fingerprint
+
+
+def submit(
+    store: JobStore,
+    tenant: str,
+    spec: JobSpec,
+    surveyed: tuple[Estimate, Fingerprint],
+    partitions: int,
+    clock: ClockMs,
+) -> Job:
+    """Queue a job for this input. Raises TooExpensiveError, AwayError, JobFailedError."""
+    estimate, fingerprint = surveyed
+    if spec.max_cost_tokens is not None and estimate.cost_tokens > spec.max_cost_tokens:
+        raise TooExpensiveError(estimate, spec.max_cost_tokens)
+    job = Job(new_job_id(), tenant, spec, fingerprint, estimate.rows, partitions, created_at_ms=clock())
+    store.add(job, estimated_row_cost=estimate.row_cost)
+    return job

@@ -1,0 +1,227 @@
+"""Composition root of the gateway: reads the settings, wires the parts, serves until it is told to stop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+
+from fastapi import APIRouter, FastAPI
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
+
+from fairlane import logs
+from fairlane.feeds import FeedUnavailableError
+from fairlane.redis_watch import RedisWatch
+from fairlane.registry import codec_for
+from fairlane.service import Readiness
+from fairlane.settings import Settings
+from producers.backfill.reply_reader import reply_partitions
+from producers.gateway.claim_stores import LocalClaims, RedisClaims
+from producers.gateway.edge import error_answers
+from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
+from producers.gateway.edge.call_log import CallLog
+from producers.gateway.idempotency import Idempotency
+from producers.gateway.identity import assembly as identity
+from producers.gateway.identity.gate import GateHeaders
+from producers.gateway.identity.principal import Identity
+from producers.gateway.native.deps import NativeDeps
+from producers.gateway.native.router import router as native_router
+from producers.gateway.openai.batch_deps import BatchDeps
+from producers.gateway.openai.batch_router import router as batch_router
+from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.router import router as openai_router
+from producers.gateway.pipeline.assembly import LogPipeline
+from producers.gateway.pipeline.caller import present
+from producers.gateway.results.results import make_results
+
+log = logs.get_logger(__name__)
+
+CONDITIONS = ("log", "serving")
+FILES_PATH = "/v1/files"
+
+_UPKEEP_S = 0.25
+_REDIS_TIMEOUT_S = 0.25
+_DESCRIPTION = "Inference on Kafka behind HTTP: OpenAI's API and Fairlane's own."
+
+
+class Gateway:
+    """The parts of one gateway; ``app`` serves them.
+
+    Attributes:
+        app: the application; its lifespan connects and disconnects.
+        readiness: what it needs to serve.
+        failure: why it cannot go on, once it cannot.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.readiness = Readiness(*CONDITIONS)
+        self.failure: BaseException | None = None
+        redis = self._redis = _redis(settings)
+        self._watch = None if redis is None else RedisWatch(redis)
+        self._identity = identity.assemble(settings, redis, self._watch)
+        self._results = make_results(settings, redis)
+        self.pipeline = LogPipeline(
+            settings, codec_for(settings), self._results.find_reply, self._results.remember, self._fail
+        )
+        self.calls: CallLog | None = None
+        self.app = FastAPI(
+            title="Fairlane", description=_DESCRIPTION, version="0.1.0", lifespan=self._lifespan, redirect_slashes=False
+        )
+        error_answers.install(self.app)
+        self._add_routes()
+        self.app.include_router(self._health())
+        # The last that is added is the outermost.
+        self.app.add_middleware(GateHeaders)
+        self.app.add_middleware(BodyLimit, limits=BodyLimits(self._most_body_bytes))
+        self.app.add_middleware(self._call_log)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that are being answered."""
+        return 0 if self.calls is None else self.calls.open_calls
+
+    def drain(self) -> None:
+        """Take no new requests; those that were taken are waited for."""
+        self.pipeline.submitter.is_draining = True
+        self.readiness.set("serving", "draining")
+
+    def end_waiting(self) -> None:
+        """Have every call that still waits told that its request goes on. On the event loop."""
+        self.drain()
+        self.pipeline.end_waiting()
+        self._results.arrivals.end_waiting()
+
+    def degraded(self) -> dict[str, str]:
+        """What is missing that it can do without, and what that means."""
+        missing = {}
+        if self._redis is not None and not (self._watch is not None and self._watch.is_up):
+            missing["redis"] = "limits and idempotency keys are this instance's own; results come from Postgres"
+        if not self._results.is_store_available:
+            missing["postgres"] = "recorded results and new keys are not found"
+        return missing
+
+    def _call_log(self, app: object) -> CallLog:
+        self.calls = CallLog(app)  # type: ignore[arg-type]  # starlette hands the next application to a factory
+        return self.calls
+
+    def _most_body_bytes(self, path: str) -> int:
+        settings = self._settings
+        return settings.gateway_max_file_bytes if path == FILES_PATH else settings.gateway_max_body_bytes
+
+    def _add_routes(self) -> None:
+        settings, submitter = self._settings, self.pipeline.submitter
+        claims = LocalClaims() if self._redis is None or self._watch is None else RedisClaims(self._redis, self._watch)
+        idempotency = Idempotency(claims, self._results.find_reply)
+        openai = OpenAIDeps(
+            submitter,
+            self._authenticate,
+            self.pipeline.directory,
+            idempotency,
+            settings.gateway_wait_s,
+            on_accepted=self._results.accepted,
+        )
+        batches = BatchDeps(
+            self._authenticate,
+            settings.postgres_dsn.get_secret_value(),
+            settings.files_url,
+            partial(reply_partitions, settings),
+        )
+        native = self._native = NativeDeps(
+            submitter, self._authenticate, self._results, idempotency, settings.gateway_wait_s
+        )
+        # Routes are looked for in this order: first those that are called most often.
+        for router in (native_router(native), openai_router(openai), batch_router(batches)):
+            self.app.include_router(router)
+
+    async def _authenticate(self, connection: HTTPConnection) -> Identity:
+        """Who calls, and so that the log of calls knows."""
+        found = await self._identity.gate(connection)
+        caller = present.get()
+        if caller is not None:
+            caller.tenant, caller.subject = found.tenant, found.subject
+        return found
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            if self._redis is not None:
+                stack.push_async_callback(self._redis.aclose)
+            if self._watch is not None:
+                stack.push_async_callback(self._watch.close)
+            stack.push_async_callback(self._identity.close)
+            await self._identity.open()
+            stack.push_async_callback(self._results.close)
+            await self._results.open()
+            stack.push_async_callback(self.pipeline.close)
+            stack.callback(self._native.kept.close)
+            try:
+                await self.pipeline.start()
+            except FeedUnavailableError as error:
+                log.error("gateway_failed", reason=str(error))
+                raise
+            upkeep = asyncio.create_task(self._upkeep(), name="upkeep")
+            upkeep.add_done_callback(self._upkeep_ended)
+            stack.push_async_callback(_cancelled, upkeep)
+            self.readiness.set("serving")
+            yield
+            self.drain()
+
+    async def _upkeep(self) -> None:
+        """Say whether requests can be taken."""
+        while True:
+            self.readiness.set("log", self.pipeline.trouble())
+            await asyncio.sleep(_UPKEEP_S)
+
+    def _upkeep_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            log.error("gateway_failed", error=type(error).__name__)
+            self.failure = error
+
+    def _health(self) -> APIRouter:
+        api = APIRouter(tags=["Health"])
+
+        @api.get("/health", summary="Whether the process answers")
+        async def health() -> JSONResponse:
+            return JSONResponse({"status": "alive"})
+
+        @api.get("/health/ready", summary="Whether it can take requests, and what it does without")
+        async def ready() -> JSONResponse:
+            is_ready = self.readiness.ready
+            body = {
+                "status": "ready" if is_ready else "not_ready",
+                "conditions": dict(self.readiness.reasons()),
+                "degraded": self.degraded(),
+            }
+            return JSONResponse(body, 200 if is_ready else 503)
+
+        return api
+
+
+def build(settings: Settings) -> FastAPI:
+    """The application, whose lifespan connects it. Raises ValueError for a setting that is none."""
+    return Gateway(settings).app
+
+
+def _redis(settings: Settings) -> "Redis | None":
+    if settings.redis_url is None:
+        return None
+    return Redis.from_url(
+        settings.redis_url.get_secret_value(),
+        socket_timeout=_REDIS_TIMEOUT_S,
+        socket_connect_timeout=_REDIS_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,118 @@
+"""Where claims of idempotency keys are kept: in Redis for all instances, or in this process alone."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from time import monotonic
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from fairlane.redis_watch import RedisTurns, RedisWatch
+
+TTL_S = 86_400
+MOST_LOCAL_CLAIMS = 20_000
+
+_PREFIX = "idempotency:"
+_TIMEOUT_S = 0.25
+
+# '' stands for nothing: no claim is empty.
+_SWAP = """
+local there = redis.call('GET', KEYS[1]) or ''
+if there ~= ARGV[1] then
+  return there
+end
+if ARGV[2] == '' then
+  redis.call('DEL', KEYS[1])
+else
+  redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+end
+return ARGV[2]
+"""
+
+
+class LocalClaims:
+    """Claims of this process, gone with it. Of too many the oldest is forgotten.
+
+    Args:
+        ttl_s: how long each is kept, in seconds.
+        most: bound of their number.
+        clock_s: monotonic seconds.
+    """
+
+    def __init__(
+        self, ttl_s: float = TTL_S, most: int = MOST_LOCAL_CLAIMS, clock_s: Callable[[], float] = monotonic
+    ) -> None:
+        self._ttl_s = ttl_s
+        self._most = most
+        self._clock_s = clock_s
+        self._claims: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    async def swap(self, name: str, expected: str | None, new: str | None) -> str | None:
+        there = self.get(name)
+        if there != expected:
+            return there
+        self.put(name, new)
+        return new
+
+    def put(self, name: str, claim: str | None) -> None:
+        """Whatever is there."""
+        self._claims.pop(name, None)
+        if claim is not None:
+            self._claims[name] = self._clock_s() + self._ttl_s, claim
+            if len(self._claims) > self._most:
+                self._claims.popitem(last=False)
+
+    def get(self, name: str) -> str | None:
+        """What is there."""
+        ends_at, claim = self._claims.get(name, (0.0, None))
+        if claim is not None and ends_at <= self._clock_s():
+            del self._claims[name]
+            return None
+        return claim
+
+
+class RedisClaims:
+    """Claims that all instances share. While Redis does not answer, this instance goes by what it has seen itself.
+
+    No call raises because of Redis, and none waits longer than its time-out. On one event loop.
+
+    Args:
+        redis: the client; its own time-outs apply as well.
+        watch: of the same Redis.
+        ttl_s: how long each is kept, in seconds.
+        timeout_s: the longest a call waits, in seconds.
+    """
+
+    def __init__(self, redis: "Redis", watch: RedisWatch, ttl_s: int = TTL_S, timeout_s: float = _TIMEOUT_S) -> None:
+        self._script = redis.register_script(_SWAP)
+        self._ttl_s = ttl_s
+        self._timeout_s = timeout_s
+        self._turns = RedisTurns(watch, "idempotency_unavailable")
+        self._seen = LocalClaims(ttl_s)
+        self._own = LocalClaims(ttl_s)
+        """What of that this instance wrote: nobody else gives it back."""
+
+    async def swap(self, name: str, expected: str | None, new: str | None) -> str | None:
+        own, seen = self._own.get(name), self._seen.get(name)
+        if own is not None and expected is None:
+            # What Redis lost, or was not there to be told, still counts here.
+            return own
+        there = await self._ask(name, expected, new)
+        if there is None and new is not None and seen is not None and seen == expected:
+            there = await self._ask(name, None, new)
+        self._seen.put(name, there)
+        self._own.put(name, there if there == new else None)
+        return there
+
+    async def _ask(self, name: str, expected: str | None, new: str | None) -> str | None:
+        if not self._turns.may_ask():
+            return await self._seen.swap(name, expected, new)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._script(keys=[_PREFIX + name], args=[expected or "", new or "", self._ttl_s])
+        except (RedisError, OSError, TimeoutError) as error:
+            self._turns.failed(error)
+            return await self._seen.swap(name, expected, new)
+        self._turns.succeeded()
+        return (answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)) or None

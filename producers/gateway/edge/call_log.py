@@ -1,0 +1,117 @@
+"""Every call of HTTP in the log and the metrics when it is over: who, what, what became of it, what it cost."""
+
+import asyncio
+from collections.abc import Iterable
+from time import monotonic
+from traceback import extract_tb
+from uuid import uuid4
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fairlane import headers, metrics
+from fairlane.cost_tokens import cost_tokens
+from fairlane.logs import get_logger
+from fairlane.trace_context import TraceHeaders, trace_headers
+from producers.gateway.edge.error_answers import cut_off, internal_error
+from producers.gateway.openai.errors import REQUEST_ID_HEADER
+from producers.gateway.pipeline.caller import Caller, present
+
+log = get_logger(__name__)
+
+UNLOGGED = frozenset({"/health", "/health/ready"})
+
+_HEADER = REQUEST_ID_HEADER.encode()
+_TRACE = frozenset({headers.TRACE_PARENT.encode(), headers.TRACE_STATE.encode()})
+_NO_ROUTE = "none"
+
+
+class CallLog:
+    """ASGI middleware around all others. What a route raises beyond a GatewayError ends here: its text may quote its
+    caller, so neither the log nor the answer has it.
+
+    Attributes:
+        open_calls: that are being answered.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.open_calls = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in UNLOGGED:
+            await self._app(scope, receive, send)
+            return
+        caller = Caller(_trace(scope["headers"]))
+        token = present.set(caller)
+        began = monotonic()
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                _name(message, caller)
+            await send(message)
+
+        self.open_calls += 1
+        try:
+            await self._app(scope, receive, send_named)
+        except asyncio.CancelledError:
+            # The process ends. Without an answer of ours the caller gets one that clients try again by themselves.
+            if not status:
+                await cut_off(scope["path"], caller.request_id)(scope, receive, send_named)
+            raise
+        except Exception as error:  # noqa: BLE001 - of whatever kind: it is told without its text
+            frames = [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-4:]]
+            log.error("call_failed", path=_route(scope), error=type(error).__name__, frames=frames)
+            if not status:
+                await internal_error(scope["path"])(scope, receive, send_named)
+        finally:
+            self.open_calls -= 1
+            present.reset(token)
+            _tell(scope, caller, status, monotonic() - began)
+
+
+def _tell(scope: Scope, caller: Caller, status: int, took_s: float) -> None:
+    route, reply = _route(scope), caller.reply
+    metrics.GATEWAY_CALLS.labels(route=route, status=str(status)).inc()
+    metrics.GATEWAY_CALL_SECONDS.labels(route=route).observe(took_s)
+    told: dict[str, object] = {
+        "method": scope["method"],
+        "route": route,
+        # 0: the caller was gone before anything was answered.
+        "status": status,
+        "took_ms": round(1_000 * took_s, 1),
+        "tenant": caller.tenant,
+        "subject": caller.subject,
+        "request_id": caller.request_id,
+    }
+    if reply is not None:
+        usage = reply.usage
+        told |= {
+            "outcome": reply.outcome,
+            "code": reply.code,
+            "cost_tokens": cost_tokens(usage.prompt_tokens, usage.completion_tokens),
+        }
+    log.info("call", **told)
+
+
+def _route(scope: Scope) -> str:
+    """The template of the path: what a caller puts into a path names no metric."""
+    template = getattr(scope.get("route"), "path", None)
+    if not isinstance(template, str):
+        return _NO_ROUTE
+    # A route of a router that was included under a prefix does not know that prefix, which is a text of ours.
+    parts = scope["path"].split("/")
+    return "/".join(parts[: len(parts) - template.count("/")]) + template
+
+
+def _name(message: Message, caller: Caller) -> None:
+    """Every answer has an id: of its request, if there is one, else one that only the log may know."""
+    fields = message.setdefault("headers", [])
+    if all(name.lower() != _HEADER for name, _ in fields):
+        message["headers"] = [*fields, (_HEADER, (caller.request_id or str(uuid4())).encode())]
+
+
+def _trace(fields: Iterable[tuple[bytes, bytes]]) -> TraceHeaders:
+    return trace_headers([(name.decode(), value) for name, value in fields if name in _TRACE])

@@ -1,0 +1,70 @@
+"""Every error as its caller expects it: in OpenAI's shape below OpenAI's paths, in Fairlane's own elsewhere."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from fairlane.outcomes import Code
+from producers.gateway.errors import GatewayError
+from producers.gateway.native import errors as native
+from producers.gateway.openai import errors as openai
+from producers.gateway.reply_errors import UNCERTAIN
+
+INTERNAL_ERROR = "internal_error"
+"""The gateway's own code: a mistake in it; the log says which."""
+
+_HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed"}
+_NOT_FIELDS = frozenset({"body", "query", "path", "header", "cookie"})
+
+
+def error_response(path: str, error: GatewayError) -> JSONResponse:
+    """The whole answer."""
+    return openai.error_response(error) if openai.speaks_openai(path) else native.error_response(error)
+
+
+def internal_error(path: str) -> JSONResponse:
+    """For a mistake of the gateway's own: nothing of it is told."""
+    return error_response(path, GatewayError(500, INTERNAL_ERROR, "the gateway failed; nothing else is known"))
+
+
+def cut_off(path: str, request_id: str | None) -> JSONResponse:
+    """For a call that the end of the process cut off. What it began may go on."""
+    message = "the gateway ended before it could answer; it is not known what became of the call"
+    return error_response(path, GatewayError(503, UNCERTAIN, message, request_id=request_id))
+
+
+def install(app: FastAPI) -> None:
+    """Have these errors answered in this way."""
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, GatewayError)  # noqa: S101 - as it was registered
+        return error_response(request.url.path, error)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)  # noqa: S101 - as it was registered
+        return error_response(request.url.path, of_validation(error.errors()))
+
+    async def plain(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)  # noqa: S101 - as it was registered
+        code = _HTTP_CODES.get(error.status_code, Code.INVALID)
+        answer = error_response(request.url.path, GatewayError(error.status_code, code, str(error.detail)))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    app.add_exception_handler(GatewayError, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, plain)
+
+
+def of_validation(problems: Sequence[Mapping[str, Any]]) -> GatewayError:
+    """The first problem, with its field. Pydantic's own words quote no input, those of a validator of ours neither."""
+    if not problems:
+        return GatewayError(400, Code.INVALID, "the call is not valid")
+    problem = problems[0]
+    place = [str(part) for part in problem.get("loc", ()) if part not in _NOT_FIELDS]
+    return GatewayError(400, Code.INVALID, str(problem.get("msg", "is not valid")), field=".".join(place) or None)

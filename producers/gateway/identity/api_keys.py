@@ -1,0 +1,63 @@
+"""API keys: the text that was shown in, an identity out."""
+
+from hmac import compare_digest
+
+from fairlane.api_keys.api_key import PresentedKey, parse_key
+from fairlane.circuit_breaker import CircuitBreaker
+from fairlane.clock import ClockMs
+from producers.gateway.identity.key_store import IdentityStore, StoredKey, StoreUnavailableError
+from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
+from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.refusals import Refusal, RefusedError
+
+_NO_SECRET = bytes(32)
+
+
+class KeyVerifier:
+    """What is remembered is named by the id and the hash of the secret that was shown: with a wrong secret nothing is
+    ever found in memory, so that the time tells nobody whether there is a key with this id.
+
+    Args:
+        store: who knows the keys.
+        grace_ms: how long keys that it vouched for pass while it cannot be asked.
+        clock: milliseconds since the epoch, for when keys expire.
+        monotonic_clock: milliseconds since any moment.
+        breaker: of the store.
+    """
+
+    def __init__(
+        self, store: IdentityStore, grace_ms: int, clock: ClockMs, monotonic_clock: ClockMs, breaker: CircuitBreaker
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._lookups: Lookups[StoredKey] = Lookups(grace_ms, monotonic_clock, breaker)
+
+    async def verify(self, text: str) -> Identity:
+        """Whose key this is. Raises RefusedError."""
+        shown = parse_key(text)
+        if shown is None:
+            raise RefusedError(Refusal.MALFORMED)
+        try:
+            key = await self._lookups.find(shown, lambda: self._proven(shown))
+        except StoreUnavailableError:
+            raise RefusedError(Refusal.UNAVAILABLE, shown.key_id) from None
+        if key is None:
+            raise RefusedError(Refusal.WRONG_KEY, shown.key_id)
+        if key.is_revoked:
+            raise RefusedError(Refusal.KEY_REVOKED, key.key_id)
+        if key.expires_at_ms is not None and key.expires_at_ms <= self._clock():
+            raise RefusedError(Refusal.KEY_EXPIRED, key.key_id)
+        if key.is_user_disabled:
+            raise RefusedError(Refusal.USER_DISABLED, key.key_id)
+        return Identity(key.tenant, key.key_id, key.role, key.scopes, key.user)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._lookups.close()
+
+    async def _proven(self, shown: PresentedKey) -> StoredKey | None:
+        """The key, if the secret is its own."""
+        key = await self._store.key(shown.key_id, shown.secret_sha256, TIMEOUT_S)
+        # A key that does not exist is compared as well.
+        kept = _NO_SECRET if key is None else key.secret_sha256
+        return key if compare_digest(shown.secret_sha256, kept) else None

@@ -1,0 +1,71 @@
+"""Puts identity and limits together, for the gateway's composition root."""
+
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane.clock import monotonic_ms, now_ms
+from fairlane.postgres_pool import PromptPool
+from fairlane.redis_watch import RedisWatch
+from fairlane.settings import Settings
+from producers.gateway.identity.api_keys import KeyVerifier
+from producers.gateway.identity.authenticator import Authenticator
+from producers.gateway.identity.gate import Gate
+from producers.gateway.identity.jwks import HttpKeySetSource, KeySet
+from producers.gateway.identity.key_store import PgIdentityStore
+from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
+from producers.gateway.limits.call_limits import CallLimits
+from producers.gateway.limits.rate_buckets import RatePolicy
+from producers.gateway.limits.rate_limits import LocalRateLimits, RateLimits, RedisRateLimits
+
+APPLICATION_NAME = "fairlane-gateway-identity"
+# Of their own: whoever reads results slowly must not keep callers from being known.
+_CONNECTIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityParts:
+    """What knows callers; to be opened on the event loop that serves, and closed after it has served."""
+
+    gate: Gate
+    authenticator: Authenticator
+    keys: KeyVerifier
+    tokens: TokenVerifier | None
+    key_set: KeySet | None
+    pool: PromptPool
+
+    async def open(self) -> None:
+        """Begin to connect; neither Postgres nor the issuer need be there."""
+        await self.pool.open()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self.keys.close()
+        if self.tokens is not None:
+            await self.tokens.close()
+        if self.key_set is not None:
+            await self.key_set.close()
+        await self.pool.close()
+
+
+def assemble(settings: Settings, redis: "Redis | None", watch: RedisWatch | None) -> IdentityParts:
+    """Identity and limits of a gateway. ``watch`` is that of ``redis``, and closed by who made it.
+
+    Raises ValueError for a setting that is none; the message quotes no secret.
+    """
+    pool = PromptPool(settings.postgres_dsn.get_secret_value(), APPLICATION_NAME, _CONNECTIONS)
+    store, breaker = PgIdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))
+    grace_ms = round(1_000 * settings.gateway_key_grace_s)
+    keys = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker)
+    key_set, tokens = None, None
+    if settings.jwt_issuer and settings.jwt_audience and settings.jwt_jwks_url:
+        key_set = KeySet(HttpKeySetSource(settings.jwt_jwks_url), monotonic_ms)
+        policy = TokenPolicy(settings.jwt_issuer, settings.jwt_audience, settings.jwt_leeway_s)
+        tokens = TokenVerifier(policy, key_set, store, grace_ms, monotonic_ms, breaker)
+    authenticator = Authenticator(keys, tokens, monotonic_ms)
+    limits: RateLimits = LocalRateLimits(monotonic_ms)
+    if redis is not None and watch is not None:
+        limits = RedisRateLimits(redis, limits, watch)
+    calls = CallLimits(limits, RatePolicy(settings.gateway_key_rate_per_s, settings.gateway_key_burst))
+    return IdentityParts(Gate(authenticator, calls), authenticator, keys, tokens, key_set, pool)

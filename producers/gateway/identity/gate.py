@@ -1,0 +1,73 @@
+"""The gate of every route: who calls, and whether that one may call so often."""
+
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from producers.gateway.identity.authenticator import Authenticator
+from producers.gateway.identity.principal import Identity
+from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
+from producers.gateway.limits.rate_buckets import Allowance
+
+_ALLOWANCE = "fairlane_allowance"
+_CHALLENGE = 'Bearer realm="fairlane"'
+_SEVERAL = "several"
+"""Stands for several headers of one name: neither a scheme nor a key."""
+
+
+class Gate:
+    """A dependency of FastAPI for routes of HTTP and of WebSockets: ``Depends(gate)`` is the Identity of the call.
+
+    Raises GatewayError: 401, 403 and 503 as ``Authenticator`` does, 429 with ``retry_after_ms``.
+    """
+
+    def __init__(self, authenticator: Authenticator, limits: CallLimits) -> None:
+        self._authenticator = authenticator
+        self._limits = limits
+
+    async def __call__(self, connection: HTTPConnection) -> Identity:
+        identity = await self._authenticator.authenticate(
+            _only(connection, "authorization"), _only(connection, "x-api-key")
+        )
+        allowance = await self._limits.take(identity)
+        connection.scope[_ALLOWANCE] = allowance
+        if not allowance.is_granted:
+            raise refusal(allowance)
+        return identity
+
+
+class GateHeaders:
+    """ASGI middleware: what is left of the caller's limit in every answer behind the gate, and with 401 how to ask."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _add(scope, message)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _add(scope: Scope, message: Message) -> None:
+    headers = MutableHeaders(scope=message)
+    if message["status"] == 401:
+        headers["WWW-Authenticate"] = _CHALLENGE
+    allowance: Any = scope.get(_ALLOWANCE)
+    if isinstance(allowance, Allowance):
+        for name, value in headers_of(allowance).items():
+            headers[name] = value
+
+
+def _only(connection: HTTPConnection, name: str) -> str | None:
+    """The header, if there is one. Of two, a proxy before us may have read the other."""
+    values = connection.headers.getlist(name)
+    return _SEVERAL if len(values) > 1 else (values[0] if values else None)

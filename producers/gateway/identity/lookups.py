@@ -1,0 +1,127 @@
+"""Asking the store of identities: each thing at most once a second, with bounds, and what to do while it is away."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from random import random
+from typing import Generic, TypeVar
+
+from fairlane.circuit_breaker import CircuitBreaker
+from fairlane.clock import ClockMs
+from fairlane.logs import get_logger
+from producers.gateway.identity.key_store import StoreUnavailableError
+from producers.gateway.identity.recent import Freshness, Recent
+
+log = get_logger(__name__)
+
+ValueT = TypeVar("ValueT")
+
+FRESH_MS = 1_000
+"""How long a key that was revoked may still pass."""
+
+TIMEOUT_S = 3.0
+PATIENCE_MS = 250
+"""How long an answer is waited for by who has an older one that counts."""
+
+MOST_REMEMBERED = 20_000
+MOST_UNDER_WAY = 64
+"""As many as may wait for a connection of the store's."""
+MOST_STRANGERS_UNDER_WAY = 48
+"""Of those, of what nothing is remembered of: guesses take no place from who is known."""
+
+FULL_GRACE_MS = 5_000
+"""How long what was found counts while no place is free. Being full is not being away: a key that was revoked must not
+pass for longer because many others are looked up. In this time every look-up under way has ended."""
+
+
+class Lookups(Generic[ValueT]):
+    """On one event loop.
+
+    Args:
+        grace_ms: how long what was found counts while the store cannot be asked.
+        clock: monotonic milliseconds.
+        breaker: of the store.
+    """
+
+    def __init__(self, grace_ms: int, clock: ClockMs, breaker: CircuitBreaker) -> None:
+        self._grace_ms = max(FRESH_MS, grace_ms)
+        self._recent: Recent[ValueT] = Recent(Freshness(FRESH_MS, self._grace_ms), MOST_REMEMBERED)
+        self._clock = clock
+        self._breaker = breaker
+        self._talks: dict[Hashable, tuple[asyncio.Task[ValueT | None], int]] = {}
+        """What is asked just now, and since when."""
+
+    async def find(self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]]) -> ValueT | None:
+        """What ``ask`` says; whoever wants the same meanwhile gets the same. None is not remembered.
+
+        ``ask`` must end within a time-out of its own. Raises StoreUnavailableError: it cannot be asked, and what it
+        said before is too old.
+        """
+        now_ms = self._clock()
+        if (known := self._recent.fresh(name, now_ms)) is not None:
+            return known
+        if name not in self._talks:
+            is_known = self._recent.in_grace(name, now_ms) is not None
+            if len(self._talks) >= (MOST_UNDER_WAY if is_known else MOST_STRANGERS_UNDER_WAY):
+                return _sure(self._recent.within(name, now_ms, min(FULL_GRACE_MS, self._grace_ms)))
+            if not self._breaker.lets_through(now_ms):
+                return self._in_grace(name, now_ms)
+            self._begin(name, ask, now_ms)
+        talk, begun_at_ms = self._talks[name]
+        known = self._recent.in_grace(name, now_ms)
+        patience_s = None if known is None else max(0, begun_at_ms + PATIENCE_MS - now_ms) / 1_000
+        # Not cancelled with who waits for it: others may.
+        await asyncio.wait((talk,), timeout=patience_s)
+        if not talk.done() and known is not None:
+            return known
+        try:
+            return talk.result()
+        except StoreUnavailableError:
+            return self._in_grace(name, self._clock())
+
+    async def close(self) -> None:
+        """End what is under way."""
+        talks = [talk for talk, _ in self._talks.values()]
+        for talk in talks:
+            talk.cancel()
+        if talks:
+            await asyncio.wait(talks)
+
+    def _begin(self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]], now_ms: int) -> None:
+        talk = asyncio.create_task(self._ask(name, ask, now_ms), name="identity lookup")
+        self._talks[name] = (talk, now_ms)
+        talk.add_done_callback(lambda ended: self._ended(name, ended))
+
+    async def _ask(
+        self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]], asked_at_ms: int
+    ) -> ValueT | None:
+        try:
+            value = await ask()
+        except StoreUnavailableError as error:
+            was_open = self._breaker.is_open
+            self._breaker.failed(self._clock(), random())  # noqa: S311 - jitter, no secret
+            if self._breaker.is_open and not was_open:
+                log.warning("identity_store_unavailable", error=str(error))
+            raise
+        except BaseException:
+            self._breaker.abandoned()
+            raise
+        self._breaker.succeeded()
+        if value is None:
+            self._recent.forget(name)
+        else:
+            self._recent.put(name, value, asked_at_ms)
+        return value
+
+    def _ended(self, name: Hashable, talk: "asyncio.Task[ValueT | None]") -> None:
+        self._talks.pop(name, None)
+        if not talk.cancelled():
+            talk.exception()  # asked for, so that nobody is told that nobody asked
+
+    def _in_grace(self, name: Hashable, now_ms: int) -> ValueT:
+        return _sure(self._recent.in_grace(name, now_ms))
+
+
+def _sure(known: ValueT | None) -> ValueT:
+    if known is None:
+        raise StoreUnavailableError("the store of identities cannot be asked")
+    return known

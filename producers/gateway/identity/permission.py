@@ -1,0 +1,42 @@
+"""What an identity needs for what it wants."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends
+
+from fairlane import metrics
+from fairlane.api_keys.roles import Scope
+from fairlane.logs import get_logger
+from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.refusals import Refusal, answer
+
+log = get_logger(__name__)
+
+Authenticate = Callable[..., Awaitable[Identity]]
+"""A dependency of FastAPI that gives the identity of a call."""
+
+
+def permit(identity: Identity, scope: Scope, *, writes: bool = False) -> Identity:
+    """The identity again, if it may use this, and with ``writes`` change something by it. Raises GatewayError: 403."""
+    why = None
+    if not identity.may(scope):
+        why = Refusal.NO_SCOPE
+    elif writes and not identity.may_write:
+        why = Refusal.READ_ONLY
+    if why is None:
+        return identity
+    metrics.AUTHENTICATIONS_REFUSED.labels(reason=why).inc()
+    # No more often than its calls are limited to.
+    log.warning("permission_refused", reason=why, scope=scope, who=identity.subject, tenant=identity.tenant)
+    raise answer(why)
+
+
+def require(authenticate: Authenticate, scope: Scope, *, writes: bool = False) -> Authenticate:
+    """A dependency that gives the identity of a call which may use this. Raises GatewayError as ``authenticate`` does,
+    and 403."""
+
+    async def permitted(identity: Annotated[Identity, Depends(authenticate)]) -> Identity:
+        return permit(identity, scope, writes=writes)
+
+    return permitted

@@ -1,0 +1,60 @@
+"""Why a caller is refused, and what that caller is told of it: not enough to learn which keys there are. Pure."""
+
+from enum import StrEnum
+
+from producers.gateway.errors import GatewayError
+
+INVALID_KEY = "invalid_api_key"
+_RETRY_AFTER_MS = 1_000
+
+
+class Refusal(StrEnum):
+    """The reasons; also the label of their metric."""
+
+    MISSING = "missing"
+    MALFORMED = "malformed"
+    WRONG_KEY = "wrong_key"
+    KEY_REVOKED = "key_revoked"
+    KEY_EXPIRED = "key_expired"
+    USER_DISABLED = "user_disabled"
+    WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason, no password
+    TOKEN_EXPIRED = "token_expired"  # noqa: S105 - a reason, no password
+    UNKNOWN_SIGNER = "unknown_signer"
+    NO_TENANT = "no_tenant"
+    NO_ROLE = "no_role"
+    NO_SCOPE = "no_scope"
+    READ_ONLY = "read_only"
+    UNAVAILABLE = "unavailable"
+
+
+class RefusedError(Exception):
+    """This caller is nobody, or may not. ``who`` is the id of a key or a subject, where that was proved or is no
+    secret; it is for logs."""
+
+    def __init__(self, why: Refusal, who: str | None = None) -> None:
+        super().__init__(why.value)
+        self.why = why
+        self.who = who
+
+
+# What is told only to whoever has proved to hold the key or the token.
+_FORBIDDEN = {
+    Refusal.KEY_EXPIRED: ("key_expired", "This API key has expired."),
+    Refusal.USER_DISABLED: ("user_disabled", "This user is disabled."),
+    Refusal.NO_TENANT: ("forbidden", "This token names no tenant (claim `tenant`)."),
+    Refusal.NO_ROLE: ("forbidden", "This token names no role that is known here (claim `role` or `roles`)."),
+    Refusal.NO_SCOPE: ("insufficient_scope", "This API key has not the scope that this needs."),
+    Refusal.READ_ONLY: ("forbidden", "This identity may read only."),
+}
+
+
+def answer(why: Refusal) -> GatewayError:
+    """What the caller is told."""
+    if why in _FORBIDDEN:
+        return GatewayError(403, *_FORBIDDEN[why])
+    if why is Refusal.UNAVAILABLE:
+        text = "Who you are cannot be checked at the moment."
+        return GatewayError(503, "identity_unavailable", text, retry_after_ms=_RETRY_AFTER_MS)
+    if why is Refusal.MISSING:
+        return GatewayError(401, INVALID_KEY, "An API key or a token is needed: `Authorization: Bearer ...`.")
+    return GatewayError(401, INVALID_KEY, "This API key or token is not valid.")

@@ -1,0 +1,151 @@
+"""JSON Web Tokens (RFC 7519, checked after RFC 8725): the text that was shown in, an identity out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jwt
+
+from fairlane.api_keys.roles import Role
+from fairlane.circuit_breaker import CircuitBreaker
+from fairlane.clock import ClockMs
+from fairlane.names import is_name
+from producers.gateway.identity.jwks import KeySetUnavailableError
+from producers.gateway.identity.key_store import IdentityStore, StoreUnavailableError, UserStanding
+from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
+from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.refusals import Refusal, RefusedError
+from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS, SigningKey
+
+MOST_CHARACTERS = 8_192
+MOST_SUBJECT_CHARACTERS = 255
+_MOST_ROLES = 64
+_REQUIRED = ["exp", "iss", "aud", "sub"]
+_TYPES = {None, "jwt", "at+jwt", "application/at+jwt"}
+# What is wrong with a token is found out by reading it, and a token may be anything.
+_UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_STRONGEST_FIRST = (Role.ADMIN, Role.OPERATOR, Role.TENANT, Role.VIEWER)
+
+
+class SigningKeys(Protocol):
+    """The public keys of one issuer."""
+
+    async def key(self, key_id: str) -> SigningKey | None:
+        """The key with this id. Raises KeySetUnavailableError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPolicy:
+    """What a token must say.
+
+    Attributes:
+        issuer: who it is from (``iss``).
+        audience: whom it is for (``aud``).
+        leeway_s: how far the issuer's clock may be off.
+    """
+
+    issuer: str
+    audience: str
+    leeway_s: float = 30.0
+
+
+class TokenVerifier:
+    """Takes tokens of one issuer, signed with a key of its set by the algorithm which that key is for.
+
+    Args:
+        policy: what they must say.
+        keys: of the issuer.
+        store: which users were disabled, or given another role.
+        grace_ms: how long what it said counts while it cannot be asked.
+        monotonic_clock: milliseconds since any moment. Tokens are judged by the machine's own time.
+        breaker: of the store.
+    """
+
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        keys: SigningKeys,
+        store: IdentityStore,
+        grace_ms: int,
+        monotonic_clock: ClockMs,
+        breaker: CircuitBreaker,
+    ) -> None:
+        self._policy = policy
+        self._keys = keys
+        self._store = store
+        self._users: Lookups[UserStanding] = Lookups(grace_ms, monotonic_clock, breaker)
+
+    async def verify(self, token: str) -> Identity:
+        """Whose token this is. Raises RefusedError."""
+        claims = await self._claims(token)
+        subject = claims["sub"]
+        if not 1 <= len(subject) <= MOST_SUBJECT_CHARACTERS or not subject.isprintable():
+            raise RefusedError(Refusal.WRONG_TOKEN)
+        tenant, claimed = claims.get("tenant"), _strongest(claims)
+        if not isinstance(tenant, str) or not is_name(tenant):
+            raise RefusedError(Refusal.NO_TENANT, subject)
+        try:
+            user = await self._users.find((tenant, subject), lambda: self._store.user(tenant, subject, TIMEOUT_S))
+        except StoreUnavailableError:
+            raise RefusedError(Refusal.UNAVAILABLE, subject) from None
+        if user is not None and user.is_disabled:
+            raise RefusedError(Refusal.USER_DISABLED, subject)
+        role = claimed if user is None or user.role is None else user.role
+        if role is None:
+            raise RefusedError(Refusal.NO_ROLE, subject)
+        return Identity(tenant, subject, role, user=subject)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._users.close()
+
+    async def _claims(self, token: str) -> Mapping[str, Any]:
+        key = await self._key_of(token)
+        policy = self._policy
+        try:
+            return jwt.decode(
+                token,
+                key.key,
+                algorithms=[key.algorithm],
+                audience=policy.audience,
+                issuer=policy.issuer,
+                leeway=policy.leeway_s,
+                options={"require": _REQUIRED, "enforce_minimum_key_length": True},
+            )
+        except jwt.ExpiredSignatureError:
+            raise RefusedError(Refusal.TOKEN_EXPIRED) from None
+        except _UNREADABLE:
+            raise RefusedError(Refusal.WRONG_TOKEN) from None
+
+    async def _key_of(self, token: str) -> SigningKey:
+        """The issuer's key that the header names. All else that it says of keys (jku, jwk, x5u, x5c) is not read."""
+        if len(token) > MOST_CHARACTERS or not token.isascii() or token.count(".") != 2:
+            raise RefusedError(Refusal.MALFORMED)
+        try:
+            header = jwt.get_unverified_header(token)
+            kind = header.get("typ")
+            kind = kind.lower() if isinstance(kind, str) else kind
+            is_acceptable = header.get("alg") in ALGORITHMS and kind in _TYPES and "crit" not in header
+            is_acceptable = is_acceptable and header.get("b64", True) is True
+        except _UNREADABLE:
+            raise RefusedError(Refusal.MALFORMED) from None
+        key_id = header.get("kid")
+        if not is_acceptable or not isinstance(key_id, str) or not 1 <= len(key_id) <= MOST_KEY_ID_CHARACTERS:
+            raise RefusedError(Refusal.WRONG_TOKEN)
+        try:
+            key = await self._keys.key(key_id)
+        except KeySetUnavailableError:
+            raise RefusedError(Refusal.UNAVAILABLE) from None
+        if key is None:
+            raise RefusedError(Refusal.UNKNOWN_SIGNER)
+        if key.algorithm != header["alg"]:
+            raise RefusedError(Refusal.WRONG_TOKEN)
+        return key
+
+
+def _strongest(claims: Mapping[str, Any]) -> Role | None:
+    """Of ``role`` and ``roles``; names that mean nothing here are the issuer's business."""
+    roles = claims.get("roles", [])
+    named = [claims.get("role"), *(roles[:_MOST_ROLES] if isinstance(roles, list) else [])]
+    return next((role for role in _STRONGEST_FIRST if role in named), None)

@@ -1,0 +1,1 @@
+"""How many calls one key and one user may make."""

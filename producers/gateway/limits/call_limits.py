@@ -1,0 +1,65 @@
+"""The limits of a caller: one for the key, one for the user behind it."""
+
+from hashlib import sha256
+from math import ceil
+
+from fairlane import metrics
+from producers.gateway.errors import GatewayError
+from producers.gateway.identity.principal import Identity
+from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
+from producers.gateway.limits.rate_limits import RateLimits
+
+RATE_LIMITED = "rate_limit_exceeded"
+_MS_PER_S, _MS_PER_MINUTE, _MS_PER_HOUR = 1_000, 60_000, 3_600_000
+
+
+class CallLimits:
+    """Every key and every user has a bucket; a call takes from those of its caller, or from none."""
+
+    def __init__(self, limits: RateLimits, policy: RatePolicy) -> None:
+        self._limits = limits
+        self._policy = policy
+
+    async def take(self, identity: Identity) -> Allowance:
+        """One call of this caller."""
+        found = await self._limits.take(owners_of(identity), self._policy)
+        if not found.is_granted:
+            metrics.CALLS_LIMITED.labels(tenant=identity.tenant).inc()
+        return found
+
+
+def owners_of(identity: Identity) -> tuple[str, ...]:
+    """The names of the buckets."""
+    # A subject may be any text, and as long as it likes.
+    user = f"user:{identity.tenant}:{sha256((identity.user or '').encode()).hexdigest()}"
+    if identity.user is None:
+        return (f"key:{identity.subject}",)
+    return (user,) if identity.user == identity.subject else (f"key:{identity.subject}", user)
+
+
+def refusal(allowance: Allowance) -> GatewayError:
+    """What is told to who calls too often."""
+    return GatewayError(
+        429, RATE_LIMITED, "Too many calls with this key or of this user.", retry_after_ms=allowance.retry_after_ms
+    )
+
+
+def headers_of(allowance: Allowance) -> dict[str, str]:
+    """As OpenAI's API has them, by the same names."""
+    return {
+        "x-ratelimit-limit-requests": str(allowance.limit),
+        "x-ratelimit-remaining-requests": str(allowance.remaining),
+        "x-ratelimit-reset-requests": span_text(allowance.reset_ms),
+    }
+
+
+def span_text(span_ms: int) -> str:
+    """``12ms``, ``3s``, ``6m0s``, ``1h2m3s``: whole seconds, rounded up, from a second on."""
+    if span_ms < _MS_PER_S:
+        return f"{span_ms}ms"
+    span_ms = ceil(span_ms / _MS_PER_S) * _MS_PER_S
+    hours, rest = divmod(span_ms, _MS_PER_HOUR)
+    minutes, rest = divmod(rest, _MS_PER_MINUTE)
+    text = f"{hours}h" if hours else ""
+    text += f"{minutes}m" if hours or minutes else ""
+    return f"{text}{rest // _MS_PER_S}s"

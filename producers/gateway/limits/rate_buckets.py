@@ -1,0 +1,104 @@
+"""Token buckets of callers: a burst, and a rate for ever. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fairlane.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, refilled, wait_ms
+
+MOST_OWNERS = 100_000
+_MS_PER_S = 1_000
+# What is missing of a whole call because fractions were added up.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class RatePolicy:
+    """What every key and every user may do.
+
+    Attributes:
+        rate_per_s: calls a second, for ever.
+        burst: calls at once, after a rest.
+    """
+
+    rate_per_s: float
+    burst: int
+
+    @property
+    def per_ms(self) -> float:
+        """Calls that flow in per millisecond."""
+        return self.rate_per_s / _MS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What became of one call, and what is left: of the bucket with least, if it takes from several.
+
+    Attributes:
+        limit: calls that a full bucket holds.
+        remaining: calls that may be made at once from here on.
+        reset_ms: until the bucket is full again, if nothing is taken from it.
+        retry_after_ms: until the same call would pass; 0 if it did.
+    """
+
+    limit: int
+    remaining: int
+    reset_ms: int
+    retry_after_ms: int
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether the call took what it needs."""
+        return not self.retry_after_ms
+
+
+def allowance(policy: RatePolicy, least: float, full_ms: int, longest_wait_ms: int) -> Allowance:
+    """Told in whole calls and in times that fit where they are told."""
+    remaining = max(0, math.floor(least + _ROUNDING))
+    return Allowance(policy.burst, remaining, min(full_ms, LONGEST_WAIT_MS), min(longest_wait_ms, LONGEST_WAIT_MS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    amount: float
+    at_ms: int
+
+
+class RateBook:
+    """The buckets of everybody of whom one is not full. Bounded; not for several threads.
+
+    A clock that goes back refills nothing until it is where it was.
+
+    Args:
+        most_owners: beyond it who called least recently is forgotten, and may burst again.
+    """
+
+    def __init__(self, most_owners: int = MOST_OWNERS) -> None:
+        self._levels: Levels[_Level] = Levels(most_owners)
+
+    def take(self, owners: Sequence[str], policy: RatePolicy, now_ms: int) -> Allowance:
+        """One call, from the bucket of each of these (at least one, none twice); from all of them or from none."""
+        self._levels.sweep(now_ms)
+        levels = {owner: self._refilled(owner, policy, now_ms) for owner in owners}
+        longest_ms = max(
+            wait_ms(policy.burst, policy.per_ms, 1 - level.amount, level.at_ms - now_ms) for level in levels.values()
+        )
+        if longest_ms == 0:
+            levels = {owner: _Level(level.amount - 1, level.at_ms) for owner, level in levels.items()}
+        full_ms = 0
+        for owner, level in levels.items():
+            full_at_ms = level.at_ms + full_in_ms(policy.burst, policy.per_ms, level.amount)
+            self._levels.put(owner, level, full_at_ms)
+            full_ms = max(full_ms, full_at_ms - now_ms)
+        return allowance(policy, min(level.amount for level in levels.values()), full_ms, longest_ms)
+
+    def _refilled(self, owner: str, policy: RatePolicy, now_ms: int) -> _Level:
+        known = self._levels.get(owner)
+        if known is None:
+            return _Level(policy.burst, now_ms)
+        at_ms = max(now_ms, known.at_ms)
+        return _Level(refilled(policy.burst, policy.per_ms, known.amount, at_ms - known.at_ms), at_ms)
+
+    def __len__(self) -> int:
+        """How many are remembered."""
+        return len(self._levels)

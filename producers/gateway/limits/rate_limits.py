@@ -1,0 +1,216 @@
+"""Rate limits behind one protocol: those that this process keeps by itself, and those of all instances in Redis."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from fairlane.clock import ClockMs
+from fairlane.logs import get_logger
+from fairlane.redis_buckets import BUCKET_FUNCTIONS
+from fairlane.redis_watch import RedisTurns, RedisWatch
+from fairlane.token_bucket import LONGEST_WAIT_MS
+from producers.gateway.limits.rate_buckets import Allowance, RateBook, RatePolicy, allowance
+
+log = get_logger(__name__)
+
+TIMEOUT_S = 0.25
+"""A call waits for it before any work."""
+
+MOST_CALLS = 256
+"""In one command."""
+
+# RateBook in Lua, for several calls one after the other.
+# Given: the time, empty for the server's clock; the capacity; the inflow per millisecond; the longest time that is
+# told; for each call how many buckets it takes from, and the numbers of their keys.
+# Answered for each call: what is in the bucket with least, as text because Redis cuts fractions off; in how many
+# milliseconds all are full; in how many the call would pass. A key goes away when its bucket is full.
+_SCRIPT = (
+    BUCKET_FUNCTIONS
+    + """
+local now, capacity, per_ms, most_ms = clock(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local buckets = {}
+for i, key in ipairs(KEYS) do
+  local stored = redis.call('HMGET', key, 'calls', 'at_ms')
+  local since = tonumber(stored[2]) or now
+  local at = math.max(now, since)
+  buckets[i] = {at = at, amount = refilled(capacity, per_ms, tonumber(stored[1]) or capacity, at - since)}
+end
+local answers, next_arg = {}, 5
+while next_arg <= #ARGV do
+  local first, last = next_arg + 1, next_arg + tonumber(ARGV[next_arg])
+  next_arg = last + 1
+  local longest, least, full_ms = 0, math.huge, 0
+  for a = first, last do
+    local bucket = buckets[tonumber(ARGV[a])]
+    longest = math.max(longest, wait_ms(capacity, per_ms, 1 - bucket.amount, bucket.at - now))
+  end
+  for a = first, last do
+    local bucket = buckets[tonumber(ARGV[a])]
+    if longest == 0 then
+      bucket.amount, bucket.changed = bucket.amount - 1, true
+    end
+    least = math.min(least, bucket.amount)
+    full_ms = math.max(full_ms, bucket.at - now + full_in_ms(capacity, per_ms, bucket.amount))
+  end
+  answers[#answers + 1] = string.format('%.17g', least)
+  answers[#answers + 1] = math.min(full_ms, most_ms)
+  answers[#answers + 1] = math.min(longest, most_ms)
+end
+for i, key in ipairs(KEYS) do
+  local bucket = buckets[i]
+  if bucket.changed then
+    local full_ms = bucket.at - now + full_in_ms(capacity, per_ms, bucket.amount)
+    redis.call('HSET', key, 'calls', string.format('%.17g', bucket.amount), 'at_ms', string.format('%.0f', bucket.at))
+    redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, math.min(full_ms, most_ms))))
+  end
+end
+return answers
+"""
+)
+
+
+class RateLimits(Protocol):
+    """Keeps callers to their rate. Raises nothing because of a store that is out of reach."""
+
+    async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
+        """One call, from the bucket of each of these (at least one, none twice); from all of them or from none."""
+
+
+class LocalRateLimits:
+    """In memory: exact for what this process is asked, gone when it ends."""
+
+    def __init__(self, clock: ClockMs) -> None:
+        self._clock = clock
+        self._book = RateBook()
+
+    async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
+        return self._book.take(owners, policy, self._clock())
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One that waits for its answer; None says that Redis gave none."""
+
+    owners: Sequence[str]
+    policy: RatePolicy
+    answer: "asyncio.Future[Allowance | None]"
+
+
+class RedisRateLimits:
+    """At most one round trip for each call, and none while Redis does not answer. Calls that come while one is under
+    way go together in the next: a command costs the event loop more than all else in it.
+
+    While Redis fails or hangs, ``local`` decides, with the whole limit at each instance: over any interval a caller
+    then gets at most what Redis grants it and that of every instance. A store that was emptied starts with full
+    buckets. On one event loop.
+
+    Args:
+        redis: the client; its own time-outs apply as well.
+        local: who decides without Redis.
+        watch: of the same Redis.
+        clock: replaces the server's clock, in tests.
+        timeout_s: the longest a command waits for Redis, connecting included.
+    """
+
+    def __init__(
+        self,
+        redis: "Redis",
+        local: RateLimits,
+        watch: RedisWatch,
+        clock: ClockMs | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._run = redis.register_script(_SCRIPT)
+        self._local = local
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._turns = RedisTurns(watch, "rate_limits_unavailable")
+        self._waiting: deque[_Call] = deque()
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether Redis answered the last ``take``."""
+        return self._turns.answered
+
+    async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
+        if not self._turns.may_ask():
+            return await self._local.take(owners, policy)
+        call = _Call(owners, policy, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        # Who was just answered may be here again before the task that did it is known to have ended.
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_for_all(), name="rate limits")
+            self._asking.add_done_callback(self._ended)
+        found = await call.answer
+        return await self._local.take(owners, policy) if found is None else found
+
+    async def _ask_for_all(self) -> None:
+        while self._waiting:
+            calls = self._next_calls()
+            # Who waited behind a command that failed does not wait for another.
+            answers = await self._ask(calls) if self._turns.may_ask() else None
+            for number, call in enumerate(calls):
+                if not call.answer.done():
+                    call.answer.set_result(None if answers is None else answers[number])
+
+    def _ended(self, asking: "asyncio.Task[None]") -> None:
+        if not asking.cancelled() and (error := asking.exception()) is not None:
+            log.error("rate_limits_failed", kind=type(error).__name__)
+        if self._asking is not asking:
+            return
+        self._asking = None
+        # However it ended, nobody waits for ever.
+        while self._waiting:
+            _give_up(self._waiting.popleft())
+
+    def _next_calls(self) -> list[_Call]:
+        """From the front, of one policy; without those whose callers are gone."""
+        calls: list[_Call] = []
+        while self._waiting and len(calls) < MOST_CALLS:
+            if self._waiting[0].answer.done():
+                self._waiting.popleft()
+            elif not calls or self._waiting[0].policy == calls[0].policy:
+                calls.append(self._waiting.popleft())
+            else:
+                break
+        return calls
+
+    async def _ask(self, calls: Sequence[_Call]) -> list[Allowance] | None:
+        """What Redis says to each, one after the other; None if it does not answer."""
+        if not calls:
+            return None
+        policy = calls[0].policy
+        numbers: dict[str, int] = {}
+        now = "" if self._clock is None else self._clock()
+        args: list[str | int | float] = [now, policy.burst, policy.per_ms, LONGEST_WAIT_MS]
+        for call in calls:
+            args.append(len(call.owners))
+            args += [numbers.setdefault(owner, len(numbers) + 1) for owner in call.owners]
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await self._run(keys=[_key(owner) for owner in numbers], args=args)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._turns.failed(error)
+            return None
+        except BaseException:
+            for call in calls:
+                _give_up(call)
+            raise
+        self._turns.succeeded()
+        rows = zip(found[::3], found[1::3], found[2::3], strict=True)
+        return [allowance(policy, float(least), int(full_ms), int(wait)) for least, full_ms, wait in rows]
+
+
+def _give_up(call: _Call) -> None:
+    if not call.answer.done():
+        call.answer.set_result(None)
+
+
+def _key(owner: str) -> str:
+    return f"gateway:calls:{owner}"

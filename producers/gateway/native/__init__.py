@@ -1,0 +1,1 @@
+"""Fairlane's own API over HTTP: requests that are sent and asked for later, or waited for."""

@@ -1,0 +1,327 @@
+"""What callers are answered."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fairlane.outcomes import Outcome
+from fairlane.records import InferenceReply
+from fairlane.request_story import RecordedReply, StoryEvent
+from producers.gateway.results.request_status import RequestStatus, Status
+
+PREFIX = "/v1"
+
+
+class Answer(BaseModel):
+    """Made from a record; what is None is left out."""
+
+    model_config = ConfigDict(from_attributes=True, frozen=True)
+
+    def as_json(self) -> bytes:
+        """The body. A number that is none becomes null."""
+        return self.model_dump_json(exclude_none=True).encode()
+
+
+class Links(Answer):
+    """Where to go on."""
+
+    self: str
+    result: str
+    events: str
+
+
+class LabelAnswer(Answer):
+    """A class and its probability."""
+
+    label: str
+    score: float | None
+
+
+class TopLogprobAnswer(Answer):
+    """A token that could have stood there."""
+
+    token: str
+    logprob: float | None
+
+
+class TokenLogprobAnswer(TopLogprobAnswer):
+    """A token of the answer, and the likeliest ones at its position."""
+
+    top: tuple[TopLogprobAnswer, ...] = ()
+
+
+class OutputAnswer(Answer):
+    """What the model answered: the field of the task."""
+
+    text: str | None = Field(None, description="generate")
+    embeddings: tuple[tuple[float | None, ...], ...] | None = Field(None, description="embed: one vector for each text")
+    scores: tuple[float | None, ...] | None = Field(None, description="rank: one for each document, in their order")
+    labels: tuple[LabelAnswer, ...] | None = Field(None, description="classify: the likeliest first")
+    logprobs: tuple[TokenLogprobAnswer, ...] | None = Field(None, description="generate: one for each token")
+
+
+class UsageAnswer(Answer):
+    """Tokens, as the model's own tokenizer counted them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class TimingsAnswer(Answer):
+    """When the request passed each stage, milliseconds since the epoch."""
+
+    submitted_at_ms: int | None = None
+    admitted_at_ms: int | None = None
+    dispatched_at_ms: int | None = None
+    received_at_ms: int | None = None
+    engine_started_at_ms: int | None = None
+    engine_finished_at_ms: int | None = None
+
+
+class PassageAnswer(Answer):
+    """A passage that the answer was made from."""
+
+    passage_id: str
+    score: float | None
+
+
+class RetrievalAnswer(Answer):
+    """How the passages were found, and why not as was asked."""
+
+    collection: str
+    mode: str
+    reason: str | None = None
+    took_ms: int = 0
+
+
+class CacheAnswer(Answer):
+    """The earlier request whose answer this is."""
+
+    mode: str
+    request_id: str
+    answered_at_ms: int
+    similarity: float | None
+
+
+class EndedAnswer(Answer):
+    """A request that ended, without its output."""
+
+    id: str
+    status: Status = Status.DONE
+    outcome: str = Field(description=f"How it ended: {', '.join(Outcome)}")
+    code: str | None = Field(None, description="Why it was refused or failed")
+    field: str | None = Field(None, description="The field at fault")
+    message: str | None = None
+    retry_after_ms: int | None = Field(None, description="When trying again makes sense")
+    model: str | None = None
+    model_version: str | None = None
+    task: str | None = None
+    finish_reason: str | None = None
+    usage: UsageAnswer
+    timings: TimingsAnswer
+    degradations: tuple[str, ...] = Field((), description="What was taken from it so that it could be served")
+    attempts: int = Field(1, description="Runs of an engine that it took part in")
+    ended_at_ms: int
+
+
+class ResultAnswer(EndedAnswer):
+    """The final reply to a request."""
+
+    output: OutputAnswer | None = Field(None, description="With the outcome ok")
+    passages: tuple[PassageAnswer, ...] = ()
+    retrieval: RetrievalAnswer | None = None
+    cache: CacheAnswer | None = None
+
+
+class EventAnswer(Answer):
+    """One thing that happened to a request: a decision with its reasons, a stage, or what it cost."""
+
+    at_ms: int
+    event: str
+    actor: str | None = None
+    code: str | None = None
+    message: str | None = None
+    details: dict[str, str] = Field(
+        default_factory=dict, description="What it was decided from; units are in the names"
+    )
+
+
+class StatusAnswer(Answer):
+    """Where a request stands."""
+
+    id: str
+    status: Status
+    outcome: str | None = Field(None, description="Of one that is done")
+    code: str | None = None
+    message: str | None = None
+    model: str | None = None
+    task: str | None = None
+    submitted_at_ms: int | None = None
+    ended_at_ms: int | None = None
+    links: Links
+    events: tuple[EventAnswer, ...] = Field((), description="What happened, in order; no text of the request")
+
+
+class AcceptedAnswer(Answer):
+    """A request that is durable: it gets exactly one final reply."""
+
+    id: str
+    status: Status
+    links: Links
+
+
+class HistoryAnswer(Answer):
+    """A page of requests that ended, the newest first."""
+
+    data: tuple[EndedAnswer, ...]
+    has_more: bool
+    next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
+
+
+class RankedDocument(Answer):
+    """A document by its place in the list that was given, and its score."""
+
+    index: int
+    score: float | None
+
+
+class RankAnswer(Answer):
+    """Documents, the best first."""
+
+    id: str
+    model: str | None = None
+    results: tuple[RankedDocument, ...]
+    usage: UsageAnswer
+
+
+class ClassifyAnswer(Answer):
+    """Classes, the likeliest first."""
+
+    id: str
+    model: str | None = None
+    labels: tuple[LabelAnswer, ...]
+    usage: UsageAnswer
+
+
+class DeltaAnswer(Answer):
+    """The next piece of an answer that is being made."""
+
+    text: str
+    restarted: bool = Field(False, description="All text before this piece is void: the answer begins anew")
+    attempt: int = 1
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    code: str = Field(description="One word for programs")
+    message: str
+    field: str | None = Field(None, description="The field at fault")
+    retry_after_ms: int | None = Field(None, description="When trying again makes sense; also in Retry-After")
+    request_id: str | None = Field(None, description="The request it is about; ask for its result")
+
+
+class ErrorAnswer(BaseModel):
+    """Every error."""
+
+    error: ErrorDetail
+
+
+def links_of(request_id: str) -> Links:
+    """Where a request, its result and its events are found."""
+    own = f"{PREFIX}/requests/{request_id}"
+    return Links(self=own, result=f"{PREFIX}/results/{request_id}", events=f"{own}/events")
+
+
+def accepted_answer(request_id: str, status: Status = Status.QUEUED) -> AcceptedAnswer:
+    """A request that goes on."""
+    return AcceptedAnswer(id=request_id, status=status, links=links_of(request_id))
+
+
+def ended_answer(recorded: RecordedReply) -> EndedAnswer:
+    """One of a page."""
+    return EndedAnswer.model_validate(_ended(recorded))
+
+
+def result_answer(recorded: RecordedReply) -> ResultAnswer:
+    """The whole reply."""
+    reply = recorded.reply
+    return ResultAnswer.model_validate(
+        _ended(recorded)
+        | {
+            "output": reply.output,
+            "passages": reply.passages,
+            "retrieval": reply.retrieval_use,
+            "cache": reply.cache_use,
+        }
+    )
+
+
+def status_answer(status: RequestStatus) -> StatusAnswer:
+    """Where it stands."""
+    reply = status.reply
+    return StatusAnswer(
+        id=status.request_id,
+        status=status.status,
+        outcome=None if reply is None else reply.outcome,
+        code=None if reply is None else reply.code,
+        message=None if reply is None else reply.message,
+        model=status.model,
+        task=status.task,
+        submitted_at_ms=status.submitted_at_ms,
+        ended_at_ms=status.ended_at_ms,
+        links=links_of(status.request_id),
+        events=tuple(map(_event, status.events)),
+    )
+
+
+def rank_answer(reply: InferenceReply, top_n: int | None) -> RankAnswer:
+    """The documents of a reply that is ok. A score that is no number comes last."""
+    scores = () if reply.output is None or reply.output.scores is None else reply.output.scores
+    order = sorted(range(len(scores)), key=lambda index: (scores[index] != scores[index], -scores[index], index))
+    results = tuple(RankedDocument(index=index, score=scores[index]) for index in order[:top_n])
+    return RankAnswer(id=reply.request_id, model=reply.model, results=results, usage=_usage(reply))
+
+
+def classify_answer(reply: InferenceReply, top_n: int | None) -> ClassifyAnswer:
+    """The classes of a reply that is ok."""
+    labels = () if reply.output is None or reply.output.labels is None else reply.output.labels
+    shown = tuple(LabelAnswer.model_validate(label) for label in labels[:top_n])
+    return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=shown, usage=_usage(reply))
+
+
+def _ended(recorded: RecordedReply) -> dict[str, Any]:
+    reply = recorded.reply
+    return {
+        "id": reply.request_id,
+        "outcome": reply.outcome,
+        "code": reply.code,
+        "field": reply.field,
+        "message": reply.message,
+        "retry_after_ms": reply.retry_after_ms,
+        "model": reply.model,
+        "model_version": reply.model_version,
+        "task": reply.task,
+        "finish_reason": reply.finish_reason,
+        "usage": reply.usage,
+        "timings": reply.timings,
+        "degradations": reply.degradations,
+        "attempts": reply.attempts,
+        "ended_at_ms": recorded.replied_at_ms,
+    }
+
+
+def _event(event: StoryEvent) -> EventAnswer:
+    return EventAnswer(
+        at_ms=event.at_ms,
+        event=event.event,
+        actor=event.actor,
+        code=event.code,
+        message=event.message,
+        details=dict(event.details),
+    )
+
+
+def _usage(reply: InferenceReply) -> UsageAnswer:
+    return UsageAnswer.model_validate(reply.usage)

@@ -1,0 +1,162 @@
+"""What happens to a request, as server-sent events or over a WebSocket."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, WebSocket
+from starlette.responses import Response
+from starlette.websockets import WebSocketDisconnect
+
+from fairlane.logs import get_logger
+from producers.gateway.errors import GatewayError
+from producers.gateway.identity.principal import Identity
+from producers.gateway.native import documents
+from producers.gateway.native.deps import NativeDeps, checked_id, may_read
+from producers.gateway.native.errors import error_response, unknown_request
+from producers.gateway.native.follow import Event, EventName, follow
+from producers.gateway.native.lookup_routes import RequestId
+from producers.gateway.openai.sse import HEADERS, KEEP_ALIVE
+from producers.gateway.openai.streams import EventStream
+from producers.gateway.results.request_status import RequestStatus
+
+log = get_logger(__name__)
+
+MOST_WORDS = 100
+"""Messages of a caller over a WebSocket, which nobody reads; then it is let go."""
+
+_TOO_TALKATIVE = 1008
+_FAILED = 1011
+_EVENT_SCHEMA = {
+    "type": "object",
+    "description": "Each event; a comment comes where nothing has happened for a while.",
+    "properties": {
+        "event": {"type": "string", "enum": [name.value for name in EventName if name is not EventName.PING]},
+        "data": {
+            "type": "string",
+            "description": "JSON: of `status` as GET /v1/requests/{id} tells it, of `delta` an object with `text`, "
+            "`restarted` (all text before is void) and `attempt`, of `result` as GET /v1/results/{id} tells it, of "
+            "`timeout` nothing: the request goes on, come again.",
+        },
+    },
+    "required": ["event", "data"],
+    "examples": [{"event": "delta", "data": '{"text":"The capital","restarted":false,"attempt":1}'}],
+}
+
+
+def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
+    """/v1/requests/{id}/events, both ways."""
+    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+
+    async def events(request_id: RequestId, caller: Caller) -> Response:
+        """`status` at first and whenever that has changed, `delta` with text as it is made, `result` at the end."""
+        status = await _known(deps, caller, request_id)
+        return EventStream(_told(deps, caller.tenant, status), dict(HEADERS), _nothing)
+
+    async def socket(websocket: WebSocket, request_id: str) -> None:
+        """The same events as `{"event": …, "data": …}`, one a message."""
+        try:
+            caller = await deps.authenticate(websocket)
+            status = await _known(deps, caller, request_id)
+        except GatewayError as error:
+            # Before it is accepted: who has no identity gets no connection.
+            await websocket.send_denial_response(error_response(error))
+            return
+        await websocket.accept()
+        await _talk(deps, caller.tenant, status, websocket)
+
+    router.add_api_route(
+        "/v1/requests/{request_id}/events",
+        events,
+        methods=["GET"],
+        name="follow_request",
+        tags=["requests"],
+        response_class=Response,
+        responses={
+            200: {
+                "description": "Server-sent events",
+                "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
+            },
+            **documents.errors(*documents.READING),
+        },
+    )
+    router.add_api_websocket_route("/v1/requests/{request_id}/events", socket, name="follow_request_socket")
+
+
+async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> RequestStatus:
+    """The request, if this caller may follow it and there is a stream left for that."""
+    may_read(caller)
+    deps.slots.check(caller.tenant)
+    status = await deps.results.status(caller.tenant, checked_id(request_id))
+    if status is None:
+        raise unknown_request()
+    return status
+
+
+async def _nothing() -> None:
+    """All that is to be done ends with the events."""
+
+
+async def _told(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncGenerator[bytes, None]:
+    with deps.slots.taken(tenant):
+        async with aclosing(follow(deps, tenant, status)) as events:
+            async for event in events:
+                yield _line(event)
+
+
+def _line(event: Event) -> bytes:
+    if event.name is EventName.PING:
+        return KEEP_ALIVE
+    data = b"{}" if event.body is None else event.body.as_json()
+    return b"event: " + event.name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+async def _talk(deps: NativeDeps, tenant: str, status: RequestStatus, websocket: WebSocket) -> None:
+    """Tell until there is no more to tell, or nobody who listens."""
+    telling = asyncio.ensure_future(_tell(deps, tenant, status, websocket))
+    listening = asyncio.ensure_future(_listen(websocket))
+    try:
+        await asyncio.wait((telling, listening), return_when=asyncio.FIRST_COMPLETED)
+        if listening.done() and listening.result():
+            await _close(deps, websocket, _TOO_TALKATIVE)
+    finally:
+        telling.cancel()
+        listening.cancel()
+        ended, _ = await asyncio.gather(telling, listening, return_exceptions=True)
+        if isinstance(ended, Exception):
+            log.warning("event_stream_failed", request_id=status.request_id, kind=type(ended).__name__)
+
+
+async def _tell(deps: NativeDeps, tenant: str, status: RequestStatus, websocket: WebSocket) -> None:
+    try:
+        with deps.slots.taken(tenant):
+            async with aclosing(follow(deps, tenant, status)) as events:
+                async for event in events:
+                    data = b"{}" if event.body is None else event.body.as_json()
+                    async with asyncio.timeout(deps.events.send_timeout_s):
+                        await websocket.send_text(f'{{"event":"{event.name}","data":{data.decode()}}}')
+    except (WebSocketDisconnect, TimeoutError):
+        # Nobody takes it any more.
+        return
+    except GatewayError:
+        await _close(deps, websocket, _FAILED)
+        return
+    await _close(deps, websocket)
+
+
+async def _listen(websocket: WebSocket) -> bool:
+    """Until the caller is gone. Whether it said too much."""
+    for _ in range(MOST_WORDS):
+        if (await websocket.receive())["type"] == "websocket.disconnect":
+            return False
+    return True
+
+
+async def _close(deps: NativeDeps, websocket: WebSocket, code: int = 1000) -> None:
+    try:
+        async with asyncio.timeout(deps.events.send_timeout_s):
+            await websocket.close(code)
+    except (TimeoutError, RuntimeError, WebSocketDisconnect):
+        # It is closed already, or nobody is there.
+        return

@@ -1,0 +1,27 @@
+"""How many event streams are open, and who has them. Pure."""
+
+from producers.gateway.errors import GatewayError
+from producers.gateway.tenant_slots import TenantSlots
+
+TOO_MANY_STREAMS = "too_many_streams"
+"""The gateway's own code."""
+
+MOST_STREAMS = 10_000
+
+_RETRY_AFTER_MS = 5_000
+
+
+class EventSlots(TenantSlots):
+    """A bound of all, of which one tenant may have half.
+
+    Args:
+        most: streams.
+    """
+
+    def __init__(self, most: int = MOST_STREAMS) -> None:
+        super().__init__(most, max(1, most // 2), _full)
+
+
+def _full() -> GatewayError:
+    message = "as many event streams are open as may be"
+    return GatewayError(429, TOO_MANY_STREAMS, message, retry_after_ms=_RETRY_AFTER_MS)

@@ -1,0 +1,161 @@
+"""What happens to a request, told as it happens: where it stands, its text as it is made, and its result."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from random import random
+from time import monotonic
+
+from fairlane.backoff import Backoff
+from fairlane.request_story import RecordedReply
+from producers.gateway.errors import GatewayError
+from producers.gateway.native.answer_bodies import Answer, DeltaAnswer, result_answer, status_answer
+from producers.gateway.native.deps import EventPolicy, NativeDeps
+from producers.gateway.openai.streams import Deltas, Silence
+from producers.gateway.results.arrivals import Arrival
+from producers.gateway.results.request_status import RequestStatus, Status
+from producers.gateway.seams import Waiting
+
+
+class EventName(StrEnum):
+    """Kinds of events."""
+
+    STATUS = "status"
+    """Where the request stands: first, and whenever that has changed."""
+    DELTA = "delta"
+    """The next piece of its text."""
+    RESULT = "result"
+    """The final reply; the last event."""
+    PING = "ping"
+    """Nothing has happened for a while."""
+    TIMEOUT = "timeout"
+    """It goes on, and this stream does not: come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event; a ping has no body."""
+
+    name: EventName
+    body: Answer | None = None
+
+
+_PING = Event(EventName.PING)
+
+
+async def follow(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncGenerator[Event, None]:
+    """From where it stands now to its result.
+
+    A request whose text is made here, and was not asked for before, tells its text; others tell where they stand. What
+    is told elsewhere is looked for now and then. Who stops to listen changes nothing for the request.
+    """
+    request_id = status.request_id
+    # Before anything is looked up, so that nothing is missed in between.
+    with deps.results.arrivals.awaited(tenant, request_id) as arrival:
+        yield Event(EventName.STATUS, status_answer(status))
+        _, found = await _look(deps, tenant, request_id, with_status=status.status is Status.DONE)
+        waiting = deps.kept.claim(tenant, request_id)
+        try:
+            if waiting is not None and found is None:
+                async with aclosing(_text(waiting, status, deps.events)) as texts:
+                    async for event in texts:
+                        yield event
+        finally:
+            if waiting is not None:
+                waiting.forget()
+        if found is not None:
+            yield _result(found)
+            return
+        async with aclosing(_changes(deps, tenant, status, arrival)) as changes:
+            async for event in changes:
+                yield event
+
+
+async def _text(waiting: Waiting, status: RequestStatus, policy: EventPolicy) -> AsyncGenerator[Event, None]:
+    deltas = Deltas(waiting, policy.longest_s)
+    told = status.status
+    try:
+        while (delta := await deltas.next(policy.ping_s)) is not None:
+            if isinstance(delta, Silence):
+                yield _PING
+                continue
+            if told is not Status.RUNNING:
+                told = Status.RUNNING
+                yield Event(EventName.STATUS, status_answer(replace(status, status=told)))
+            yield Event(EventName.DELTA, DeltaAnswer.model_validate(delta))
+    except TimeoutError:
+        # Where it stands can still be told.
+        return
+    finally:
+        waiting.forget()
+        await deltas.close()
+
+
+async def _changes(
+    deps: NativeDeps, tenant: str, status: RequestStatus, arrival: Arrival
+) -> AsyncGenerator[Event, None]:
+    policy, told = deps.events, _told(status)
+    looks = 0
+    now = monotonic()
+    ends_at, ping_at, look_at = now + policy.longest_s, now + policy.ping_s, now + policy.first_look_s
+    while now < ends_at:
+        await asyncio.wait((arrival,), timeout=max(0.0, min(ends_at, ping_at, look_at) - now))
+        if arrival.cancelled():
+            # Of this instance nothing is to be had any more.
+            break
+        if arrival.done():
+            yield _result(arrival.result())
+            return
+        now = monotonic()
+        if now >= look_at:
+            looks += 1
+            with_status = looks % policy.status_every == 1
+            current, found = await _look(deps, tenant, status.request_id, with_status=with_status)
+            if found is not None:
+                yield _result(found)
+                return
+            now = monotonic()
+            look_at = now + _pause_s(deps, looks)
+            if current is not None and _told(current) != told:
+                told, ping_at = _told(current), now + policy.ping_s
+                yield Event(EventName.STATUS, status_answer(current))
+        if now >= ping_at:
+            ping_at = now + policy.ping_s
+            yield _PING
+    yield Event(EventName.TIMEOUT)
+
+
+def _told(status: RequestStatus) -> tuple[Status, int]:
+    """What makes a status news."""
+    return status.status, len(status.events)
+
+
+def _pause_s(deps: NativeDeps, looks: int) -> float:
+    """Until the next look: longer with each, and the more streams are open, so that all together look so often."""
+    policy = deps.events
+    longest_s = max(policy.longest_look_s, deps.slots.total / policy.looks_per_s)
+    return Backoff(policy.first_look_s, longest_s).delay_s(looks, random())  # noqa: S311 - jitter, no secret
+
+
+async def _look(
+    deps: NativeDeps, tenant: str, request_id: str, *, with_status: bool
+) -> tuple[RequestStatus | None, RecordedReply | None]:
+    """Where it stands by now, and its reply if there is one; nothing where that cannot be looked up."""
+    results = deps.results
+    try:
+        if (found := await results.find_seen(tenant, request_id)) is not None:
+            return None, found
+        if not with_status:
+            return None, None
+        status = await results.status(tenant, request_id)
+        if status is None or status.status is not Status.DONE:
+            return status, None
+        return status, await results.find(tenant, request_id)
+    except GatewayError:
+        return None, None
+
+
+def _result(recorded: RecordedReply) -> Event:
+    return Event(EventName.RESULT, result_answer(recorded))

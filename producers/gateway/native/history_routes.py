@@ -1,0 +1,66 @@
+"""Requests that ended, page by page."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import AwareDatetime
+from starlette.responses import Response
+
+from fairlane.outcomes import Code, Outcome
+from fairlane.request_story import RecordedReply
+from fairlane.text import NUL
+from producers.gateway.errors import GatewayError
+from producers.gateway.identity.principal import Identity
+from producers.gateway.native import documents
+from producers.gateway.native.answer_bodies import HistoryAnswer, ended_answer
+from producers.gateway.native.cursor import MOST_CURSOR_CHARS, cursor_of, place_of
+from producers.gateway.native.deps import NativeDeps, may_read
+from producers.gateway.native.responses import answered
+from producers.gateway.results.request_store import EndedFilter, EndedPlace
+
+MOST_OF_PAGE = 100
+
+Limit = Annotated[int, Query(ge=1, le=MOST_OF_PAGE, description="Most requests of a page")]
+Cursor = Annotated[
+    str | None, Query(max_length=MOST_CURSOR_CHARS, description="`next_cursor` of the page before; same filters")
+]
+Model = Annotated[str | None, Query(min_length=1, max_length=128, description="The model that answered")]
+Ended = Annotated[Outcome | None, Query(description="How they ended")]
+Since = Annotated[AwareDatetime | None, Query(description="Those that ended then or later, RFC 3339")]
+Until = Annotated[AwareDatetime | None, Query(description="Those that ended before")]
+
+
+def add_history_routes(router: APIRouter, deps: NativeDeps) -> None:
+    """GET /v1/requests."""
+    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+
+    page = {**documents.answers(200, HistoryAnswer, "A page"), **documents.errors(*documents.READING)}
+
+    @router.get("/v1/requests", responses=page, tags=["requests"])
+    async def list_requests(
+        caller: Caller,
+        status: Ended = None,
+        model: Model = None,
+        since: Since = None,
+        until: Until = None,
+        limit: Limit = 20,
+        cursor: Cursor = None,
+    ) -> Response:
+        """Requests that ended, the newest first; what ends meanwhile shifts no page."""
+        may_read(caller)
+        if model is not None and NUL in model:
+            raise GatewayError(400, Code.INVALID, "holds a NUL character", field="model")
+        since_ms, until_ms = (None if at is None else round(at.timestamp() * 1_000) for at in (since, until))
+        wanted = EndedFilter(None if status is None else status.value, model, since_ms, until_ms)
+        behind = None if cursor is None else place_of(caller.tenant, wanted, cursor)
+        found = await deps.results.ended(caller.tenant, wanted, behind, limit + 1)
+        shown, has_more = found[:limit], len(found) > limit
+        next_cursor = cursor_of(caller.tenant, wanted, _place(shown[-1])) if has_more else None
+        data = tuple(map(ended_answer, shown))
+        return answered(HistoryAnswer(data=data, has_more=has_more, next_cursor=next_cursor))
+
+
+def _place(recorded: RecordedReply) -> EndedPlace:
+    source = recorded.reply.source
+    assert source is not None  # noqa: S101 - what comes from a row has one
+    return EndedPlace(recorded.replied_at_ms, recorded.reply.request_id, source.topic, source.partition, source.offset)

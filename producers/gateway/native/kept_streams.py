@@ -1,0 +1,68 @@
+"""Streamed texts of requests that were answered with an id: kept for a moment, until somebody asks for their events."""
+
+import asyncio
+from collections import Counter, OrderedDict
+
+from producers.gateway.seams import Waiting
+
+KEEP_S = 60.0
+MOST_KEPT = 1_000
+
+_Key = tuple[str, str]
+
+
+class KeptStreams:
+    """Bounded, of which one tenant may have a quarter; the oldest goes first. What is let go is not lost: its reply has
+    all of the text. On one event loop.
+
+    Args:
+        most: texts that are kept.
+        keep_s: how long nobody needs to come, in seconds.
+    """
+
+    def __init__(self, most: int = MOST_KEPT, keep_s: float = KEEP_S) -> None:
+        self._most = most
+        self._most_of_tenant = max(1, most // 4)
+        self._keep_s = keep_s
+        self._kept: OrderedDict[_Key, tuple[Waiting, asyncio.TimerHandle]] = OrderedDict()
+        self._of_tenant: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, tenant: str, waiting: Waiting) -> None:
+        """Keep it until it is claimed, or for its time."""
+        key = tenant, waiting.request_id
+        self._let_go(key)
+        if self._of_tenant[tenant] >= self._most_of_tenant:
+            self._let_go(next(kept for kept in self._kept if kept[0] == tenant))
+        elif len(self._kept) >= self._most:
+            self._let_go(next(iter(self._kept)))
+        timer = asyncio.get_running_loop().call_later(self._keep_s, self._let_go, key)
+        self._kept[key] = waiting, timer
+        self._of_tenant[tenant] += 1
+
+    def claim(self, tenant: str, request_id: str) -> Waiting | None:
+        """What was kept of this request; it is the caller's from here on, who forgets it in the end."""
+        kept = self._kept.pop((tenant, request_id), None)
+        if kept is None:
+            return None
+        self._count_down(tenant)
+        waiting, timer = kept
+        timer.cancel()
+        return waiting
+
+    def close(self) -> None:
+        """Let go of all."""
+        for key in tuple(self._kept):
+            self._let_go(key)
+
+    def _let_go(self, key: _Key) -> None:
+        waiting = self.claim(*key)
+        if waiting is not None:
+            waiting.forget()
+
+    def _count_down(self, tenant: str) -> None:
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]

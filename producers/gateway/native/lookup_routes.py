@@ -1,0 +1,89 @@
+"""One request by its id: where it stands, its result, and its cancellation."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path
+from starlette.responses import Response
+
+from producers.gateway.errors import GatewayError
+from producers.gateway.identity.principal import Identity
+from producers.gateway.native import documents
+from producers.gateway.native.answer_bodies import (
+    AcceptedAnswer,
+    ResultAnswer,
+    StatusAnswer,
+    accepted_answer,
+    result_answer,
+    status_answer,
+)
+from producers.gateway.native.deps import NativeDeps, checked_id, may_read, may_send
+from producers.gateway.native.errors import RESULT_EXPIRED, unknown_request
+from producers.gateway.native.responses import answered, not_yet
+from producers.gateway.results.request_status import Status
+
+RESULT_LIFE_MS = 86_400_000
+"""How long after its end a result is told."""
+
+RequestId = Annotated[str, Path(description="Of the request", examples=[documents.EXAMPLE_ID])]
+
+_ERRORS = documents.errors(*documents.READING)
+_RESULT = {
+    **documents.answers(200, ResultAnswer, "The final reply, whatever its outcome"),
+    **documents.answers(202, AcceptedAnswer, "There is none yet"),
+    **_ERRORS,
+}
+_STATUS = {**documents.answers(200, StatusAnswer, "Where it stands"), **_ERRORS}
+_CANCEL = {
+    **documents.answers(200, StatusAnswer, "It was done before, and stays as it is"),
+    **documents.answers(202, AcceptedAnswer, "It is told; the final reply comes as ever"),
+    **_ERRORS,
+}
+
+
+def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
+    """GET and DELETE /v1/requests/{id}, GET /v1/results/{id} with its alias."""
+    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+
+    @router.get("/v1/requests/{request_id}", responses=_STATUS, tags=["requests"])
+    async def get_request(request_id: RequestId, caller: Caller) -> Response:
+        """Where a request stands, when it passed each stage, and every decision about it with its reasons."""
+        may_read(caller)
+        found = await deps.results.status(caller.tenant, checked_id(request_id))
+        if found is None:
+            raise unknown_request()
+        return answered(status_answer(found))
+
+    @router.get("/results/{request_id}", responses=_RESULT, tags=["aliases"])
+    @router.get("/v1/results/{request_id}", responses=_RESULT, tags=["requests"])
+    async def get_result(request_id: RequestId, caller: Caller) -> Response:
+        """The final reply to a request, for 24 hours from its end; 202 while there is none yet."""
+        may_read(caller)
+        found = await deps.results.find(caller.tenant, checked_id(request_id))
+        if found is not None:
+            if deps.clock_ms() - found.replied_at_ms > RESULT_LIFE_MS:
+                raise GatewayError(404, RESULT_EXPIRED, "results are told for 24 hours", request_id=request_id)
+            return answered(result_answer(found))
+        known = await deps.results.status(caller.tenant, request_id)
+        if known is None:
+            raise unknown_request()
+        return not_yet(request_id, known.status)
+
+    @router.delete("/v1/requests/{request_id}", status_code=202, responses=_CANCEL, tags=["requests"])
+    async def cancel_request(request_id: RequestId, caller: Caller) -> Response:
+        """Cancel a request. Its final reply still comes: `cancelled`, unless it was done sooner."""
+        may_send(caller)
+        tenant = caller.tenant
+        try:
+            known = await deps.results.status(tenant, checked_id(request_id))
+        except GatewayError as error:
+            if error.status != 503:
+                raise
+            # It may be there. A cancel of nothing does nothing, and reaches requests of this tenant alone.
+            await deps.submitter.cancel(tenant, request_id)
+            return answered(accepted_answer(request_id), 202)
+        if known is None:
+            raise unknown_request()
+        if known.status is Status.DONE:
+            return answered(status_answer(known))
+        await deps.submitter.cancel(tenant, request_id)
+        return answered(accepted_answer(request_id, known.status), 202)

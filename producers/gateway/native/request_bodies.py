@@ -1,0 +1,225 @@
+"""What callers send, and the requests it becomes."""
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from fairlane.client.requests import build_request, check_request
+from fairlane.outcomes import Code, Task
+from fairlane.records import MOST_INPUT_ITEMS, InferenceRequest, Message, Retrieval
+from producers.gateway.errors import GatewayError
+
+_MOST_NUMBER = 2**31 - 1
+_LARGEST_INT = 2**63 - 1
+_MOST_NAME_CHARS = 128
+_MOST_TIMEOUT_MS = 2**53
+
+_INPUTS = ("messages", "prompt", "texts", "query", "documents", "image")
+_PARAMETERS = ("max_tokens", "temperature", "top_p", "stop", "seed", "logprobs")
+
+PriorityName = Literal["high", "normal", "low"]
+CacheName = Literal["none", "exact", "semantic"]
+Name = Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_INPUT_ITEMS)]
+
+
+def _decoded(value: object) -> object:
+    if not isinstance(value, str):
+        raise PydanticCustomError("base64", "must be a string of base64")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise PydanticCustomError("base64", "is no base64") from None
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Image = Annotated[
+    bytes,
+    BeforeValidator(_decoded),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "contentEncoding": "base64",
+            "description": "A PNG, JPEG or WebP file, or raw 8-bit grey pixels of the model's size, row by row.",
+        }
+    ),
+]
+Stop = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    BeforeValidator(_listed),
+    Field(max_length=8),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 256},
+                {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 256}, "maxItems": 8},
+            ]
+        }
+    ),
+]
+
+
+class Body(BaseModel):
+    """What is not named here is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class MessageBody(Body):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class InputBody(Body):
+    """What the model is given; which fields there must be follows from the task."""
+
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MOST_INPUT_ITEMS)] | None = Field(
+        None, description="generate: the chat; or `prompt`"
+    )
+    prompt: str | None = Field(None, description="generate: the text; or `messages`")
+    texts: Texts | None = Field(None, description="embed: each gets a vector")
+    query: str | None = Field(None, description="rank: what the documents are ranked by")
+    documents: Texts | None = Field(None, description="rank: each gets a score")
+    image: Image | None = Field(None, description="classify: the picture")
+
+
+class ParametersBody(Body):
+    """How an answer is made, of task generate."""
+
+    max_tokens: int | None = Field(None, ge=1, le=_MOST_NUMBER, description="Most tokens of the answer")
+    temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy decoding")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling")
+    stop: Stop = Field(default_factory=list, description="Texts at which the answer ends")
+    seed: int | None = Field(None, ge=0, le=_LARGEST_INT, description="Makes sampling repeatable")
+    stream: bool = Field(False, description="Tell the text as it is made, in the request's events")
+    logprobs: int | None = Field(None, ge=0, le=20, description="Alternatives to report at each position")
+
+
+class RetrievalBody(Body):
+    """Where to look for context first, and how far."""
+
+    collection: Name
+    top_k: int = Field(4, ge=1, le=64, description="Most passages")
+    mode: Literal["hybrid", "vector", "cached"] = "hybrid"
+
+
+class _Scheduled(Body):
+    """What every request may say."""
+
+    model: Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS, description="Name of the model")]
+    priority: PriorityName = Field("normal", description="The class it waits in")
+    timeout_ms: int | None = Field(
+        None, ge=1, le=_MOST_TIMEOUT_MS, description="The deadline, from its receipt; none: the service's own"
+    )
+    cache: CacheName | None = Field(
+        None, description="Which earlier answers may be given again; none given: the tenant's own default"
+    )
+    group: Name | None = Field(None, description="One of the tenant's groups, which share its weight")
+    metadata: dict[str, str] = Field(default_factory=dict, description="Kept with the request's records")
+
+    def _built(self, request_id: str, tenant: str, task: Task, **fields: Any) -> InferenceRequest:
+        try:
+            request = build_request(
+                request_id=request_id,
+                model=self.model,
+                task=task,
+                priority=self.priority,
+                timeout_ms=self.timeout_ms,
+                cache=self.cache,
+                group=self.group,
+                metadata=self.metadata,
+                **fields,
+            )
+            check_request(request, tenant)
+        except ValueError as error:
+            raise self._refusal(str(error)) from None
+        return request
+
+    def _refusal(self, text: str) -> GatewayError:
+        """A mistake that the client's own check found: its text begins with the field, and quotes no text of it."""
+        name, _, message = text.partition(": ")
+        return GatewayError(400, Code.INVALID, message or text, field=self._field(name) if message else None)
+
+    def _field(self, name: str) -> str:
+        """Where a field of the client's stands in this body."""
+        return name
+
+
+class NewRequest(_Scheduled):
+    """A request of any task."""
+
+    task: Literal["generate", "embed", "rank", "classify"] = Field("generate", description="What the model is to do")
+    input: InputBody
+    parameters: ParametersBody = Field(default_factory=ParametersBody)
+    retrieval: RetrievalBody | None = Field(None, description="generate: answer from a collection's passages")
+    conversation_id: Name | None = Field(
+        None, description="generate: the conversation it goes on with; the input is what is new"
+    )
+    conversation_after: str | None = Field(
+        None, description="With it: the request id of the turn that was seen last; the answer knows it"
+    )
+
+    def _field(self, name: str) -> str:
+        return f"input.{name}" if name in _INPUTS else f"parameters.{name}" if name in _PARAMETERS else name
+
+    def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
+        """The record. Raises GatewayError: 400."""
+        given, wanted = self.input, self.parameters
+        if wanted.stream and self.task != "generate":
+            raise GatewayError(400, Code.INVALID, "is for task generate alone", field="parameters.stream")
+        messages = None
+        if given.messages is not None:
+            messages = [Message(message.role, message.content) for message in given.messages]
+        retrieval = self.retrieval
+        return self._built(
+            request_id,
+            tenant,
+            Task(self.task),
+            messages=messages,
+            prompt=given.prompt,
+            texts=given.texts,
+            query=given.query,
+            documents=given.documents,
+            image=given.image,
+            max_tokens=wanted.max_tokens,
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            stop=wanted.stop,
+            seed=wanted.seed,
+            stream=wanted.stream,
+            logprobs=wanted.logprobs,
+            retrieval=None if retrieval is None else Retrieval(retrieval.collection, retrieval.top_k, retrieval.mode),
+            conversation_id=self.conversation_id,
+            conversation_after=self.conversation_after,
+        )
+
+
+class RankRequest(_Scheduled):
+    """Documents to be ranked by a query."""
+
+    query: str = Field(min_length=1)
+    documents: Texts
+    top_n: int | None = Field(None, ge=1, le=MOST_INPUT_ITEMS, description="Tell of the best so many alone")
+
+    def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
+        """The record. Raises GatewayError: 400."""
+        return self._built(request_id, tenant, Task.RANK, query=self.query, documents=self.documents)
+
+
+class ClassifyRequest(_Scheduled):
+    """An image to be classified."""
+
+    image: Image
+    top_n: int | None = Field(None, ge=1, le=MOST_INPUT_ITEMS, description="Tell of the best so many alone")
+
+    def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
+        """The record. Raises GatewayError: 400."""
+        return self._built(request_id, tenant, Task.CLASSIFY, image=self.image)

@@ -1,0 +1,120 @@
+"""Sending requests: for later, or waiting for the answer."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from fairlane.records import InferenceReply
+from producers.gateway.disconnects import ClientGoneError
+from producers.gateway.identity.principal import Identity
+from producers.gateway.native import documents
+from producers.gateway.native.answer_bodies import (
+    AcceptedAnswer,
+    ClassifyAnswer,
+    RankAnswer,
+    ResultAnswer,
+    classify_answer,
+    rank_answer,
+    result_answer,
+)
+from producers.gateway.native.deps import NativeDeps
+from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
+from producers.gateway.native.responses import accepted, answered, gone
+from producers.gateway.native.sending import Sent, reply_to, send
+from producers.gateway.openai.body import documented
+from producers.gateway.openai.documented import IDEMPOTENCY_KEY
+from producers.gateway.reply_errors import error_of, waited_too_long
+from producers.gateway.results.request_status import Status
+
+_MOST_WAIT_S = 3_600.0
+_REQUESTS, _RANK, _CLASSIFY = "/v1/requests", "/v1/rank", "/v1/classify"
+
+Wait = Annotated[
+    float,
+    Query(ge=0, le=_MOST_WAIT_S, description="Wait so many seconds for the answer, up to the gateway's own limit"),
+]
+
+_CREATED = {
+    **documents.answers(200, ResultAnswer, "With `wait`: the answer came in time"),
+    **documents.answers(202, AcceptedAnswer, "Accepted: it gets exactly one final reply"),
+    **documents.errors(*documents.WAITING),
+}
+
+
+def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
+    """POST /v1/requests with its alias, /v1/rank and /v1/classify."""
+    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+
+    takes = documented(NewRequest, documents.NEW_REQUESTS) | IDEMPOTENCY_KEY
+
+    @router.post("/inference", status_code=202, responses=_CREATED, openapi_extra=takes, tags=["aliases"])
+    @router.post(_REQUESTS, status_code=202, responses=_CREATED, openapi_extra=takes, tags=["requests"])
+    async def create_request(request: Request, caller: Caller, wait: Wait = 0.0) -> Response:
+        """Send a request. With an `Idempotency-Key` the same call may be sent again, and the work is done once."""
+        sent, body = await send(deps, caller, _REQUESTS, request, NewRequest)
+        if wait > 0:
+            return await _answered(deps, sent, request, min(wait, deps.wait_s))
+        if isinstance(sent.source, InferenceReply):
+            return accepted(sent.request_id, Status.DONE)
+        if body.parameters.stream:
+            deps.kept.keep(sent.tenant, sent.source)
+        else:
+            sent.source.forget()
+        return accepted(sent.request_id)
+
+    @router.post(
+        _RANK,
+        responses=_waited(RankAnswer, "The documents, the best first"),
+        openapi_extra=documented(RankRequest, documents.RANK) | IDEMPOTENCY_KEY,
+        tags=["tasks"],
+    )
+    async def rank(request: Request, caller: Caller) -> Response:
+        """Rank documents by a query, and wait for it."""
+        sent, body = await send(deps, caller, _RANK, request, RankRequest)
+        reply = await _ok(deps, sent, request)
+        return gone() if reply is None else answered(rank_answer(reply, body.top_n))
+
+    @router.post(
+        _CLASSIFY,
+        responses=_waited(ClassifyAnswer, "The classes, the likeliest first"),
+        openapi_extra=documented(ClassifyRequest, documents.CLASSIFY) | IDEMPOTENCY_KEY,
+        tags=["tasks"],
+    )
+    async def classify(request: Request, caller: Caller) -> Response:
+        """Classify an image, and wait for it."""
+        sent, body = await send(deps, caller, _CLASSIFY, request, ClassifyRequest)
+        reply = await _ok(deps, sent, request)
+        return gone() if reply is None else answered(classify_answer(reply, body.top_n))
+
+
+def _waited(model: type, description: str) -> documents.Responses:
+    return {**documents.answers(200, model, description), **documents.errors(*documents.WAITING)}
+
+
+async def _answered(deps: NativeDeps, sent: Sent, request: Request, wait_s: float) -> Response:
+    """The result; or the id, where it takes longer than the caller waits."""
+    try:
+        recorded = await reply_to(deps, sent, request, wait_s)
+    except TimeoutError:
+        return accepted(sent.request_id)
+    except ClientGoneError:
+        return gone()
+    error = error_of(recorded.reply)
+    if error is not None:
+        raise error
+    return answered(result_answer(recorded))
+
+
+async def _ok(deps: NativeDeps, sent: Sent, request: Request) -> InferenceReply | None:
+    """The reply; None when nobody waits for it any more. Raises GatewayError: it is not ok, or did not come in time."""
+    try:
+        recorded = await reply_to(deps, sent, request, deps.wait_s)
+    except TimeoutError:
+        raise waited_too_long(sent.request_id, deps.wait_s) from None
+    except ClientGoneError:
+        return None
+    error = error_of(recorded.reply)
+    if error is not None:
+        raise error
+    return recorded.reply

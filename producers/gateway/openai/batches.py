@@ -1,0 +1,169 @@
+"""``/v1/batches``: offline jobs under OpenAI's names. `python -m producers.backfill run --all` runs them."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from fairlane.api_keys.roles import Scope
+from fairlane.outcomes import Code
+from fairlane.text import without_nul
+from producers.backfill.batches import Batch, new_file_id
+from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Wanted
+from producers.backfill.job_store import JobStore, new_job_id
+from producers.gateway.errors import GatewayError
+from producers.gateway.identity.permission import require
+from producers.gateway.identity.principal import Identity
+from producers.gateway.openai.batch_deps import BatchDeps, listed
+from producers.gateway.openai.body import documented, parse
+from producers.gateway.openai.calls import body_of
+from producers.gateway.openai.documented import READING, errors
+from producers.gateway.openai.files import PURPOSE, found_file
+
+_STATUS: Mapping[Status, str] = dict.fromkeys((Status.QUEUED, Status.RUNNING, Status.PAUSED), "in_progress")
+_ID = re.compile(r"batch_[0-9a-f]{16}")
+_EXAMPLE = {"input_file_id": "file-0a1b2c3d4e5f", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+
+
+class BatchBody(BaseModel):
+    """``POST /v1/batches``."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None, Field(max_length=16)
+    ] = None
+
+
+def routes(deps: BatchDeps) -> APIRouter:
+    """The routes."""
+    api = APIRouter(responses=errors((*READING, 400, 408, 409, 413)))
+    reader = require(deps.authenticate, Scope.BATCHES)
+    writer = require(deps.authenticate, Scope.BATCHES, writes=True)
+
+    @api.post("/batches", summary="Start a batch", openapi_extra=documented(BatchBody, {"A batch": _EXAMPLE}))
+    async def create(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
+        """The lines of a file, each answered as its call would be."""
+        body = parse(BatchBody, await body_of(request))
+        return await run_in_threadpool(_create, deps, identity.tenant, body)
+
+    @api.get("/batches", summary="The batches there are")
+    def list_batches(
+        identity: Annotated[Identity, Depends(reader)],
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: str | None = None,
+    ) -> dict[str, object]:
+        """Newest first."""
+        if after is not None:
+            _found(deps, identity.tenant, after)
+        with deps.store(identity.tenant) as store:
+            found = store.batches(limit + 1, after)
+        return listed([batch_json(batch) for batch in found], limit)
+
+    @api.get("/batches/{batch_id}", summary="One batch")
+    def get_batch(batch_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
+        """How far it is, and where its answers are."""
+        return batch_json(_found(deps, identity.tenant, batch_id))
+
+    @api.post("/batches/{batch_id}/cancel", summary="Cancel a batch")
+    def cancel(batch_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
+        """What is done is kept."""
+        batch = _found(deps, identity.tenant, batch_id)
+        with deps.store(identity.tenant):
+            jobs = JobStore(deps.postgres_dsn, identity.tenant)
+            try:
+                steered = jobs.steer(batch.job.job_id, Wanted.CANCEL, deps.clock_ms())
+            finally:
+                jobs.close()
+        if steered is None:
+            raise GatewayError(409, "conflict", "the batch has ended", field="batch_id")
+        return batch_json(_found(deps, identity.tenant, batch_id))
+
+    return api
+
+
+def _create(deps: BatchDeps, tenant: str, body: BatchBody) -> dict[str, object]:
+    file = found_file(deps, tenant, body.input_file_id)
+    if file.purpose != PURPOSE:
+        raise GatewayError(400, Code.INVALID, "input_file_id: its purpose is not batch", field="input_file_id")
+    with deps.store(tenant) as store:
+        job_id, output, error = new_job_id(), new_file_id(), new_file_id()
+        spec = JobSpec(
+            deps.url_of(tenant, file.file_id),
+            deps.url_of(tenant, output),
+            errors=deps.url_of(tenant, error),
+            openai_url=body.endpoint,
+            window_ms=DEFAULT_WINDOW_MS,
+        )
+        fingerprint = deps.blob_of(tenant, file.file_id).fingerprint()
+        # The runner counts the rows: until then the batch is being validated.
+        job = Job(
+            job_id, tenant, spec, fingerprint, 0, deps.reply_partitions(), created_at_ms=deps.clock_ms(), counted=False
+        )
+        batch = Batch(f"batch_{job_id}", file.file_id, output, error, _storable(body.metadata), job)
+        store.add_batch(batch)
+    return batch_json(batch)
+
+
+def _storable(metadata: dict[str, str] | None) -> dict[str, str] | None:
+    return None if metadata is None else {without_nul(name): without_nul(value) for name, value in metadata.items()}
+
+
+def _found(deps: BatchDeps, tenant: str, batch_id: str) -> Batch:
+    """Raises GatewayError: 404, 503."""
+    batch = None
+    if _ID.fullmatch(batch_id):
+        with deps.store(tenant) as store:
+            batch = store.batch(batch_id)
+    if batch is None:
+        raise GatewayError(404, "not_found", "there is no such batch", field="batch_id")
+    return batch
+
+
+def status_of(job: Job) -> str:
+    """OpenAI's word for where a job stands."""
+    if not job.counted and job.status in _STATUS:
+        return "validating"
+    return _STATUS.get(job.status, job.status.value)
+
+
+def batch_json(batch: Batch) -> dict[str, object]:
+    """As OpenAI's clients read it."""
+    job, tally = batch.job, batch.job.tally
+    failed = tally.failed + tally.expired + tally.cancelled
+    ended_at = _seconds(job.ended_at_ms)
+    reason = {"code": "job_failed", "message": job.reason, "param": None, "line": None}
+    expires_at_ms = job.deadline_at_ms or job.created_at_ms + job.spec.window_ms
+    return {
+        "id": batch.batch_id,
+        "object": "batch",
+        "endpoint": job.spec.openai_url,
+        "errors": {"object": "list", "data": [reason]} if job.status is Status.FAILED else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": "24h",
+        "status": status_of(job),
+        "output_file_id": batch.output_file_id if job.status.is_final and tally.ok else None,
+        "error_file_id": batch.error_file_id if job.status.is_final and failed else None,
+        "created_at": _seconds(job.created_at_ms),
+        "in_progress_at": _seconds(job.started_at_ms),
+        "expires_at": _seconds(expires_at_ms),
+        "finalizing_at": ended_at if job.status is Status.COMPLETED else None,
+        "completed_at": ended_at if job.status is Status.COMPLETED else None,
+        "failed_at": ended_at if job.status is Status.FAILED else None,
+        "expired_at": ended_at if job.status is Status.EXPIRED else None,
+        "cancelling_at": ended_at if job.status is Status.CANCELLED else None,
+        "cancelled_at": ended_at if job.status is Status.CANCELLED else None,
+        "request_counts": {"total": job.total_rows, "completed": tally.ok, "failed": failed},
+        "metadata": batch.metadata,
+    }
+
+
+def _seconds(at_ms: int | None) -> int | None:
+    return None if at_ms is None else at_ms // 1000

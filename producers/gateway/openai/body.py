@@ -1,0 +1,101 @@
+"""Bodies of requests: bytes in, a model out, or an error that names the field. Nothing of a body is quoted."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from fairlane.outcomes import Code
+from producers.gateway.errors import GatewayError
+from producers.gateway.openai.errors import INVALID_JSON, MISSING_PARAMETER
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_REFERENCE = "#/$defs/"
+
+
+def parse(model: type[ModelT], raw: bytes) -> ModelT:
+    """The body as this model.
+
+    Raises:
+        GatewayError: 400: not UTF-8, no JSON (``NaN`` and ``Infinity`` are none), nested too deeply, or not what the
+            model takes; then ``field`` is where.
+    """
+    try:
+        value = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        # It says what was expected and where, and shows nothing of the body.
+        raise GatewayError(400, INVALID_JSON, f"the body is no valid JSON: {error}") from None
+    return validated(model, value)
+
+
+def validated(model: type[ModelT], value: object) -> ModelT:
+    """The same of JSON that was read already. Raises GatewayError: 400."""
+    if not isinstance(value, dict):
+        raise GatewayError(400, INVALID_JSON, "the body must be a JSON object")
+    try:
+        return model.model_validate(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise _refusal(first) from None
+
+
+def documented(model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What OpenAPI says of a route that takes this body.
+
+    Args:
+        model: of the body.
+        examples: bodies by their summary.
+    """
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": _in_place(schema, definitions),
+                    "examples": {
+                        summary.lower().replace(" ", "_"): {"summary": summary, "value": value}
+                        for summary, value in examples.items()
+                    },
+                }
+            },
+        }
+    }
+
+
+def _refusal(error: ErrorDetails) -> GatewayError:
+    field = _path(error["loc"]) or None
+    if error["type"] == "missing":
+        return GatewayError(400, MISSING_PARAMETER, f"{field}: must be given", field=field)
+    # What pydantic says of a value never shows it, without the input.
+    return GatewayError(400, Code.INVALID, error["msg"] if field is None else f"{field}: {error['msg']}", field=field)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif _NAME.fullmatch(part):
+            path += f".{part}" if path else part
+        else:
+            # A key of a mapping is the caller's own text.
+            break
+    return path
+
+
+def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """The schema with what it refers to in the place of the references: no body refers to itself."""
+    if isinstance(node, dict):
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            return _in_place(definitions[reference.removeprefix(_REFERENCE)], definitions)
+        return {key: _in_place(value, definitions) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_in_place(item, definitions) for item in node]
+    return node

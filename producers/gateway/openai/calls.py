@@ -1,0 +1,111 @@
+"""One call that sends work: authorised, published once, waited for, and cancelled if its caller goes away."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from fairlane.logs import get_logger
+from fairlane.records import InferenceReply, InferenceRequest
+from producers.gateway.disconnects import ClientGoneError, unless_gone
+from producers.gateway.errors import GatewayError
+from producers.gateway.idempotency import HEADER
+from producers.gateway.identity.permission import Authenticate, require
+from producers.gateway.identity.principal import Identity, Scope
+from producers.gateway.openai.answers import Asked
+from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.errors import REQUEST_ID_HEADER
+from producers.gateway.publish_once import Published, publish_once
+from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, error_of, waited_too_long
+
+log = get_logger(__name__)
+
+_CANCEL_TIMEOUT_S: Final = 5.0
+
+MakeRequest = Callable[[str], InferenceRequest]
+"""The request under this id. Raises GatewayError: 400."""
+
+
+def senders(deps: OpenAIDeps) -> Authenticate:
+    """The dependency of a route that sends work."""
+    return require(deps.authenticate, Scope.INFERENCE, writes=True)
+
+
+async def body_of(request: Request) -> bytes:
+    """The body. Raises GatewayError: 499."""
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise client_gone(None) from None
+
+
+async def publish(deps: OpenAIDeps, request: Request, identity: Identity, raw: bytes, make: MakeRequest) -> Published:
+    """Publish what a body says. Raises GatewayError."""
+    record = make(deps.submitter.new_request_id())
+    key = request.headers.get(HEADER)
+    published = await publish_once(
+        deps.submitter, deps.idempotency, identity.tenant, request.url.path, key, raw, record
+    )
+    if not isinstance(published.source, InferenceReply):
+        deps.on_accepted(identity.tenant, published.request)
+    return published
+
+
+async def reply_of(published: Published, receive: Receive, wait_s: float) -> InferenceReply:
+    """The reply, which is ``ok``; nobody waits for it any more. Raises GatewayError."""
+    waiting = published.source
+    if isinstance(waiting, InferenceReply):
+        return checked(waiting)
+    try:
+        reply = await unless_gone(receive, waiting.reply(wait_s))
+        await published.call.settle(reply)
+        return checked(reply)
+    except TimeoutError:
+        raise waited_too_long(published.request.request_id, wait_s) from None
+    except ClientGoneError:
+        await leave(published)
+        raise client_gone(published.request.request_id) from None
+    finally:
+        waiting.forget()
+
+
+async def leave(published: Published) -> None:
+    """Its caller went away: nobody wants the answer, unless somebody may come back for it with its key."""
+    if isinstance(published.source, InferenceReply) or published.call.has_key:
+        return
+    try:
+        async with asyncio.timeout(_CANCEL_TIMEOUT_S):
+            await published.source.cancel()
+    except (GatewayError, TimeoutError) as error:
+        # It goes on, and its answer is kept for nobody.
+        log.warning("cancel_failed", request_id=published.request.request_id, error=type(error).__name__)
+
+
+def checked(reply: InferenceReply) -> InferenceReply:
+    """The same reply. Raises GatewayError: it is not ``ok``."""
+    error = error_of(reply)
+    if error is not None:
+        raise error
+    return reply
+
+
+def asked(
+    deps: OpenAIDeps, published: Published, reply: InferenceReply | None = None, *, with_usage: bool = False
+) -> Asked:
+    """What the answer to a call repeats. An answer that is given again says the same time again."""
+    submitted_at_ms = None if reply is None else reply.timings.submitted_at_ms
+    at_ms = deps.clock_ms() if submitted_at_ms is None else submitted_at_ms
+    return Asked(published.request.request_id, published.request.model, at_ms // 1_000, with_usage)
+
+
+def json_response(reply: InferenceReply, body: bytes) -> Response:
+    """A body of JSON, and the id of the request it answers."""
+    return Response(body, media_type="application/json", headers={REQUEST_ID_HEADER: reply.request_id})
+
+
+def client_gone(request_id: str | None) -> GatewayError:
+    """For the log alone: nobody reads it."""
+    return GatewayError(CLIENT_CLOSED_REQUEST, "client_closed_request", "the caller went away", request_id=request_id)

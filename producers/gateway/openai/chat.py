@@ -1,0 +1,90 @@
+"""``POST /v1/chat/completions``."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from producers.gateway.identity.principal import Identity
+from producers.gateway.openai.answers import ChatStream, chat_completion
+from producers.gateway.openai.body import documented, parse
+from producers.gateway.openai.calls import asked, body_of, json_response, publish, reply_of, senders
+from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.documented import (
+    ABOUT,
+    CREATED_S,
+    IDEMPOTENCY_KEY,
+    REQUEST_ID,
+    SENDING,
+    USAGE,
+    errors,
+    success,
+)
+from producers.gateway.openai.requests import ChatBody, chat_request
+from producers.gateway.openai.responses import ChatCompletion
+from producers.gateway.openai.streams import stream_response
+
+_MODEL = "smollm2-135m-instruct"
+_QUESTION = {"role": "user", "content": "What is the capital of France?"}
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "A question": {"model": _MODEL, "messages": [_QUESTION], "max_tokens": 32, "temperature": 0},
+    "A stream": {
+        "model": _MODEL,
+        "messages": [{"role": "system", "content": "Answer in one sentence."}, _QUESTION],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    },
+    "From documents": {
+        "model": _MODEL,
+        "messages": [_QUESTION],
+        "fairlane": {"priority": "high", "timeout_ms": 30_000, "retrieval": {"collection": "atlas", "top_k": 2}},
+    },
+}
+_ANSWER = {
+    "id": f"chatcmpl-{REQUEST_ID}",
+    "object": "chat.completion",
+    "created": CREATED_S,
+    "model": _MODEL,
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "The capital of France is Paris.", "refusal": None},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
+    ],
+    "usage": USAGE,
+    "fairlane": ABOUT,
+}
+_CHUNK = (
+    f'data: {{"id":"chatcmpl-{REQUEST_ID}","object":"chat.completion.chunk","created":{CREATED_S},"model":"{_MODEL}",'
+    '"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null,"logprobs":null}]}\n\n'
+)
+
+
+def routes(deps: OpenAIDeps) -> APIRouter:
+    """The route."""
+    api, sender = APIRouter(), senders(deps)
+
+    @api.post(
+        "/chat/completions",
+        summary="Answer a chat",
+        response_model=None,
+        responses=errors(SENDING) | success(ChatCompletion, _ANSWER, _CHUNK),
+        openapi_extra=documented(ChatBody, _EXAMPLES) | IDEMPOTENCY_KEY,
+    )
+    async def chat_completions(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
+        """The last message is answered; with `stream`, while the answer is made."""
+        raw = await body_of(request)
+        body = parse(ChatBody, raw)
+        published = await publish(
+            deps, request, identity, raw, lambda request_id: chat_request(body, identity.tenant, request_id)
+        )
+        if body.stream:
+            stream = ChatStream(asked(deps, published, with_usage=body.wants_usage))
+            return await stream_response(deps, request, published, stream)
+        reply = await reply_of(published, request.receive, deps.wait_s)
+        return json_response(reply, chat_completion(reply, asked(deps, published, reply)))
+
+    return api

@@ -1,0 +1,72 @@
+"""``POST /v1/completions``."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from producers.gateway.identity.principal import Identity
+from producers.gateway.openai.answers import CompletionStream, completion
+from producers.gateway.openai.body import documented, parse
+from producers.gateway.openai.calls import asked, body_of, json_response, publish, reply_of, senders
+from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.documented import (
+    ABOUT,
+    CREATED_S,
+    IDEMPOTENCY_KEY,
+    REQUEST_ID,
+    SENDING,
+    USAGE,
+    errors,
+    success,
+)
+from producers.gateway.openai.requests import CompletionBody, completion_request
+from producers.gateway.openai.responses import Completion
+from producers.gateway.openai.streams import stream_response
+
+_MODEL = "smollm2-135m-instruct"
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "A prompt": {"model": _MODEL, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0},
+    "A stream": {"model": _MODEL, "prompt": "The capital of France is", "stream": True, "logprobs": 2},
+}
+_ANSWER = {
+    "id": f"cmpl-{REQUEST_ID}",
+    "object": "text_completion",
+    "created": CREATED_S,
+    "model": _MODEL,
+    "choices": [{"index": 0, "text": " Paris.", "finish_reason": "stop", "logprobs": None}],
+    "usage": USAGE,
+    "fairlane": ABOUT,
+}
+_CHUNK = (
+    f'data: {{"id":"cmpl-{REQUEST_ID}","object":"text_completion","created":{CREATED_S},"model":"{_MODEL}",'
+    '"choices":[{"index":0,"text":" Paris","finish_reason":null,"logprobs":null}]}\n\n'
+)
+
+
+def routes(deps: OpenAIDeps) -> APIRouter:
+    """The route."""
+    api, sender = APIRouter(), senders(deps)
+
+    @api.post(
+        "/completions",
+        summary="Go on with a text",
+        response_model=None,
+        responses=errors(SENDING) | success(Completion, _ANSWER, _CHUNK),
+        openapi_extra=documented(CompletionBody, _EXAMPLES) | IDEMPOTENCY_KEY,
+    )
+    async def completions(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
+        """The prompt is gone on with; with `stream`, while the text is made."""
+        raw = await body_of(request)
+        body = parse(CompletionBody, raw)
+        published = await publish(
+            deps, request, identity, raw, lambda request_id: completion_request(body, identity.tenant, request_id)
+        )
+        if body.stream:
+            stream = CompletionStream(asked(deps, published, with_usage=body.wants_usage))
+            return await stream_response(deps, request, published, stream)
+        reply = await reply_of(published, request.receive, deps.wait_s)
+        return json_response(reply, completion(reply, asked(deps, published, reply)))
+
+    return api

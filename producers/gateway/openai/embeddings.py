@@ -1,0 +1,55 @@
+"""``POST /v1/embeddings``."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from producers.gateway.identity.principal import Identity
+from producers.gateway.openai.answers import embeddings
+from producers.gateway.openai.body import documented, parse
+from producers.gateway.openai.calls import asked, body_of, json_response, publish, reply_of, senders
+from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.documented import ABOUT, IDEMPOTENCY_KEY, SENDING, errors, success
+from producers.gateway.openai.requests import EmbeddingBody, embedding_request
+from producers.gateway.openai.responses import EmbeddingList
+
+_MODEL = "all-minilm-l6-v2"
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "A text": {"model": _MODEL, "input": "The capital of France"},
+    "Several texts": {"model": _MODEL, "input": ["Paris", "Rome"], "encoding_format": "base64"},
+}
+_ANSWER = {
+    "object": "list",
+    "model": _MODEL,
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.0123, -0.0456, 0.0789]}],
+    "usage": {"prompt_tokens": 6, "total_tokens": 6},
+    "fairlane": ABOUT,
+}
+
+
+def routes(deps: OpenAIDeps) -> APIRouter:
+    """The route."""
+    api, sender = APIRouter(), senders(deps)
+
+    @api.post(
+        "/embeddings",
+        summary="Texts as vectors",
+        response_model=None,
+        responses=errors(SENDING) | success(EmbeddingList, _ANSWER),
+        openapi_extra=documented(EmbeddingBody, _EXAMPLES) | IDEMPOTENCY_KEY,
+    )
+    async def create_embeddings(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
+        """One vector per text, in their order."""
+        raw = await body_of(request)
+        body = parse(EmbeddingBody, raw)
+        published = await publish(
+            deps, request, identity, raw, lambda request_id: embedding_request(body, identity.tenant, request_id)
+        )
+        reply = await reply_of(published, request.receive, deps.wait_s)
+        as_base64 = body.encoding_format == "base64"
+        answer = embeddings(reply, asked(deps, published, reply), as_base64=as_base64, dimensions=body.dimensions)
+        return json_response(reply, answer)
+
+    return api

@@ -1,0 +1,99 @@
+"""Fields of OpenAI's bodies that Fairlane has nothing for: which may be there, and with what value. Pure data."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from producers.gateway.errors import GatewayError
+from producers.gateway.openai.errors import UNKNOWN_PARAMETER, UNSUPPORTED_PARAMETER
+
+Neutral = Mapping[str, Sequence[object] | None]
+"""By field, the values that change nothing; None: any does."""
+
+_SAMPLING: Neutral = {
+    "n": (1, None),
+    "frequency_penalty": (0, 0.0, None),
+    "presence_penalty": (0, 0.0, None),
+    "logit_bias": ({}, None),
+}
+
+CHAT: Neutral = {
+    **_SAMPLING,
+    "user": None,
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+    "prompt_cache_retention": None,
+    "prompt_cache_options": None,
+    "parallel_tool_calls": None,
+    "store": (False, None),
+    "service_tier": ("auto", "default", None),
+    "response_format": ({"type": "text"}, None),
+    "modalities": (["text"], None),
+    "tools": ([], None),
+    "tool_choice": ("none", "auto", None),
+    "functions": ([], None),
+    "function_call": ("none", "auto", None),
+    "audio": (None,),
+    "prediction": (None,),
+    "moderation": (None,),
+    "reasoning_effort": ("none", None),
+    "verbosity": ("medium", None),
+    "web_search_options": (None,),
+}
+
+MESSAGE: Neutral = {
+    "name": (None,),
+    "refusal": (None,),
+    "audio": (None,),
+    "annotations": ([], None),
+    "function_call": (None,),
+    "tool_calls": ([], None),
+}
+"""What an assistant's message of an earlier answer brings along."""
+
+COMPLETION: Neutral = {
+    **_SAMPLING,
+    "user": None,
+    "best_of": (1, None),
+    "echo": (False, None),
+    "suffix": ("", None),
+}
+
+EMBEDDING: Neutral = {"user": None}
+
+
+def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: Neutral, within: str = "") -> None:
+    """Refuse what would be expected to change the answer and cannot.
+
+    Args:
+        extra: the fields of a body that its model does not have.
+        neutral: those that may be there.
+        within: where they stand, with the dot after it.
+
+    Raises:
+        GatewayError: 400, naming the first of them.
+    """
+    for name, value in (extra or {}).items():
+        if name not in neutral:
+            shown = within + name if _is_field(name) else within.rstrip(".") or None
+            raise GatewayError(400, UNKNOWN_PARAMETER, "this field is not known", field=shown)
+        allowed = neutral[name]
+        if allowed is not None and not any(value == one and type(value) is type(one) for one in allowed):
+            reason = "only 1 is supported" if name in ("n", "best_of") else "is not supported"
+            raise GatewayError(400, UNSUPPORTED_PARAMETER, f"{name}: {reason}", field=within + name)
+
+
+def described(neutral: Neutral) -> dict[str, Any]:
+    """The properties of a JSON schema that these fields are."""
+    return {
+        name: {"description": "Taken, and changes nothing."} if allowed is None else {"enum": _distinct(allowed)}
+        for name, allowed in neutral.items()
+    }
+
+
+def _distinct(values: Sequence[object]) -> list[object]:
+    # 0 and 0.0 are one value of JSON.
+    return [value for index, value in enumerate(values) if value not in values[:index]]
+
+
+def _is_field(name: str) -> bool:
+    return len(name) <= 64 and name.isascii() and name.isidentifier()

@@ -1,0 +1,310 @@
+"""The bodies that OpenAI's clients send, and the requests they become."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from fairlane.client.requests import build_request, check_request
+from fairlane.outcomes import Code, Task
+from fairlane.records import MOST_INPUT_ITEMS, InferenceRequest, Message, Retrieval
+from producers.gateway.errors import GatewayError
+from producers.gateway.openai.fields import CHAT, COMPLETION, EMBEDDING, MESSAGE, Neutral, described, refuse_unsupported
+
+_MOST_TOKENS = 2**31 - 1
+_LARGEST_INT = 2**63 - 1
+_DEFAULT_TEMPERATURE = 1.0
+_DEFAULT_COMPLETION_TOKENS = 16
+_MOST_STOPS = 8
+_TEXT_SCHEMA = {"type": "string"}
+_SOME_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+
+
+def _text_of_parts(content: object) -> object:
+    """The text of a message: a string, or text parts, one after the other."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise PydanticCustomError("part", "part {index} is no text; only text is supported", {"index": index})
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise PydanticCustomError("part", "part {index} needs a text that is a string", {"index": index})
+        texts.append(text)
+    return "".join(texts)
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _one_prompt(value: object) -> object:
+    if isinstance(value, list):
+        if len(value) != 1 or not isinstance(value[0], str):
+            raise PydanticCustomError("prompt", "must be a string, or a list of one; tokens are not supported")
+        return value[0]
+    return value
+
+
+def _no_tokens(value: object) -> object:
+    if isinstance(value, list) and value and not all(isinstance(item, str) for item in value):
+        raise PydanticCustomError("input", "must be a string or a list of strings; tokens are not supported")
+    return _listed(value)
+
+
+Content = Annotated[
+    str,
+    BeforeValidator(_text_of_parts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT_SCHEMA,
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": _TEXT_SCHEMA},
+                        "required": ["type", "text"],
+                    },
+                },
+            ]
+        }
+    ),
+]
+Stop = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    BeforeValidator(_listed),
+    Field(max_length=_MOST_STOPS),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 256},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": 256},
+                    "maxItems": _MOST_STOPS,
+                },
+            ]
+        }
+    ),
+]
+Prompt = Annotated[
+    str,
+    BeforeValidator(_one_prompt),
+    WithJsonSchema(
+        {"anyOf": [_SOME_TEXT_SCHEMA, {"type": "array", "items": _SOME_TEXT_SCHEMA, "minItems": 1, "maxItems": 1}]}
+    ),
+]
+Input = Annotated[
+    list[str],
+    BeforeValidator(_no_tokens),
+    Field(min_length=1, max_length=MOST_INPUT_ITEMS),
+    WithJsonSchema(
+        {
+            "description": "A text, or several; one vector each.",
+            "anyOf": [
+                _SOME_TEXT_SCHEMA,
+                {"type": "array", "items": _SOME_TEXT_SCHEMA, "minItems": 1, "maxItems": MOST_INPUT_ITEMS},
+            ],
+        }
+    ),
+]
+ModelName = Annotated[str, Field(min_length=1, max_length=64, description="As /v1/models names it.")]
+MaxTokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
+
+
+def _taking(neutral: Neutral) -> ConfigDict:
+    """A model whose other fields are for ``refuse_unsupported``, and are told in its schema."""
+
+    def add(schema: dict[str, Any]) -> None:
+        schema["properties"] |= described(neutral)
+        schema["additionalProperties"] = False
+
+    return ConfigDict(extra="allow", json_schema_extra=add, hide_input_in_errors=True)
+
+
+_CLOSED = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class RetrievalOptions(BaseModel):
+    """Where to look for context first."""
+
+    model_config = _CLOSED
+
+    collection: Annotated[str, Field(min_length=1, max_length=128)]
+    top_k: Annotated[int, Field(ge=1, le=64)] = 4
+    mode: Literal["hybrid", "vector", "cached"] = "hybrid"
+
+
+class EmbeddingOptions(BaseModel):
+    """What Fairlane can be told beyond OpenAI's fields."""
+
+    model_config = _CLOSED
+
+    priority: Literal["high", "normal", "low"] = "normal"
+    timeout_ms: Annotated[int, Field(ge=1, le=_LARGEST_INT, description="The deadline, from its receipt.")] | None = (
+        None
+    )
+    cache: Annotated[
+        Literal["none", "exact", "semantic"] | None,
+        Field(description="Which answers given before may be given again; none: as the tenant has it."),
+    ] = None
+    group: Annotated[str, Field(min_length=1, max_length=128, description="One of the tenant's groups.")] | None = None
+
+
+class GenerateOptions(EmbeddingOptions):
+    """The same, for text."""
+
+    retrieval: RetrievalOptions | None = None
+    conversation_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    conversation_after: Annotated[str, Field(max_length=36)] | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream brings beside its text."""
+
+    model_config = _CLOSED
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[bool | None, Field(description="Taken, and changes nothing.")] = None
+
+
+class ChatMessage(BaseModel):
+    """One turn. ``developer`` is ``system``."""
+
+    model_config = _taking(MESSAGE)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class _Generate(BaseModel):
+    model: ModelName
+    max_tokens: MaxTokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stop: Stop | None = None
+    seed: Annotated[int, Field(ge=0, le=_LARGEST_INT)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    fairlane: GenerateOptions | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with what was used."""
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
+
+class ChatBody(_Generate):
+    """``POST /v1/chat/completions``."""
+
+    model_config = _taking(CHAT)
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_INPUT_ITEMS)]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+
+
+class CompletionBody(_Generate):
+    """``POST /v1/completions``."""
+
+    model_config = _taking(COMPLETION)
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class EmbeddingBody(BaseModel):
+    """``POST /v1/embeddings``."""
+
+    model_config = _taking(EMBEDDING)
+
+    model: ModelName
+    input: Input
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: (
+        Annotated[int, Field(ge=1, le=_MOST_TOKENS, description="Taken if the model's vectors have as many.")] | None
+    ) = None
+    fairlane: EmbeddingOptions | None = None
+
+
+def chat_request(body: ChatBody, tenant: str, request_id: str) -> InferenceRequest:
+    """The request of a chat. Raises GatewayError: 400."""
+    refuse_unsupported(body.model_extra, CHAT)
+    for index, message in enumerate(body.messages):
+        refuse_unsupported(message.model_extra, MESSAGE, f"messages[{index}].")
+    given = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(given) > 1:
+        raise _invalid("max_tokens", "says something else than max_completion_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise _invalid("top_logprobs", "needs logprobs to be true")
+    messages = [
+        Message("system" if message.role == "developer" else message.role, message.content) for message in body.messages
+    ]
+    return _generate(
+        body,
+        tenant,
+        request_id,
+        messages=messages,
+        max_tokens=next(iter(given), None),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        metadata=body.metadata,
+    )
+
+
+def completion_request(body: CompletionBody, tenant: str, request_id: str) -> InferenceRequest:
+    """The request of a completion. Raises GatewayError: 400."""
+    refuse_unsupported(body.model_extra, COMPLETION)
+    max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _generate(body, tenant, request_id, prompt=body.prompt, max_tokens=max_tokens, logprobs=body.logprobs)
+
+
+def embedding_request(body: EmbeddingBody, tenant: str, request_id: str) -> InferenceRequest:
+    """The request of embeddings. Raises GatewayError: 400."""
+    refuse_unsupported(body.model_extra, EMBEDDING)
+    options = body.fairlane or EmbeddingOptions()
+    return _built(
+        tenant,
+        request_id=request_id,
+        model=body.model,
+        task=Task.EMBED.value,
+        texts=body.input,
+        **options.model_dump(),
+    )
+
+
+def _generate(body: _Generate, tenant: str, request_id: str, **fields: Any) -> InferenceRequest:
+    if body.stream_options is not None and not body.stream:
+        raise _invalid("stream_options", "is for streams alone")
+    options = body.fairlane or GenerateOptions()
+    retrieval = options.retrieval
+    return _built(
+        tenant,
+        request_id=request_id,
+        model=body.model,
+        temperature=_DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        stop=body.stop or (),
+        seed=body.seed,
+        stream=bool(body.stream),
+        retrieval=None if retrieval is None else Retrieval(retrieval.collection, retrieval.top_k, retrieval.mode),
+        **options.model_dump(exclude={"retrieval"}),
+        **fields,
+    )
+
+
+def _built(tenant: str, **fields: Any) -> InferenceRequest:
+    request = build_request(**fields)
+    try:
+        check_request(request, tenant)
+    except ValueError as error:
+        field, _, message = str(error).partition(": ")
+        raise _invalid(field, message) from None
+    return request
+
+
+def _invalid(field: str, message: str) -> GatewayError:
+    return GatewayError(400, Code.INVALID, f"{field}: {message}", field=field)

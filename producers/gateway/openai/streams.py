@@ -1,0 +1,223 @@
+"""Answers that are sent while they are made."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from enum import Enum
+from typing import Final, Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from fairlane.client.reassembly import TextDelta
+from fairlane.records import InferenceReply
+from producers.gateway.disconnects import ClientGoneError, unless_gone
+from producers.gateway.errors import GatewayError
+from producers.gateway.openai import sse
+from producers.gateway.openai.answers import Stream, text_of
+from producers.gateway.openai.calls import checked, client_gone, leave
+from producers.gateway.openai.continuation import Continuation, DivergedError
+from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.errors import REQUEST_ID_HEADER, STREAM_RESTARTED, error_body
+from producers.gateway.publish_once import Published
+from producers.gateway.reply_errors import waited_too_long
+from producers.gateway.seams import Waiting
+
+_SEND_TIMEOUT_S: Final = 60.0
+"""A caller who takes nothing for so long is gone."""
+
+
+class Silence(Enum):
+    """Nothing came for a while."""
+
+    SILENCE = "silence"
+
+
+class HasDeltas(Protocol):
+    """What of ``Waiting`` is needed here. Who asks for deltas again gets those that were not given before."""
+
+    def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]: ...
+
+
+class Deltas:
+    """The deltas of one answer, one by one, with a look at the clock between them.
+
+    However long it is, it goes on as long as something of it comes in every ``wait_s``.
+
+    Args:
+        waiting: for the answer.
+        wait_s: longest it is waited for, in seconds.
+    """
+
+    def __init__(self, waiting: HasDeltas, wait_s: float) -> None:
+        self._waiting = waiting
+        self._wait_s = wait_s
+        self._deltas = waiting.deltas(wait_s)
+        self._goes_on = False
+        """Whether something came since it was last asked for deltas."""
+        self._coming: asyncio.Task[TextDelta | None] | None = None
+
+    async def next(self, patience_s: float) -> TextDelta | Silence | None:
+        """The next; None when there are no more. Raises TimeoutError: nothing came in time."""
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(self._take())
+        done, _ = await asyncio.wait((self._coming,), timeout=patience_s)
+        if not done:
+            return Silence.SILENCE
+        coming, self._coming = self._coming, None
+        return await coming
+
+    async def close(self) -> None:
+        """No more are wanted."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+        if isinstance(self._deltas, AsyncGenerator):
+            await self._deltas.aclose()
+
+    async def _take(self) -> TextDelta | None:
+        while True:
+            try:
+                delta = await anext(self._deltas, None)
+            except TimeoutError:
+                if not self._goes_on:
+                    raise
+                self._goes_on = False
+                self._deltas = self._waiting.deltas(self._wait_s)
+            else:
+                self._goes_on = True
+                return delta
+
+
+async def stream_response(deps: OpenAIDeps, request: Request, published: Published, stream: Stream) -> Response:
+    """The answer as server-sent events.
+
+    The status waits for the first text, or for ``keep_alive_s``: what is refused before that is refused as any call.
+    Raises GatewayError.
+    """
+    headers = dict(sse.HEADERS) | {REQUEST_ID_HEADER: published.request.request_id}
+    waiting = published.source
+    if isinstance(waiting, InferenceReply):
+        return Response(_whole(stream, checked(waiting)), headers=headers)
+    deltas = Deltas(waiting, deps.wait_s)
+    relay = _Relay(published, waiting, deltas, stream, deps)
+    try:
+        first = await unless_gone(request.receive, deltas.next(deps.keep_alive_s))
+        reply = checked(await relay.final_reply()) if first is None else None
+    except ClientGoneError:
+        await relay.close()
+        raise client_gone(published.request.request_id) from None
+    except TimeoutError:
+        relay.ended = True
+        await relay.close()
+        raise waited_too_long(published.request.request_id, deps.wait_s) from None
+    except BaseException:
+        relay.ended = True
+        await relay.close()
+        raise
+    return EventStream(relay.events(first, reply), headers, relay.close)
+
+
+class _Relay:
+    """One answer on its way.
+
+    Attributes:
+        ended: all was sent that is to be sent; a caller who goes away before that wants no more of it.
+    """
+
+    def __init__(
+        self, published: Published, waiting: Waiting, deltas: Deltas, stream: Stream, deps: OpenAIDeps
+    ) -> None:
+        self.ended = False
+        self._published = published
+        self._waiting = waiting
+        self._deltas = deltas
+        self._stream = stream
+        self._deps = deps
+
+    async def events(
+        self, first: TextDelta | Silence | None, reply: InferenceReply | None
+    ) -> AsyncGenerator[bytes, None]:
+        """All events, from the first delta or silence on, or of a reply that came without any."""
+        if begin := self._stream.first():
+            yield begin
+        sent = Continuation()
+        request_id = self._published.request.request_id
+        try:
+            delta = first
+            while delta is not None:
+                if isinstance(delta, Silence):
+                    yield sse.KEEP_ALIVE
+                elif text := sent.feed(delta):
+                    yield self._stream.text(text)
+                delta = await self._deltas.next(self._deps.keep_alive_s)
+            if reply is None:
+                reply = checked(await self.final_reply())
+            sent.finish()
+            end = self._stream.last(reply)
+        except GatewayError as error:
+            end = sse.error_event(error_body(error))
+        except TimeoutError:
+            end = sse.error_event(error_body(waited_too_long(request_id, self._deps.wait_s)))
+        except DivergedError:
+            end = sse.error_event(error_body(_restarted(request_id)))
+        self.ended = True
+        yield end
+
+    async def final_reply(self) -> InferenceReply:
+        """The reply that the deltas ended with. Raises TimeoutError."""
+        reply = await self._waiting.reply(self._deps.wait_s)
+        await self._published.call.settle(reply)
+        return reply
+
+    async def close(self) -> None:
+        """Nothing is sent any more."""
+        try:
+            await self._deltas.close()
+            if not self.ended:
+                await leave(self._published)
+        finally:
+            self._waiting.forget()
+
+
+class EventStream(StreamingResponse):
+    """Events, and what is to be done when they were sent or nobody takes them."""
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: dict[str, str], close: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(events, headers=headers)
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(_SEND_TIMEOUT_S):
+                await send(message)
+
+        try:
+            await super().__call__(scope, receive, send_in_time)
+        except (ClientDisconnect, TimeoutError):
+            # Nobody is there to be told.
+            pass
+        finally:
+            try:
+                await self._events.aclose()
+            finally:
+                await self._close()
+
+
+def _whole(stream: Stream, reply: InferenceReply) -> bytes:
+    """The events of an answer that is there already."""
+    text = text_of(reply)
+    return stream.first() + (stream.text(text) if text else b"") + stream.last(reply)
+
+
+def _restarted(request_id: str) -> GatewayError:
+    return GatewayError(
+        500,
+        STREAM_RESTARTED,
+        f"the answer began anew with other text, and what was sent is void; ask for /v1/results/{request_id}",
+        request_id=request_id,
+    )

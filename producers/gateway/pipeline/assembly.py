@@ -1,0 +1,115 @@
+"""Puts the way into the log and back together, for the gateway's composition root."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from confluent_kafka import Consumer, Producer
+
+from fairlane.client.seams import KafkaConnector
+from fairlane.codec import Codec
+from fairlane.load_board import LoadView
+from fairlane.records import InferenceReply
+from fairlane.settings import Settings
+from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
+from producers.gateway.pipeline.early_answer import LoadPicture
+from producers.gateway.pipeline.load_watch import Directory, LoadWatch
+from producers.gateway.pipeline.pending import Pending
+from producers.gateway.pipeline.publisher import Publisher, PublishLimits, producer_config
+from producers.gateway.pipeline.reply_reader import ReplyReader
+from producers.gateway.pipeline.submitter import LogSubmitter
+
+NO_PARTITIONS = "no partition of the reply topic is read here"
+NOT_ACKNOWLEDGED = "the log does not acknowledge what is published"
+
+
+class LogPipeline:
+    """Nothing is connected before ``start``.
+
+    Args:
+        find_reply: finds replies that this instance has not read, see ``pipeline.waiting``.
+        on_replies: is given every reply that is read, on a thread of the reader.
+        on_failure: called in the event loop when a thread has died: the process must end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        codec: Codec,
+        find_reply: Callable[[str, str], Awaitable[InferenceReply | None]],
+        on_replies: Callable[[list[InferenceReply]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._on_failure = on_failure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._picture = LoadPicture()
+        limits = PublishLimits()
+        self.directory = Directory(settings, codec, self._failed)
+        self.pending = Pending(settings.gateway_max_in_flight)
+        self.publisher = Publisher(
+            lambda on_error: Producer(producer_config(settings, limits, on_error)), limits, self._failed
+        )
+        self._chunks = ChunkReader(
+            lambda: _chunk_consumer(settings), codec, self.pending.__contains__, self._chunks_came, self._failed
+        )
+        self.submitter = LogSubmitter(
+            codec,
+            self.publisher,
+            self._chunks,
+            self.pending,
+            lambda: self.directory.registry,
+            self._picture,
+            find_reply,
+        )
+        self._replies = ReplyReader(settings, codec, self.submitter, on_replies, self._failed)
+        self._load = LoadWatch(settings, codec, self._load_seen, self._failed)
+
+    async def start(self) -> None:
+        """Connect. Raises FeedUnavailableError: the control topics could not be read."""
+        loop = self._loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.directory.start)
+        self.publisher.start()
+        self._chunks.start()
+        self._replies.start()
+        self._load.start()
+
+    async def close(self) -> None:
+        """Disconnect; what is on its way gets a moment."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(
+            self.publisher.close(),
+            self._replies.close(),
+            self._chunks.close(),
+            loop.run_in_executor(None, self._load.stop),
+            loop.run_in_executor(None, self.directory.stop),
+        )
+
+    def end_waiting(self) -> None:
+        """Have every call that waits answered now: its request goes on."""
+        self.submitter.end_waiting()
+        self.publisher.end_waiting()
+
+    def trouble(self) -> str | None:
+        """Why no request can be taken at present; None if one can."""
+        if not self.submitter.owns_partitions:
+            return NO_PARTITIONS
+        return None if self.publisher.is_available else NOT_ACKNOWLEDGED
+
+    def _chunks_came(self, chunks: list[Chunk]) -> None:
+        self.submitter.add(chunks)
+
+    def _load_seen(self, view: LoadView) -> None:
+        self._soon(self._picture.look, view)
+
+    def _failed(self, error: BaseException) -> None:
+        self._soon(self._on_failure, error)
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _chunk_consumer(settings: Settings) -> Consumer:
+    """In no group, whatever it is called."""
+    consumer = KafkaConnector(settings).chunk_reader(f"{settings.group_prefix}.gateway.chunks")
+    assert isinstance(consumer, Consumer)  # noqa: S101 - a mistake in this package, not of a caller
+    return consumer

@@ -1,0 +1,204 @@
+"""Reads the chunk topics of the tenants that are being streamed to, on one thread and with one consumer.
+
+Chunks only make an answer come sooner. When a topic cannot be read that is logged, and answers come in one piece.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from time import monotonic
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane.client.positions import end_of, partitions_of
+from fairlane.cluster import reason_of
+from fairlane.codec import Codec, DecodeError
+from fairlane.errors import FairlaneError
+from fairlane.logs import get_logger
+from fairlane.names import chunks_topic
+from fairlane.records import ReplyChunk
+
+log = get_logger(__name__)
+
+Chunk = tuple[str, ReplyChunk]
+"""The tenant on whose topic it stood, and the chunk."""
+
+MOST_TENANTS = 256
+_KEPT_S = 60.0
+_FOLLOW_TIMEOUT_S = 1.0
+_CALL_TIMEOUT_S = 2.0
+_POLL_S = 0.02
+_IDLE_POLL_S = 0.5
+_MAX_RECORDS = 500
+_THREAD_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A tenant whose chunks are read. Known to the event loop alone."""
+
+    ready: "asyncio.Future[bool]"
+    streams: int = 0
+    idle_since_s: float = field(default_factory=monotonic)
+
+
+class ChunkReader:
+    """``follow`` and ``leave`` are for the event loop that ``start`` was called in.
+
+    Args:
+        consumer: in no group, and ``read_uncommitted``: chunks stand in no transaction.
+        is_wanted: whether anybody streams this request; asked on the thread.
+        deliver: called in the event loop with chunks of those.
+        on_failure: called on the thread when nothing is read any more: the process must end.
+    """
+
+    def __init__(
+        self,
+        consumer: Callable[[], Consumer],
+        codec: Codec,
+        is_wanted: Callable[[str], bool],
+        deliver: Callable[[list[Chunk]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._make_consumer = consumer
+        self._codec = codec
+        self._is_wanted = is_wanted
+        self._deliver = deliver
+        self._on_failure = on_failure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._orders: SimpleQueue[tuple[str, asyncio.Future[bool] | None]] = SimpleQueue()
+        """Tenants to read, with whom to tell, and to read no more."""
+        self._followed: dict[str, _Followed] = {}
+        self._assigned: dict[str, list[TopicPartition]] = {}
+        """By topic; known to the thread alone."""
+
+    def start(self) -> None:
+        """Begin, with nothing to read yet."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="chunks", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Read no more."""
+        self._stopping.set()
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
+
+    async def follow(self, tenant: str) -> bool:
+        """Read a tenant's chunks; whether ``leave`` must be called. Returns when a chunk that is written from now on is
+        seen, or it is not known soon whether it is."""
+        followed = self._followed.get(tenant)
+        if followed is None or (followed.ready.done() and not followed.ready.result()):
+            followed = self._begin(tenant)
+        if followed is None:
+            return False
+        followed.streams += 1
+        if not followed.ready.done():
+            await asyncio.wait((followed.ready,), timeout=_FOLLOW_TIMEOUT_S)
+        return True
+
+    def leave(self, tenant: str) -> None:
+        """One stream of this tenant is over. Its chunks are read for a while longer, for the next."""
+        followed = self._followed.get(tenant)
+        if followed is not None and followed.streams > 0:
+            followed.streams -= 1
+            followed.idle_since_s = monotonic()
+        self._drop_idle(monotonic() - _KEPT_S)
+
+    def _begin(self, tenant: str) -> _Followed | None:
+        if len(self._followed) >= MOST_TENANTS:
+            self._drop_idle(monotonic())
+        if len(self._followed) >= MOST_TENANTS or self._loop is None:
+            log.warning("chunks_not_read", tenant=tenant)
+            return None
+        before = self._followed.get(tenant)
+        followed = _Followed(self._loop.create_future(), 0 if before is None else before.streams)
+        self._followed[tenant] = followed
+        self._orders.put((tenant, followed.ready))
+        return followed
+
+    def _drop_idle(self, since_s: float) -> None:
+        idle = [name for name, one in self._followed.items() if not one.streams and one.idle_since_s <= since_s]
+        for tenant in idle:
+            del self._followed[tenant]
+            self._orders.put((tenant, None))
+
+    def _run(self) -> None:
+        consumer = self._make_consumer()
+        try:
+            while not self._stopping.is_set():
+                self._obey(consumer)
+                if self._assigned:
+                    self._read(consumer)
+        except Exception as error:  # noqa: BLE001 - the process ends with it
+            log.error("chunk_reader_died", reason=reason_of(error))
+            self._on_failure(error)
+        finally:
+            consumer.close()
+
+    def _obey(self, consumer: Consumer) -> None:
+        try:
+            tenant, ready = self._orders.get(block=not self._assigned, timeout=_IDLE_POLL_S)
+        except Empty:
+            return
+        topic = chunks_topic(tenant)
+        if ready is None:
+            if gone := self._assigned.pop(topic, None):
+                consumer.incremental_unassign(gone)
+            return
+        try:
+            if topic not in self._assigned:
+                self._assign(consumer, topic)
+            is_read = True
+        except (FairlaneError, KafkaException) as error:
+            log.warning("chunks_not_read", tenant=tenant, reason=reason_of(error))
+            is_read = False
+        self._call(_set, ready, is_read)
+
+    def _assign(self, consumer: Consumer, topic: str) -> None:
+        partitions = partitions_of(consumer, topic, _CALL_TIMEOUT_S)
+        if not partitions:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        ends = {number: end_of(consumer, topic, number, monotonic() + _CALL_TIMEOUT_S) for number in partitions}
+        starts = [TopicPartition(topic, number, end) for number, end in ends.items()]
+        consumer.incremental_assign(starts)
+        self._assigned[topic] = starts
+
+    def _read(self, consumer: Consumer) -> None:
+        first = consumer.poll(_POLL_S)
+        if first is None:
+            return
+        taken = (self._take(consumer, message) for message in (first, *consumer.consume(_MAX_RECORDS, 0)))
+        chunks = [chunk for chunk in taken if chunk is not None]
+        if chunks:
+            self._call(self._deliver, chunks)
+
+    def _take(self, consumer: Consumer, message: Message) -> Chunk | None:
+        error, topic, key = message.error(), message.topic() or "", message.key()
+        if error is not None:
+            if error.fatal():
+                raise KafkaException(error)
+            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                consumer.seek(TopicPartition(topic, message.partition() or 0, OFFSET_END))
+            return None
+        if key is None or not self._is_wanted(key.decode(errors="replace")):
+            return None
+        try:
+            chunk = self._codec.decode_as(ReplyChunk, message.value())
+        except DecodeError as problem:
+            log.error("chunk_undecodable", topic=topic, offset=message.offset(), problem=problem.problem)
+            return None
+        return topic.removeprefix(chunks_topic("")), chunk
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _set(future: "asyncio.Future[bool]", is_read: bool) -> None:
+    if not future.done():
+        future.set_result(is_read)

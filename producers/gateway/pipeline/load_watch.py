@@ -1,0 +1,113 @@
+"""The load of the pipeline and its tenants and models, followed on threads; what is known of them at any moment."""
+
+import random
+import threading
+from collections.abc import Callable
+
+from fairlane.backoff import Backoff
+from fairlane.clock import now_ms
+from fairlane.cluster import ClusterError
+from fairlane.codec import Codec
+from fairlane.feeds import Feed
+from fairlane.load_board import LoadBoard, LoadView
+from fairlane.load_feed import LoadFeed
+from fairlane.logs import get_logger
+from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
+from fairlane.records import ModelVersion, TenantSpec
+from fairlane.settings import KafkaSettings
+from producers.gateway.pipeline.early_answer import Registry
+
+log = get_logger(__name__)
+
+_EVERY_S = 0.25
+_THREAD_TIMEOUT_S = 5.0
+
+
+class Directory:
+    """The tenants and models that there are. ``start`` blocks; the rest is for any thread."""
+
+    def __init__(self, settings: KafkaSettings, codec: Codec, on_failure: Callable[[BaseException], None]) -> None:
+        self._tenants = Feed(settings, codec, CONTROL_TENANTS, TenantSpec)
+        self._models = Feed(settings, codec, CONTROL_MODELS, ModelVersion)
+        self._tenants.on_failure(on_failure)
+        self._models.on_failure(on_failure)
+
+    def start(self) -> None:
+        """Read both topics to their ends. Raises FeedUnavailableError."""
+        self._tenants.start()
+        self._models.start()
+
+    def stop(self) -> None:
+        self._tenants.stop()
+        self._models.stop()
+
+    @property
+    def registry(self) -> Registry:
+        """As of now."""
+        return Registry(self._tenants.snapshot, self._models.snapshot)
+
+    def models_of(self, tenant: str) -> tuple[ModelVersion, ...]:
+        """What a tenant may ask for, by name; nothing for one that is not registered."""
+        spec, models = self._tenants.snapshot.get(tenant), self._models.snapshot
+        if spec is None:
+            return ()
+        return tuple(model for name, model in sorted(models.items()) if not spec.models or name in spec.models)
+
+
+class LoadWatch:
+    """Tells a listener how the load stands, a few times a second. Without Kafka it tells nothing and tries again.
+
+    Args:
+        listener: called on the watch's thread.
+        on_failure: called there when nothing is told any more: the process must end.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        codec: Codec,
+        listener: Callable[[LoadView], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._settings = settings
+        self._codec = codec
+        self._listener = listener
+        self._on_failure = on_failure
+        self._backoff = Backoff(first_s=0.5, longest_s=5.0)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_THREAD_TIMEOUT_S)
+
+    def _run(self) -> None:
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._follow()
+                except ClusterError as error:
+                    failures += 1
+                    log.warning("load_not_known", reason=str(error))
+                    self._stopping.wait(self._backoff.delay_s(failures, random.random()))  # noqa: S311 - jitter
+        except Exception as error:  # noqa: BLE001 - the process ends with it
+            log.error("load_watch_died", error=type(error).__name__)
+            self._on_failure(error)
+
+    def _follow(self) -> None:
+        board = LoadBoard()
+        feed = LoadFeed(self._settings, self._codec, board)
+        try:
+            feed.catch_up()
+            while not self._stopping.is_set():
+                feed.follow(_EVERY_S)
+                if feed.trouble is None:
+                    self._listener(board.view(now_ms()))
+        finally:
+            feed.close()

@@ -1,0 +1,293 @@
+"""Publishing from an event loop: every record's acknowledgement is awaited, thousands at a time, by one producer."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from fairlane.circuit_breaker import CircuitBreaker
+from fairlane.client.seams import KafkaHeaders
+from fairlane.clock import ClockMs, monotonic_ms
+from fairlane.cluster import reason_of
+from fairlane.kafka import MAY_BE_PUBLISHED, ClientConfig, idempotent_producer
+from fairlane.logs import get_logger
+from fairlane.outcomes import Code
+from fairlane.settings import Settings
+from producers.gateway.errors import UNAVAILABLE, GatewayError
+from producers.gateway.reply_errors import UNCERTAIN
+
+log = get_logger(__name__)
+
+DELIVERY_TIMEOUT_MS = 10_000
+_STALLED_MS = 2_500
+_RETRY_AFTER_MS = 1_000
+_BUSY_RETRY_AFTER_MS = 250
+_POLL_S = 0.1
+_LAST_RECORDS_TIMEOUT_S = 5.0
+_THREAD_TIMEOUT_S = 5.0
+# What librdkafka's own queue holds beyond our bounds, so that it is never the first to be full.
+_SPARE_MESSAGES = 1_000
+_SPARE_KBYTES = 16_384
+
+DeliveryReport = Callable[[KafkaError | None, Message], None]
+
+
+class ProducerSeam(Protocol):
+    """An idempotent producer."""
+
+    def produce(
+        self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
+    ) -> None: ...
+
+    def poll(self, timeout: float) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLimits:
+    """How much may be published and not acknowledged at a time."""
+
+    max_records: int = 10_000
+    max_bytes: int = 134_217_728
+
+
+def producer_config(settings: Settings, limits: PublishLimits, on_error: Callable[[KafkaError], None]) -> ClientConfig:
+    """A producer that gives a record up soon enough for its caller to hear of it."""
+    return idempotent_producer(settings) | {
+        "client.id": f"{settings.instance_id}-publisher",
+        "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
+        "topic.metadata.propagation.max.ms": 2_000,
+        "queue.buffering.max.messages": limits.max_records + _SPARE_MESSAGES,
+        "queue.buffering.max.kbytes": limits.max_bytes // 1_024 + _SPARE_KBYTES,
+        "error_cb": on_error,
+    }
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """One record on its way."""
+
+    acknowledged: "asyncio.Future[None]"
+    topic: str
+    request_id: str
+    size_bytes: int
+    sent_at_ms: int
+
+
+@dataclass(slots=True)
+class Publisher:
+    """Publishes for all calls of a process. ``publish`` is for the event loop that ``start`` was called in.
+
+    When records are not acknowledged any more, nothing else is taken: first because the oldest waits for too long,
+    then, when records were given up, by a circuit breaker that lets one through now and then. Where only one topic's
+    are not, nothing else is taken for that topic alone.
+
+    Args:
+        make_producer: makes the producer, given its ``error_cb``.
+        limits: of what is on its way.
+        on_failure: called on another thread when nothing can be published any more: the process must end.
+    """
+
+    make_producer: Callable[[Callable[[KafkaError], None]], ProducerSeam]
+    limits: PublishLimits
+    on_failure: Callable[[BaseException], None]
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    clock: ClockMs = monotonic_ms
+    _producer: ProducerSeam | None = field(default=None, init=False)
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+    _on_the_way: dict[_Record, None] = field(default_factory=dict, init=False)
+    """The oldest first."""
+    _of_topic: dict[str, dict[_Record, None]] = field(default_factory=dict, init=False)
+    """The same; no topic has none."""
+    _answered_at_ms: int | None = field(default=None, init=False)
+    """When the brokers last said anything of a record."""
+    _bytes: int = field(default=0, init=False)
+    _reports: list[tuple[_Record, KafkaError | None]] = field(default_factory=list, init=False)
+    """Of the thread that polls, since it handed the last ones over."""
+
+    @property
+    def on_the_way(self) -> int:
+        """Records that are not acknowledged yet."""
+        return len(self._on_the_way)
+
+    def start(self) -> None:
+        """Begin to take records from the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        producer = self._producer = self.make_producer(self._on_error)
+        self._thread = threading.Thread(target=self._poll, args=(producer,), name="publisher", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Wait a moment for what is on its way, then stop."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_RECORDS_TIMEOUT_S):
+                await asyncio.gather(*(record.acknowledged for record in self._on_the_way), return_exceptions=True)
+        self._stopping.set()
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
+        self._producer = None
+
+    async def publish(self, topic: str, request_id: str, value: bytes, headers: KafkaHeaders) -> None:
+        """Publish a record with the request's id as its key; return when the brokers have it.
+
+        Raises:
+            GatewayError: 503 ``unavailable`` or ``overloaded``: it is not in the log, and never will be; ``uncertain``:
+                nobody knows, and the error names the request.
+        """
+        now_ms = self.clock()
+        size = len(value)
+        self._raise_if_no_room(size)
+        if self._is_late(self._of_topic.get(topic, ()), now_ms) or self.is_stalled(now_ms):
+            raise away()
+        if not self.breaker.lets_through(now_ms):
+            raise away()
+        assert self._loop is not None  # noqa: S101 - a mistake in this package, not of a caller
+        assert self._producer is not None  # noqa: S101 - as above
+        record = _Record(self._loop.create_future(), topic, request_id, size, now_ms)
+        try:
+            self._producer.produce(
+                topic, value, request_id.encode(), headers=headers, on_delivery=partial(self._reported, record)
+            )
+        except BufferError:
+            self.breaker.abandoned()
+            raise busy() from None
+        except KafkaException as error:
+            self.breaker.failed(now_ms, random.random())  # noqa: S311 - jitter, no secret
+            log.error("publish_refused", topic=topic, request_id=request_id, reason=reason_of(error))
+            raise away() from error
+        self._on_the_way[record] = self._of_topic.setdefault(topic, {})[record] = None
+        self._bytes += size
+        await record.acknowledged
+
+    def end_waiting(self) -> None:
+        """Wait for no acknowledgement any more: who still does is told that nobody knows."""
+        for record in self._on_the_way:
+            if not record.acknowledged.done():
+                record.acknowledged.set_exception(not_confirmed(record.request_id))
+
+    @property
+    def is_available(self) -> bool:
+        """Whether records were acknowledged of late, or none had to be."""
+        return not self.breaker.is_open and not self.is_stalled(self.clock())
+
+    def is_stalled(self, now_ms: int) -> bool:
+        """Whether the log as a whole does not answer: the oldest record waits for its acknowledgement for too long, and
+        nothing was answered for as long, or those of other topics wait as well."""
+        if not self._is_late(self._on_the_way, now_ms):
+            return False
+        if not self._answered_of_late(now_ms):
+            return True
+        return sum(self._is_late(records, now_ms) for records in self._of_topic.values()) > 1
+
+    def _answered_of_late(self, now_ms: int) -> bool:
+        return self._answered_at_ms is not None and now_ms - self._answered_at_ms <= _STALLED_MS
+
+    @staticmethod
+    def _is_late(records: "Iterable[_Record]", now_ms: int) -> bool:
+        """Whether the first of them, the oldest, waits for too long."""
+        oldest = next(iter(records), None)
+        return oldest is not None and now_ms - oldest.sent_at_ms > _STALLED_MS
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.on_failure(KafkaException(error))
+
+    def _raise_if_no_room(self, size_bytes: int) -> None:
+        # A record that is alone may be of any size.
+        if self._on_the_way and (
+            len(self._on_the_way) >= self.limits.max_records or self._bytes + size_bytes > self.limits.max_bytes
+        ):
+            raise busy()
+
+    def _poll(self, producer: ProducerSeam) -> None:
+        try:
+            while not self._stopping.is_set():
+                producer.poll(_POLL_S)
+                self._hand_over()
+        except Exception as error:  # noqa: BLE001 - the process ends with it
+            log.error("publisher_died", reason=reason_of(error))
+            self.on_failure(error)
+
+    def _reported(self, record: _Record, error: KafkaError | None, _message: Message) -> None:
+        # Inside ``poll``: the event loop is woken once for all reports of a poll.
+        self._reports.append((record, error))
+
+    def _hand_over(self) -> None:
+        if self._reports and self._loop is not None:
+            reports, self._reports = self._reports, []
+            self._loop.call_soon_threadsafe(self._settle, reports)
+
+    def _settle(self, reports: list[tuple[_Record, KafkaError | None]]) -> None:
+        now_ms = self.clock()
+        for record, error in reports:
+            self._on_the_way.pop(record, None)
+            of_topic = self._of_topic.get(record.topic, {})
+            of_topic.pop(record, None)
+            if not of_topic:
+                self._of_topic.pop(record.topic, None)
+            self._bytes -= record.size_bytes
+            uncertain = error is not None and error.code() in MAY_BE_PUBLISHED
+            if uncertain and self._answered_of_late(now_ms):
+                # Its topic is stalled, and the others are not.
+                self.breaker.abandoned()
+            elif uncertain:
+                self.breaker.failed(now_ms, random.random())  # noqa: S311 - jitter, no secret
+            else:
+                # A broker that refuses a record answers.
+                self._answered_at_ms = now_ms
+                self.breaker.succeeded()
+            if record.acknowledged.done():
+                continue
+            if error is None:
+                record.acknowledged.set_result(None)
+                continue
+            log.warning("not_published", request_id=record.request_id, error=error.name(), uncertain=uncertain)
+            record.acknowledged.set_exception(_error_of(error, record.request_id))
+
+
+def _error_of(error: KafkaError, request_id: str) -> GatewayError:
+    """Of a delivery that failed."""
+    if error.code() in MAY_BE_PUBLISHED:
+        return not_confirmed(request_id)
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return GatewayError(413, Code.INVALID, "the request is larger than its topic takes", field="input")
+    return away()
+
+
+def away() -> GatewayError:
+    """Kafka takes nothing."""
+    return GatewayError(
+        503,
+        UNAVAILABLE,
+        "the log does not take requests at present; nothing was accepted",
+        retry_after_ms=_RETRY_AFTER_MS,
+    )
+
+
+def busy() -> GatewayError:
+    """More is on its way than may be."""
+    return GatewayError(
+        503,
+        Code.OVERLOADED,
+        "too much is under way at this gateway; nothing was accepted",
+        retry_after_ms=_BUSY_RETRY_AFTER_MS,
+    )
+
+
+def not_confirmed(request_id: str) -> GatewayError:
+    """It may be in the log."""
+    return GatewayError(
+        503,
+        UNCERTAIN,
+        f"it is not known whether the request was accepted: ask for /v1/results/{request_id}, or send it again with "
+        "the same Idempotency-Key",
+        retry_after_ms=_RETRY_AFTER_MS,
+        request_id=request_id,
+    )

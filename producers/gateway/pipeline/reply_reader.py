@@ -1,0 +1,239 @@
+"""Reads the partitions of the gateway's reply topic that this instance owns, as a member of the gateways' group.
+
+Nothing is committed: who gets a partition begins at its end, since a reply that stands before it was waited for
+elsewhere, and is in Postgres. An instance that gets a partition back goes on where it was.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane.client.positions import ask, end_of, existing_partitions, partitions_of
+from fairlane.cluster import reason_of
+from fairlane.codec import Codec, DecodeError
+from fairlane.kafka import ClientConfig, read_committed_consumer
+from fairlane.logs import get_logger
+from fairlane.names import GATEWAY_REPLIES, gateway_group
+from fairlane.records import InferenceReply
+from fairlane.settings import Settings
+
+log = get_logger(__name__)
+
+MOST_BEHIND_RECORDS = 50_000
+"""How far behind the end of a partition that came back an instance goes on; what is older it finds in Postgres."""
+
+_POLL_S = 0.1
+_MAX_RECORDS = 500
+_MAX_BATCHES = 4
+_POSITION_TIMEOUT_S = 5.0
+_START_TIMEOUT_S = 20.0
+_THREAD_TIMEOUT_S = 10.0
+_CLASSIC_SESSION_TIMEOUT_MS = 6_000
+
+
+class ReplySink(Protocol):
+    """What is done with what is read. All of it is called in the event loop."""
+
+    def owned(self, partitions: frozenset[int], partition_count: int) -> None:
+        """These partitions, of so many, are read from now on; that may be none."""
+        ...
+
+    def lost(self, partitions: frozenset[int]) -> None:
+        """Of these, records may pass unread from now on. Comes before the ``owned`` that is without them."""
+        ...
+
+    def replies(self, replies: list[InferenceReply]) -> None:
+        """These were read."""
+        ...
+
+
+class ReplyReader:
+    """One member, on a thread of its own.
+
+    Args:
+        on_replies: is given whatever is read, on that thread and before the sink is; it must be short and not raise.
+        on_failure: called on that thread when nothing is read any more: the process must end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        codec: Codec,
+        sink: ReplySink,
+        on_replies: Callable[[list[InferenceReply]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._settings = settings
+        self._codec = codec
+        self._sink = sink
+        self._on_replies = on_replies
+        self._on_failure = on_failure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._partition_count = 0
+        self._new: set[int] = set()
+        """Assigned, and not read yet."""
+        self._passed: set[int] = set()
+        """Assigned, and not read until it is known where they end: retention ran past us."""
+        self._owned: set[int] = set()
+        self._positions: dict[int, int] = {}
+        """Where reading goes on, of every partition that was ever owned."""
+        # The event loop takes replies more slowly than they come: then they wait in Kafka.
+        self._room = threading.BoundedSemaphore(_MAX_BATCHES)
+
+    def start(self) -> None:
+        """Join the group. The running event loop is told of partitions and replies."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Leave the group."""
+        self._stopping.set()
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
+
+    def _run(self) -> None:
+        consumer = Consumer(_config(self._settings))
+        try:
+            self._partition_count = len(existing_partitions(consumer, GATEWAY_REPLIES, monotonic() + _START_TIMEOUT_S))
+            consumer.subscribe(
+                [GATEWAY_REPLIES], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            )
+            while not self._stopping.is_set():
+                self._read(consumer)
+        except Exception as error:  # noqa: BLE001 - the process ends with it
+            log.error("reply_reader_died", reason=reason_of(error))
+            self._on_failure(error)
+        finally:
+            consumer.close()
+
+    def _read(self, consumer: Consumer) -> None:
+        first = consumer.poll(_POLL_S)
+        messages = [] if first is None else [first, *consumer.consume(_MAX_RECORDS, 0)]
+        taken = [self._take(message) for message in messages]
+        replies = [reply for reply in taken if reply is not None]
+        if replies:
+            self._on_replies(replies)
+            self._hand_over(replies)
+        try:
+            if self._new:
+                self._take_up(consumer)
+            if self._passed:
+                self._go_on(consumer)
+        except KafkaException as error:
+            # Tried again after the next poll; until then no ids are made for them.
+            log.warning("positions_not_known", reason=reason_of(error))
+
+    def _take(self, message: Message) -> InferenceReply | None:
+        error, partition = message.error(), message.partition()
+        if error is not None:
+            self._on_error(error, partition)
+            return None
+        if partition is None or partition not in self._owned:
+            return None
+        self._positions[partition] = (message.offset() or 0) + 1
+        try:
+            return self._codec.decode_as(InferenceReply, message.value())
+        except DecodeError as problem:
+            log.error("reply_undecodable", partition=partition, offset=message.offset(), problem=problem.problem)
+            return None
+
+    def _on_error(self, error: KafkaError, partition: int | None) -> None:
+        if error.fatal():
+            raise KafkaException(error)
+        if error.code() != KafkaError._AUTO_OFFSET_RESET or partition is None:
+            log.warning("reply_reader_error", error=error.name(), partition=partition)
+            return
+        if partition not in self._owned:
+            return
+        # Retention ran past us. What was there is in Postgres.
+        log.error("replies_passed_unread", partition=partition)
+        self._owned.discard(partition)
+        self._passed.add(partition)
+        self._call(self._sink.lost, frozenset({partition}))
+
+    def _hand_over(self, replies: list[InferenceReply]) -> None:
+        while not self._room.acquire(timeout=_POLL_S):
+            if self._stopping.is_set():
+                return
+        self._call(self._deliver, replies)
+
+    def _deliver(self, replies: list[InferenceReply]) -> None:
+        try:
+            self._sink.replies(replies)
+        finally:
+            self._room.release()
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # Acknowledged, and begun when the poll is over: a call in here that waits for a broker would crash the client
+        # library at the next callback of the same poll.
+        consumer.incremental_assign([])
+        self._new.update(partition.partition for partition in partitions)
+
+    def _take_up(self, consumer: Consumer) -> None:
+        """Begin to read what was assigned."""
+        new = sorted(self._new)
+        starts = {number: self._start(consumer, number) for number in new}
+        # A topic that grew is assigned anew.
+        present = ask(
+            lambda timeout_s: partitions_of(consumer, GATEWAY_REPLIES, timeout_s), monotonic() + _POSITION_TIMEOUT_S
+        )
+        consumer.incremental_assign([TopicPartition(GATEWAY_REPLIES, *start) for start in starts.items()])
+        self._new.clear()
+        self._positions.update(starts)
+        self._owned.update(starts)
+        self._partition_count = len(present) or self._partition_count
+        log.info("assigned", partitions=new)
+        self._call(self._sink.owned, frozenset(self._owned), self._partition_count)
+
+    def _go_on(self, consumer: Consumer) -> None:
+        """Read on at the end, where retention ran past us."""
+        for number in sorted(self._passed):
+            end = end_of(consumer, GATEWAY_REPLIES, number, monotonic() + _POSITION_TIMEOUT_S)
+            consumer.seek(TopicPartition(GATEWAY_REPLIES, number, end))
+            self._positions[number] = end
+            self._passed.discard(number)
+            self._owned.add(number)
+            self._call(self._sink.owned, frozenset(self._owned), self._partition_count)
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        gone = frozenset(partition.partition for partition in partitions)
+        kept = gone & (self._owned | self._passed)
+        self._new -= gone
+        self._passed -= gone
+        self._owned -= gone
+        consumer.incremental_unassign([TopicPartition(GATEWAY_REPLIES, number) for number in kept])
+        log.info("revoked", partitions=sorted(gone))
+        self._call(self._sink.lost, gone)
+        self._call(self._sink.owned, frozenset(self._owned), self._partition_count)
+
+    def _start(self, consumer: Consumer, partition: int) -> int:
+        end = end_of(consumer, GATEWAY_REPLIES, partition, monotonic() + _POSITION_TIMEOUT_S)
+        known = self._positions.get(partition)
+        return known if known is not None and 0 <= end - known <= MOST_BEHIND_RECORDS else end
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        """In the event loop, after what was called before."""
+        assert self._loop is not None  # noqa: S101 - a mistake in this package, not of a caller
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _config(settings: Settings) -> ClientConfig:
+    config = read_committed_consumer(settings, gateway_group(settings.group_prefix)) | {
+        "client.id": settings.instance_id
+    }
+    if settings.consumer_group_protocol == "consumer":
+        # Uniform: as few partitions as can be change their owner when an instance comes or goes.
+        return config | {"group.protocol": "consumer", "group.remote.assignor": "uniform"}
+    return config | {
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": _CLASSIC_SESSION_TIMEOUT_MS,
+        "heartbeat.interval.ms": _CLASSIC_SESSION_TIMEOUT_MS // 6,
+    }

@@ -1,0 +1,127 @@
+"""A request that was accepted, as the call that waits for it sees it."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from fairlane import metrics
+from fairlane.backoff import Backoff
+from fairlane.client.reassembly import TextDelta
+from fairlane.logs import get_logger
+from fairlane.records import InferenceReply
+from producers.gateway.errors import GatewayError
+from producers.gateway.pipeline.caller import Caller
+from producers.gateway.pipeline.pending import Call
+
+log = get_logger(__name__)
+
+FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
+"""The recorded reply to a request of this tenant with this id, if there is one. May raise: then it is asked again."""
+
+LOOK_UPS = 8
+"""Look-ups at a time, of all calls of a process."""
+
+_LOOK_UP_TIMEOUT_S = 3.0
+
+
+class Desk(Protocol):
+    """What a call that waits needs of where it was taken."""
+
+    @property
+    def find_reply(self) -> FindReply: ...
+
+    @property
+    def look_ups(self) -> asyncio.Semaphore: ...
+
+    def leave(self, call: Call) -> None:
+        """Nobody waits there any more. May be called again."""
+        ...
+
+    async def cancel(self, tenant: str, request_id: str) -> None:
+        """Raises GatewayError."""
+        ...
+
+
+class LoggedWaiting:
+    """See ``producers.gateway.seams.Waiting``."""
+
+    def __init__(self, call: Call, desk: Desk, caller: Caller | None) -> None:
+        self._call = call
+        self._desk = desk
+        self._caller = caller
+        self._backoff = Backoff(first_s=0.1, longest_s=3.0)
+        self._look_ups = 0
+
+    @property
+    def request_id(self) -> str:
+        return self._call.request_id
+
+    async def reply(self, timeout_s: float) -> InferenceReply:
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while self._call.reply is None:
+            await self._news(deadline_s)
+        self._note(self._call.reply)
+        return self._call.reply
+
+    async def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]:
+        text = self._call.text
+        if text is None:
+            raise ValueError("parameters.stream: the request did not ask for a stream")
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            if (delta := text.take()) is not None:
+                yield delta
+            elif self._call.reply is not None:
+                self._note(self._call.reply)
+                return
+            else:
+                await self._news(deadline_s)
+
+    async def cancel(self) -> None:
+        if self._call.reply is None:
+            try:
+                await self._desk.cancel(self._call.tenant, self.request_id)
+            except GatewayError as error:
+                log.warning("cancel_not_published", request_id=self.request_id, code=error.code)
+
+    def forget(self) -> None:
+        self._desk.leave(self._call)
+
+    async def _news(self, deadline_s: float) -> None:
+        """Return when something has changed, or may have. Raises TimeoutError: it is too late, or given up."""
+        # Taken before anything is awaited, so that no news is missed.
+        news = self._call.news
+        left_s = deadline_s - asyncio.get_running_loop().time()
+        if left_s <= 0 or self._call.is_given_up:
+            raise TimeoutError
+        if self._call.is_lost:
+            await self._look_up(min(left_s, _LOOK_UP_TIMEOUT_S))
+            left_s = min(left_s, self._backoff.delay_s(self._look_ups, random.random()))  # noqa: S311 - jitter
+        if self._call.reply is None and not self._call.is_given_up:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await news.wait()
+
+    async def _look_up(self, timeout_s: float) -> None:
+        """Its reply may stand where nobody here reads: ask whether it was recorded."""
+        self._look_ups += 1
+        try:
+            async with asyncio.timeout(timeout_s) as bound:
+                self._call.look_up = bound
+                async with self._desk.look_ups:
+                    found = await self._desk.find_reply(self._call.tenant, self.request_id)
+        except Exception as error:  # noqa: BLE001 - of whatever kind: it is asked again until the caller's time is over
+            metrics.GATEWAY_LOOK_UPS.labels(result="failed").inc()
+            log.warning("reply_look_up_failed", request_id=self.request_id, error=type(error).__name__)
+            return
+        finally:
+            self._call.look_up = None
+        metrics.GATEWAY_LOOK_UPS.labels(result="missing" if found is None else "found").inc()
+        if found is not None and found.tenant == self._call.tenant:
+            self._call.settle(found)
+
+    def _note(self, reply: InferenceReply) -> None:
+        if self._caller is not None:
+            self._caller.reply = reply

@@ -1,0 +1,60 @@
+"""Who waits here for which reply, told by whoever reads the replies."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from fairlane.request_story import RecordedReply
+
+Arrival = asyncio.Future[RecordedReply]
+
+
+class Arrivals:
+    """Any number may wait for the same reply. It tells of those that this instance reads: a reply that comes to another
+    one is never told here, so who waits looks elsewhere too. When waiting has ended, all futures are cancelled."""
+
+    def __init__(self) -> None:
+        self._has_ended = False
+        self._waiting: dict[tuple[str, str], set[Arrival]] = {}
+
+    @contextmanager
+    def awaited(self, tenant: str, request_id: str) -> Iterator[Arrival]:
+        """A future of the reply, for the while of this block. On the event loop."""
+        key = tenant, request_id
+        arrival: Arrival = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, set()).add(arrival)
+        if self._has_ended:
+            arrival.cancel()
+        try:
+            yield arrival
+        finally:
+            waiting = self._waiting[key]
+            waiting.discard(arrival)
+            if not waiting:
+                del self._waiting[key]
+            arrival.cancel()
+
+    def came(self, recorded: RecordedReply) -> None:
+        """Tell who waits for it. From any thread."""
+        key = recorded.reply.tenant, recorded.reply.request_id
+        # A copy: the event loop may change the set meanwhile.
+        for arrival in tuple(self._waiting.get(key, ())):
+            # A loop that has ended has nobody who waits.
+            with suppress(RuntimeError):
+                arrival.get_loop().call_soon_threadsafe(_tell, arrival, recorded)
+
+    def end_waiting(self) -> None:
+        """Nothing is told any more: now and from here on nobody need wait. On the event loop."""
+        self._has_ended = True
+        for waiting in self._waiting.values():
+            for arrival in waiting:
+                arrival.cancel()
+
+    def __len__(self) -> int:
+        """Requests that are waited for."""
+        return len(self._waiting)
+
+
+def _tell(arrival: Arrival, recorded: RecordedReply) -> None:
+    if not arrival.done():
+        arrival.set_result(recorded)

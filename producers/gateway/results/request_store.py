@@ -1,0 +1,172 @@
+"""Requests as the recorder has them: one by its id, and those that ended, newest first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fairlane.names import is_name
+from fairlane.outcomes import Outcome
+from fairlane.postgres_pool import PromptPool, Question, rows_for
+from fairlane.records import LabelScore, Output, TokenLogprob, TopLogprob
+from fairlane.request_history import DECISIONS, REPLIES, REPLY_COLUMNS, USAGE, history_of, recorded_reply
+from fairlane.request_story import History, RecordedReply
+from fairlane.retrieval.store import StoreError
+from producers.gateway.reply_errors import NOT_RUN
+
+LOOK_UP_TIMEOUT_S = 2.0
+PAGE_TIMEOUT_S = 5.0
+MOST_ROWS = 100
+"""Of each table for one id; an id that was sent again without end is told by its newest rows."""
+
+_NAME = "fairlane-gateway"
+_LOOK_UP_CONNECTIONS = 4
+_PAGE_CONNECTIONS = 2
+
+# The names are our own; of the values only parameters come from outside. A copy of a reply says no more than the reply,
+# and a refusal of an id that was sent again nothing of the first: what was run comes before it.
+_REPLY = f"""
+SELECT {REPLY_COLUMNS}, output FROM results WHERE tenant = %s AND request_id = %s
+ORDER BY outcome IN ({", ".join(f"'{outcome}'" for outcome in NOT_RUN)}), replied_at_ms DESC, source_offset DESC LIMIT 1
+""".encode()  # noqa: S608 - our own names
+_ENDED = f"SELECT {REPLY_COLUMNS} FROM results WHERE tenant = %s"  # noqa: S608 - our own names
+_NEWEST_FIRST = """
+ORDER BY replied_at_ms DESC, request_id DESC, source_topic DESC, source_partition DESC, source_offset DESC LIMIT %s
+"""
+_BEHIND = """
+AND replied_at_ms <= %s
+AND (replied_at_ms, request_id, source_topic, source_partition, source_offset) < (%s, %s, %s, %s, %s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedPlace:
+    """Where a request that ended stands among all of its tenant's: no two stand at the same."""
+
+    replied_at_ms: int
+    request_id: str
+    source_topic: str
+    source_partition: int
+    source_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedFilter:
+    """Which of them are wanted; None is any. From ``since_ms`` on, and before ``until_ms``, by when they ended."""
+
+    outcome: str | None = None
+    model: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+class RequestStore(Protocol):
+    """What is recorded, of one tenant at a time. Every question raises StoreError and TimeoutError."""
+
+    async def open(self) -> None:
+        """Begin to connect; nobody need be there."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what was opened."""
+        ...
+
+    async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
+        """The newest reply under an id, with its output; of one that was run, where there is any."""
+        ...
+
+    async def history(self, tenant: str, request_id: str) -> History:
+        """Everything under an id, without outputs."""
+        ...
+
+    async def ended(
+        self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+    ) -> Sequence[RecordedReply]:
+        """Those that ended, the newest first, without their outputs: the first of all, or of those behind a place."""
+        ...
+
+
+class PgRequestStore:
+    """A RequestStore over the recorder's tables. Pages have connections of their own: what searches far holds up no
+    look-up of an id."""
+
+    def __init__(self, dsn: str) -> None:
+        self._look_ups = PromptPool(dsn, _NAME, _LOOK_UP_CONNECTIONS)
+        self._pages = PromptPool(dsn, f"{_NAME}-pages", _PAGE_CONNECTIONS)
+
+    async def open(self) -> None:
+        await self._look_ups.open()
+        await self._pages.open()
+
+    async def close(self) -> None:
+        await self._look_ups.close()
+        await self._pages.close()
+
+    async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
+        (rows,) = await self._ask(tenant, [(_REPLY, (tenant, request_id))])
+        if not rows:
+            return None
+        *columns, output = rows[0]
+        return recorded_reply(tuple(columns), None if output is None else output_of(output))
+
+    async def history(self, tenant: str, request_id: str) -> History:
+        # Replies first: the decisions before a reply were recorded before it, or are now.
+        of_id = request_id, MOST_ROWS
+        asks = [(REPLIES, of_id), (USAGE, of_id), (DECISIONS, of_id)]
+        replies, usage, decisions = await self._ask(tenant, asks)
+        return history_of(decisions, usage, replies)
+
+    async def ended(
+        self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+    ) -> Sequence[RecordedReply]:
+        question = ended_question(tenant, wanted, behind, most)
+        (rows,) = await rows_for(self._pages, _checked(tenant), [question], PAGE_TIMEOUT_S)
+        return [recorded_reply(row) for row in rows]
+
+    async def _ask(self, tenant: str, questions: Sequence[Question]) -> list[list[tuple[Any, ...]]]:
+        return await rows_for(self._look_ups, _checked(tenant), questions, LOOK_UP_TIMEOUT_S)
+
+
+def ended_question(tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int) -> Question:
+    """The statement for a page, and its parameters."""
+    parts, parameters = [_ENDED], [tenant]  # type: tuple[list[str], list[str | int]]
+    for condition, value in (
+        ("AND model = %s", wanted.model),
+        ("AND replied_at_ms >= %s", wanted.since_ms),
+        ("AND replied_at_ms < %s", wanted.until_ms),
+        ("AND outcome = %s", wanted.outcome),
+    ):
+        if value is not None:
+            parts.append(condition)
+            parameters.append(value)
+    if wanted.outcome not in (None, Outcome.OK):
+        # Spelled out, so that the index of those alone is used.
+        parts.append("AND outcome <> 'ok'")
+    if behind is not None:
+        parts.append(_BEHIND)
+        place = (behind.source_topic, behind.source_partition, behind.source_offset)
+        parameters += [behind.replied_at_ms, behind.replied_at_ms, behind.request_id, *place]
+    return " ".join([*parts, _NEWEST_FIRST]).encode(), (*parameters, most)
+
+
+def output_of(stored: Mapping[str, Any]) -> Output:
+    """An output as the recorder stored it; its numbers that are none stand there as text."""
+    embeddings, scores = stored.get("embeddings"), stored.get("scores")
+    labels, logprobs = stored.get("labels"), stored.get("logprobs")
+    return Output(
+        text=stored.get("text"),
+        embeddings=None if embeddings is None else tuple(tuple(map(float, vector)) for vector in embeddings),
+        scores=None if scores is None else tuple(map(float, scores)),
+        labels=None if labels is None else tuple(LabelScore(one["label"], float(one["score"])) for one in labels),
+        logprobs=None if logprobs is None else tuple(map(_token, logprobs)),
+    )
+
+
+def _token(stored: Mapping[str, Any]) -> TokenLogprob:
+    top = tuple(TopLogprob(other["token"], float(other["logprob"])) for other in stored["top"])
+    return TokenLogprob(stored["token"], float(stored["logprob"]), top)
+
+
+def _checked(tenant: str) -> str:
+    if not is_name(tenant):
+        raise StoreError("this is no tenant's name")
+    return tenant

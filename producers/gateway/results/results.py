@@ -1,0 +1,224 @@
+"""The gateway's view of requests that it, or another instance, sent: replies, where they stand, and what ended."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from random import random
+from typing import TypeVar
+
+from redis.asyncio import Redis
+
+from fairlane.backoff import Backoff, spread_ms
+from fairlane.cache_keys import CacheKey, CacheName, request_key
+from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane.clock import ClockMs, monotonic_ms, now_ms
+from fairlane.logs import get_logger
+from fairlane.outcomes import Code
+from fairlane.records import InferenceReply, InferenceRequest
+from fairlane.redis_cache import RedisCache
+from fairlane.request_story import History, RecordedReply
+from fairlane.retrieval.store import StoreError
+from fairlane.settings import Settings
+from producers.gateway.errors import UNAVAILABLE, GatewayError
+from producers.gateway.reply_errors import was_not_run
+from producers.gateway.results.arrivals import Arrivals
+from producers.gateway.results.entries import (
+    MOST_ENTRY_BYTES,
+    Accepted,
+    decode_accepted,
+    decode_reply,
+    encode_accepted,
+    encode_reply,
+    size_of_reply,
+)
+from producers.gateway.results.recent_replies import RecentReplies
+from producers.gateway.results.request_status import RequestStatus, status_of
+from producers.gateway.results.request_store import EndedFilter, EndedPlace, PgRequestStore, RequestStore
+from producers.gateway.results.write_queue import WriteQueue
+from producers.gateway.tenant_slots import TenantSlots
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+REDIS_TIMEOUT_S = 0.25
+MOST_ACCEPTED = 20_000
+"""Requests that this instance took and remembers by itself."""
+
+# Fewer than may wait for a connection of the store's: being full is no failure of Postgres, and stops no other tenant.
+MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT = 48, 16
+MOST_PAGES, MOST_PAGES_OF_TENANT = 24, 6
+
+_BREAKER = BreakerPolicy(failures=5, rest=Backoff(first_s=0.5, longest_s=2.0))
+_RETRY_AFTER_MS = 1_000
+_ACCEPTED_BYTES = 256
+
+
+class Results:
+    """Redis is asked first, and Postgres where it has nothing. On one event loop, but for ``remember``.
+
+    Args:
+        cache: of replies and of what was accepted.
+        store: what is recorded.
+        clock_ms: milliseconds since the epoch.
+    """
+
+    def __init__(self, cache: RedisCache, store: RequestStore, clock_ms: ClockMs = now_ms) -> None:
+        self._cache = cache
+        self._writes = WriteQueue(cache)
+        self._recent = RecentReplies()
+        self._store = store
+        self._clock_ms = clock_ms
+        self._look_ups, self._pages = CircuitBreaker(_BREAKER), CircuitBreaker(_BREAKER)
+        self._look_up_slots = TenantSlots(MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT, _busy)
+        self._page_slots = TenantSlots(MOST_PAGES, MOST_PAGES_OF_TENANT, _busy)
+        self._accepted: OrderedDict[tuple[str, str], Accepted] = OrderedDict()
+        self.arrivals = Arrivals()
+        """Who waits for a reply that comes to this instance."""
+
+    async def open(self) -> None:
+        """Begin; neither Redis nor Postgres need be there."""
+        await self._store.open()
+        self._writes.start()
+
+    async def close(self) -> None:
+        """Write what waits and let go of Postgres. Redis is the caller's."""
+        await self._writes.close()
+        await self._store.close()
+
+    @property
+    def is_cache_available(self) -> bool:
+        """Whether Redis answered of late."""
+        return self._cache.is_available
+
+    @property
+    def is_store_available(self) -> bool:
+        """Whether Postgres answered of late."""
+        return not self._look_ups.is_open
+
+    def remember(self, replies: Iterable[InferenceReply]) -> None:
+        """Replies that were read just now: who waits for one is told, and all are kept for a while.
+
+        Never waits and never raises; what is too much is dropped, and found in Postgres. From any thread.
+        """
+        at_ms = self._clock_ms()
+        for reply in replies:
+            recorded, size_bytes = RecordedReply(reply, at_ms), size_of_reply(reply)
+            # First: who is told may ask for it at once.
+            is_news = self._recent.put(recorded, size_bytes)
+            self.arrivals.came(recorded)
+            if is_news:
+                key = _reply_key(reply.tenant, reply.request_id)
+                self._writes.put(key, size_bytes, partial(encode_reply, recorded))
+
+    def accepted(self, tenant: str, request: InferenceRequest) -> None:
+        """A request was published: from here on its id is known, though nothing is recorded yet."""
+        request_id = request.request_id
+        accepted = Accepted(request_id, request.model, request.task, self._clock_ms())
+        self._accepted[tenant, request_id] = accepted
+        if len(self._accepted) > MOST_ACCEPTED:
+            self._accepted.popitem(last=False)
+        self._writes.put(_accepted_key(tenant, request_id), _ACCEPTED_BYTES, partial(encode_accepted, accepted))
+
+    async def find_reply(self, tenant: str, request_id: str) -> InferenceReply | None:
+        """As ``find``, the reply alone."""
+        found = await self.find(tenant, request_id)
+        return None if found is None else found.reply
+
+    async def find(self, tenant: str, request_id: str) -> RecordedReply | None:
+        """The final reply to a request of this tenant; None if there is none yet, or no such request. Of an id that was
+        sent again that of what was run comes before a refusal.
+
+        Raises GatewayError: 503, Redis has it not and Postgres does not answer.
+        """
+        seen = await self.find_seen(tenant, request_id)
+        if seen is not None and not was_not_run(seen.reply):
+            return seen
+        try:
+            recorded = await self._look_up(tenant, lambda: self._store.reply(tenant, request_id))
+        except GatewayError:
+            if seen is None:
+                raise
+            return seen
+        # A refusal that was seen may be that of an id that was sent again: what was run stands in Postgres.
+        return recorded if seen is None or (recorded is not None and not was_not_run(recorded.reply)) else seen
+
+    async def find_seen(self, tenant: str, request_id: str) -> RecordedReply | None:
+        """As ``find``, of what was read here just now and of Redis alone; it costs little, and None says little."""
+        recent = self._recent.get(tenant, request_id, self._clock_ms())
+        if recent is not None:
+            return recent
+        key = _reply_key(tenant, request_id)
+        return await self._cache.get(key, lambda payload: decode_reply(key, request_id, payload))
+
+    async def status(self, tenant: str, request_id: str) -> RequestStatus | None:
+        """Where a request of this tenant stands; None if there is none. Raises GatewayError: as ``find``."""
+        seen = await self.find_seen(tenant, request_id)
+        try:
+            history = await self._look_up(tenant, lambda: self._store.history(tenant, request_id))
+        except GatewayError:
+            if seen is None:
+                raise
+            # What the reply itself tells is enough.
+            history = History()
+        accepted = self._accepted.get((tenant, request_id))
+        if accepted is None and seen is None and not (history.decisions or history.replies):
+            key = _accepted_key(tenant, request_id)
+            accepted = await self._cache.get(key, lambda payload: decode_accepted(request_id, payload))
+        return status_of(request_id, history, seen, accepted)
+
+    async def ended(
+        self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+    ) -> Sequence[RecordedReply]:
+        """A page of the tenant's requests that ended, see ``RequestStore``. Raises GatewayError: 503."""
+        with self._page_slots.taken(tenant):
+            return await self._ask(self._pages, lambda: self._store.ended(tenant, wanted, behind, most))
+
+    async def _look_up(self, tenant: str, ask: Callable[[], Awaitable[T]]) -> T:
+        with self._look_up_slots.taken(tenant):
+            return await self._ask(self._look_ups, ask)
+
+    async def _ask(self, breaker: CircuitBreaker, ask: Callable[[], Awaitable[T]]) -> T:
+        if not breaker.lets_through(monotonic_ms()):
+            raise _unavailable()
+        try:
+            answer = await ask()
+        except (StoreError, TimeoutError) as error:
+            was_open = breaker.is_open
+            breaker.failed(monotonic_ms(), random())  # noqa: S311 - jitter, no secret
+            if breaker.is_open and not was_open:
+                # In one line, and without any row's values.
+                log.warning("results_unavailable", error=type(error).__name__, reason=str(error))
+            raise _unavailable() from error
+        except BaseException:
+            breaker.abandoned()
+            raise
+        breaker.succeeded()
+        return answer
+
+
+def make_results(settings: Settings, redis: "Redis | None") -> Results:
+    """Over these servers; to be opened. Raises ValueError: POSTGRES_DSN is no connection string."""
+    cache = RedisCache(redis, settings.result_cache_ttl_s, REDIS_TIMEOUT_S, most_entry_bytes=MOST_ENTRY_BYTES)
+    return Results(cache, PgRequestStore(settings.postgres_dsn.get_secret_value()))
+
+
+def _reply_key(tenant: str, request_id: str) -> CacheKey:
+    return request_key(CacheName.RESULT, tenant, request_id)
+
+
+def _accepted_key(tenant: str, request_id: str) -> CacheKey:
+    return request_key(CacheName.ACCEPTED, tenant, request_id)
+
+
+def _unavailable() -> GatewayError:
+    return GatewayError(503, UNAVAILABLE, "results cannot be looked up now", retry_after_ms=_retry_after_ms())
+
+
+def _busy() -> GatewayError:
+    message = "as many results are being looked up as may be"
+    return GatewayError(503, Code.OVERLOADED, message, retry_after_ms=_retry_after_ms())
+
+
+def _retry_after_ms() -> int:
+    return spread_ms(_RETRY_AFTER_MS, 0.5, str(random()))  # noqa: S311 - jitter, no secret

@@ -1,0 +1,94 @@
+"""Four shapes of load by users who ask, read the answer, think, and ask again. Pure.
+
+They are the scenarios of ``python -m producers.replay profile`` and of the Locust file; this module needs nothing but
+the standard library, so that both read the same numbers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """So many users for so many seconds."""
+
+    seconds: float
+    users: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A scenario.
+
+    Attributes:
+        what: what it is for, in a few words.
+        think_s: the pause between an answer and the next question, on average; from half of it to one and a half.
+        prompt_tokens: of each question.
+        output_tokens: most tokens of each answer.
+    """
+
+    name: str
+    what: str
+    stages: tuple[Stage, ...]
+    think_s: float
+    prompt_tokens: int = 64
+    output_tokens: int = 32
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def most_users(self) -> int:
+        return max(stage.users for stage in self.stages)
+
+    def users_at(self, at_s: float) -> int | None:
+        """How many users there are so long after the start; None when it is over."""
+        for stage in self.stages:
+            if at_s < stage.seconds:
+                return stage.users
+            at_s -= stage.seconds
+        return None
+
+    def scaled(self, *, users: int | None = None, seconds: float | None = None) -> "Profile":
+        """The same shape with so many users at its highest and so long in all.
+
+        Raises ValueError: ``users`` is below 1, or ``seconds`` not above 0.
+        """
+        if users is not None and users < 1:
+            raise ValueError(f"users: {users} is below 1")
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"seconds: {seconds:g} is not above 0")
+        high = 1.0 if users is None else users / self.most_users
+        long = 1.0 if seconds is None else seconds / self.seconds
+        stages = (Stage(stage.seconds * long, max(1, round(stage.users * high))) for stage in self.stages)
+        return replace(self, stages=tuple(stages))
+
+
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile("baseline", "a load that is served with ease", (Stage(60, 10),), think_s=1.0),
+        Profile(
+            "burst",
+            "twenty times as many users for a while, and few again",
+            (Stage(20, 10), Stage(20, 200), Stage(20, 10)),
+            think_s=1.0,
+        ),
+        Profile(
+            "saturation",
+            "more users by and by, until what is served grows no more",
+            (Stage(15, 25), Stage(15, 50), Stage(15, 100), Stage(15, 200), Stage(15, 400)),
+            think_s=0.25,
+        ),
+        Profile(
+            "degradation",
+            "long answers for too many: shorter ones rather than none",
+            (Stage(60, 200),),
+            think_s=0.25,
+            prompt_tokens=256,
+            output_tokens=512,
+        ),
+    )
+}

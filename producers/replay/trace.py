@@ -1,0 +1,89 @@
+"""A recorded load: when requests arrived, how long they were, and, if the file says so, whose they were. Pure.
+
+Read is CSV with the columns of the Azure LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens), or the same
+under plain names (arrived_at_s, prompt_tokens, output_tokens), with a column ``tenant`` or without one. A time is a
+date and time of ISO 8601, or seconds from any moment.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+_TIME = ("timestamp", "arrived_at_s")
+_PROMPT = ("contexttokens", "prompt_tokens")
+_OUTPUT = ("generatedtokens", "output_tokens")
+_TENANT = ("tenant",)
+_MOST_TOKENS = 10_000_000
+
+
+class TraceError(ValueError):
+    """The file is no trace; the message names the line and the column."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of the trace; ``arrived_at_s`` counts from the first, ``tenant`` is empty where none is named."""
+
+    arrived_at_s: float
+    context_tokens: int
+    generated_tokens: int
+    tenant: str = ""
+
+
+def read_trace(lines: Iterable[str]) -> Iterator[TraceRow]:
+    """The rows one by one, however many there are: a trace need not fit into memory.
+
+    Raises TraceError: a column is missing, a value cannot be read, or a request arrived before the one above it.
+    """
+    reader = csv.reader(lines)
+    try:
+        columns = [name.strip().lower() for name in next(reader)]
+    except StopIteration:
+        raise TraceError("line 1: the file is empty") from None
+    time, prompt, output = (_column(columns, names) for names in (_TIME, _PROMPT, _OUTPUT))
+    tenant = next((columns.index(name) for name in _TENANT if name in columns), None)
+    first_s, last_s = None, 0.0
+    for values in reader:
+        if not values:
+            continue
+        line = reader.line_num
+        if len(values) != len(columns):
+            raise TraceError(f"line {line}: {len(values)} columns, and the first line has {len(columns)}")
+        at_s = _time_s(values[time], line, columns[time])
+        first_s = at_s if first_s is None else first_s
+        arrived_at_s = at_s - first_s
+        if arrived_at_s < last_s:
+            raise TraceError(f"line {line}, column {columns[time]}: earlier than the line above it")
+        last_s = arrived_at_s
+        yield TraceRow(
+            arrived_at_s,
+            _tokens(values[prompt], line, columns[prompt]),
+            _tokens(values[output], line, columns[output]),
+            "" if tenant is None else values[tenant].strip(),
+        )
+
+
+def _column(columns: Sequence[str], names: Sequence[str]) -> int:
+    for name in names:
+        if name in columns:
+            return columns.index(name)
+    raise TraceError(f"line 1: no column is called {' or '.join(names)}")
+
+
+def _time_s(text: str, line: int, column: str) -> float:
+    text = text.strip()
+    try:
+        if text.replace(".", "", 1).isdecimal():
+            return float(text)
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise TraceError(f"line {line}, column {column}: neither seconds nor a date and time of ISO 8601") from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _tokens(text: str, line: int, column: str) -> int:
+    text = text.strip()
+    if not text.isdecimal() or int(text) > _MOST_TOKENS:
+        raise TraceError(f"line {line}, column {column}: not a number of tokens up to {_MOST_TOKENS:,}")
+    return int(text)

@@ -1,0 +1,119 @@
+"""Batches of requests into the queue, or to their refusals."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fairlane.clock import ClockMs
+from fairlane.ownership import Claim, Ownership
+from fairlane.registry import RegistryError
+from fairlane.transactions import OutRecord, Settlement, TransactionLoop
+from stream_processors.dispatcher.admitter import Admitter, Taken
+from stream_processors.dispatcher.arrival import Arrival
+from stream_processors.dispatcher.decisions import DecisionWriter
+from stream_processors.dispatcher.duplicates import DuplicateIndex
+from stream_processors.dispatcher.enrichment.enrichment import Enrichment
+from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.quotas import Exceeded
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+from stream_processors.dispatcher.unserved import Unserved
+from stream_processors.dispatcher.validation import Refusal
+
+
+@dataclass(slots=True)
+class Admissions:
+    """Runs on the event loop. Raises RegistryError while schemas are out of reach, and nothing because of a record."""
+
+    ownership: Ownership
+    transactions: TransactionLoop
+    intake: Intake
+    admitter: Admitter
+    scheduler: Scheduler[QueuedRequest]
+    enrichment: Enrichment
+    writer: DecisionWriter
+    unserved: Unserved
+    duplicates: DuplicateIndex
+    clock: ClockMs
+    unaudited: dict[Claim, Taken] = field(default_factory=dict)
+    """What was admitted and is not audited yet."""
+
+    async def admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, Arrival]) -> None:
+        """Let them wait for their turn, or answer them."""
+        await self._admit(await self._in_time(fresh), arrivals)
+
+    def audited(self, claim: Claim) -> Taken | None:
+        """Its admission is told with what became of it, if it was not told before."""
+        return self.unaudited.pop(claim, None)
+
+    def note_waiting(self) -> None:
+        """Audit the admission of what was just taken and has to wait."""
+        taken, self.unaudited = self.unaudited, {}
+        notes: list[OutRecord] = []
+        for one in taken.values():
+            notes.append(self.writer.accepted(one.queued, one.inputs, one.queued.admitted_at_ms))
+            notes.extend(one.degraded)
+        if notes:
+            self.transactions.note(notes)
+
+    def bury(self, claim: Claim, arrival: Arrival, error: Exception) -> None:
+        """Our own code failed on this record."""
+        self.transactions.submit(Settlement(claim, self.intake.broken(arrival, error)))
+
+    async def _in_time(self, fresh: Sequence[QueuedRequest]) -> list[QueuedRequest]:
+        """Those that came before their deadline. The others are answered, not remembered, and taken from no quota."""
+        now_ms = self.clock()
+        late = [queued for queued in fresh if now_ms > queued.deadline_at_ms]
+        if not late:
+            return list(fresh)
+        await self.duplicates.forget([queued.seen for queued in late])
+        self.transactions.submit_many([self.unserved.late(queued, now_ms) for queued in late])
+        return [queued for queued in fresh if now_ms <= queued.deadline_at_ms]
+
+    async def _admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, Arrival]) -> None:
+        within_quota = await self.admitter.within_quota(fresh)
+        self.scheduler.refresh(self.clock())
+        answered: list[Settlement] = []
+        may_try_again: list[QueuedRequest] = []
+        not_taken: list[QueuedRequest] = []
+        gone: list[QueuedRequest] = []
+        for queued, exceeded in zip(fresh, within_quota, strict=True):
+            verdict: Taken | tuple[OutRecord, ...] | None = None
+            if self.ownership.is_current(queued.claim):
+                now_ms = self.clock()
+                try:
+                    verdict = self._admitted(queued, exceeded, now_ms)
+                    if isinstance(verdict, Taken):
+                        self.scheduler.push(verdict.queued)
+                        self.enrichment.begin(verdict.queued)
+                        self.unaudited[queued.claim] = verdict
+                        continue
+                except RegistryError:
+                    # The registry is out of reach: nothing is wrong with the record.
+                    raise
+                except Exception as error:  # noqa: BLE001 - one record must not end intake, to be read again at once
+                    self.bury(queued.claim, arrivals[queued.claim], error)
+                    if exceeded is not None:
+                        self.admitter.debts.settle(queued.tenant, queued.claim)
+                        continue
+                    not_taken.append(queued)
+                    continue
+                answered.append(Settlement(queued.claim, verdict))
+                may_try_again.append(queued)
+                if exceeded is None:
+                    not_taken.append(queued)
+            elif exceeded is None:
+                gone.append(queued)
+        # Before the refusals go out: whoever reads one may send the same id again at once.
+        if may_try_again:
+            await self.duplicates.forget([queued.seen for queued in may_try_again])
+        await self.admitter.give_back(not_taken)
+        await self.admitter.hand_over(gone)
+        if answered:
+            self.transactions.submit_many(answered)
+
+    def _admitted(self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int) -> Taken | tuple[OutRecord, ...]:
+        # The registry may have changed while Redis was asked, or while the first of the same id was looked up.
+        now = self.intake.as_of_now(queued)
+        if isinstance(now, Refusal):
+            return self.unserved.not_served(queued, now, now_ms)
+        return self.admitter.admit(now, exceeded, now_ms)

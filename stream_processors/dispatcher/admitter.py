@@ -1,0 +1,308 @@
+"""Whether a valid request is taken, and in which shape: quota, degradation, admission, each with its reasons."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fairlane.backoff import spread_ms
+from fairlane.conversations.turns import use_of_less
+from fairlane.outcomes import Code, Decision, Degradation, Priority
+from fairlane.records import ModelVersion, TenantSpec
+from fairlane.transactions import OutRecord
+from stream_processors.dispatcher.backfill_debts import BackfillDebts
+from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.decisions import DecisionWriter, Inputs
+from stream_processors.dispatcher.enrichment.history_room import shown_message_tokens
+from stream_processors.dispatcher.local_quotas import Quotas
+from stream_processors.dispatcher.pools import owners_of_pools, pool_for
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.admission import LEAST_RETRY_MS, Load, Prediction, Shed
+from stream_processors.dispatcher.scheduling.capacity import CapacityState
+from stream_processors.dispatcher.scheduling.cost import CostModel
+from stream_processors.dispatcher.scheduling.degradation import Ladder, degrade, reduced_context
+from stream_processors.dispatcher.scheduling.quotas import Ask, Exceeded, buckets_of, has_quotas
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
+from stream_processors.dispatcher.validation import Refusal, size_of_input
+
+_PAID_AT_ONCE = 64
+"""Debts of a tenant that are tried together."""
+
+_PAID_EVERY_MS = 200
+"""Unless a bucket would overflow meanwhile: what flows past a full one is lost to its tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An admitted request, what it was admitted from, and the audit of what was taken from it."""
+
+    queued: QueuedRequest
+    inputs: Inputs
+    degraded: tuple[OutRecord, ...] = ()
+
+
+@dataclass(slots=True)
+class Admitter:
+    """Puts the decisions about one request together."""
+
+    scheduler: Scheduler[QueuedRequest]
+    ladder: Ladder
+    costs: CostModel
+    quotas: Quotas
+    writer: DecisionWriter
+    counts: DecisionCounts
+    stats: TenantStats
+    tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
+    models: Mapping[str, ModelVersion] = field(default_factory=dict)
+    debts: BackfillDebts = field(default_factory=BackfillDebts)
+    """What backfill was let in beyond quotas; its tenants' backfill is not to be read."""
+    _pool_owners: Mapping[str, str] = field(default_factory=dict)
+
+    def set_registry(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> None:
+        if tenants is not self.tenants:
+            self._pool_owners = owners_of_pools(tenants)
+        self.tenants, self.models = tenants, models
+
+    async def within_quota(self, fresh: Sequence[QueuedRequest]) -> list[Exceeded | None]:
+        """For each request, the quota it would exceed; what is within its quota is taken from it."""
+        if not any(has_quotas(self._spec(queued.tenant)) for queued in fresh):
+            return [None] * len(fresh)
+        return await self.quotas.take([self._ask(queued) for queued in fresh])
+
+    async def give_back(self, shed: Sequence[QueuedRequest]) -> None:
+        """These were within their quota, or owed to it, and are not sent on after all."""
+        if asks := self._paid(shed):
+            await self.quotas.give_back(asks)
+
+    async def hand_over(self, gone: Sequence[QueuedRequest]) -> None:
+        """These were within their quota, or owed to it, and their partitions moved on: who reads them decides again."""
+        if asks := self._paid(gone):
+            await self.quotas.hand_over(asks)
+
+    async def pay_debts(self, now_ms: int) -> bool:
+        """Take from the quotas what is owed to them, as far as they grant it now. Returns whether a tenant that owed
+        something owes nothing any more."""
+        before = self.debts.tenants()
+        while due := list(self.debts.due(now_ms, _PAID_AT_ONCE)):
+            asks = [replace(ask, spec=self._spec(ask.tenant)) for _, ask in due]
+            later_ms: dict[str, int] = {}
+            moved_on: list[Ask] = []
+            for (claim, _), ask, exceeded in zip(due, asks, await self.quotas.take(asks), strict=True):
+                # A quota that was lowered below the request since can never be paid: nobody waits for that.
+                if exceeded is not None and exceeded.retry_after_ms is not None:
+                    wait_ms = max(exceeded.retry_after_ms, _pace_ms(ask.spec))
+                    later_ms.setdefault(ask.tenant, now_ms + wait_ms)
+                elif not self.debts.settle(ask.tenant, claim) and exceeded is None:
+                    moved_on.append(ask)
+            await self.quotas.give_back(moved_on)
+            for tenant, due_at_ms in later_ms.items():
+                self.debts.postpone(tenant, due_at_ms)
+        return bool(before - self.debts.tenants())
+
+    def admit(self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int) -> Taken | tuple[OutRecord, ...]:
+        """The request as it waits from now on, or the outputs of what it is answered at once."""
+        if exceeded is not None and (exceeded.retry_after_ms is None or not queued.is_backfill):
+            return self._beyond_quota(queued, exceeded, now_ms)
+        load, prediction = self.scheduler.predict(queued)
+        degraded, pressure, level = self._degrade(queued, prediction, now_ms)
+        if degraded is not queued:
+            load, prediction = self.scheduler.predict(degraded)
+        verdict = self.scheduler.judge(degraded, load, now_ms)
+        inputs = _inputs(degraded, load, prediction, self.scheduler.rank_at_most(degraded))
+        if isinstance(verdict, Shed):
+            if degraded is not queued:
+                # It is served in no shape, so nothing was taken from it. The inputs are those of what was tried.
+                inputs["tried_steps"] = " ".join(degraded.degradations)
+            return self._shed(queued, verdict.code, verdict.message, verdict.retry_after_ms, inputs, now_ms)
+        if exceeded is not None and exceeded.retry_after_ms is not None:
+            self.debts.owe(queued.claim, self._ask(queued), now_ms + exceeded.retry_after_ms)
+        self.counts.decided(degraded.tenant, Decision.ACCEPTED)
+        if degraded is queued:
+            return Taken(degraded, inputs)
+        felt = {"pressure": round(pressure, 3), "level": level}
+        return Taken(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
+
+    def take_back(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutRecord, ...]]:
+        """Work that a consumer handed back, as it waits from now on, with less context; and the audit of what was taken
+        from it. It was admitted once, and is not judged again."""
+        forbidden = self._spec(queued.tenant).forbidden_degradations
+        made = reduced_context(queued.request, queued.passages, forbidden, queued.history)
+        if not made.steps:
+            return queued, ()
+        steps = tuple(dict.fromkeys((*queued.degradations, *made.steps)))
+        left_out = sum(map(shown_message_tokens, queued.history[: len(queued.history) - len(made.history)]))
+        reduced = replace(
+            queued,
+            request=made.request,
+            passages=made.passages,
+            history=made.history,
+            history_use=use_of_less(queued.history_use, queued.history, made.history),
+            degradations=steps,
+            prompt_tokens=max(0, queued.prompt_tokens - left_out),
+            cost_tokens=max(0, queued.cost_tokens - left_out),
+        )
+        return reduced, (self._note_degraded(reduced, made.steps, {"handed_back": queued.handed_back}, now_ms),)
+
+    def retry_after_ms(self, queued: QueuedRequest, now_ms: int) -> int:
+        """When a request that is late would be taken if it came anew: soon, if it would be taken now."""
+        load, _ = self.scheduler.predict(queued)
+        allowed_ms = queued.deadline_at_ms - queued.submitted_at_ms
+        again = replace(queued, submitted_at_ms=now_ms, deadline_at_ms=now_ms + allowed_ms)
+        verdict = self.scheduler.judge(again, load, now_ms)
+        if isinstance(verdict, Shed):
+            return verdict.retry_after_ms
+        return spread_ms(LEAST_RETRY_MS, self.scheduler.policy.admission.jitter, queued.request_id)
+
+    def _degrade(self, queued: QueuedRequest, prediction: Prediction, now_ms: int) -> tuple[QueuedRequest, float, int]:
+        """The request with what the ladder takes from it, the same object if that is nothing; its pressure, and the
+        level it feels."""
+        if queued.is_backfill:
+            # It has time, so it puts no pressure on the ladder; it feels that of its tenant's online requests.
+            pressure, level = 0.0, self.ladder.present_level(queued.pool, queued.tenant, now_ms)
+        else:
+            allowed_ms = max(1, queued.deadline_at_ms - now_ms)
+            pressure = prediction.finish_ms / allowed_ms
+            level = self.ladder.level(queued.pool, queued.tenant, pressure, now_ms)
+            if level:
+                level = self.ladder.felt(level, pressure)
+        if not level:
+            return queued, pressure, level
+        return self._with_less(queued, level), pressure, level
+
+    def _with_less(self, queued: QueuedRequest, level: int) -> QueuedRequest:
+        """The request as it is at this level; by the smaller model only if that has its answer sooner."""
+        spec = self._spec(queued.tenant)
+        smaller, pool = self._smaller(queued, spec)
+        degraded = self._reshaped(queued, level, spec, smaller, pool)
+        if degraded.pool == queued.pool:
+            return degraded
+        load, there = self.scheduler.predict(degraded)
+        stays = self._reshaped(queued, level, spec, None, queued.pool)
+        # Of a pool that does not live nothing is known, and that is no reason to go there.
+        if load.capacity.state is CapacityState.LIVE and there.finish_ms < self.scheduler.predict(stays)[1].finish_ms:
+            return degraded
+        return stays
+
+    def _reshaped(
+        self, queued: QueuedRequest, level: int, spec: TenantSpec, smaller: ModelVersion | None, pool_of_smaller: str
+    ) -> QueuedRequest:
+        made = degrade(
+            queued.request,
+            level,
+            spec.forbidden_degradations,
+            queued.model,
+            smaller,
+            backfill=queued.is_backfill,
+        )
+        request, steps = made.request, list(made.steps)
+        if made.deferred:
+            if request.priority == Priority.LOW:
+                steps.remove(Degradation.DEFERRED)
+            request = replace(request, priority=Priority.LOW)
+        if not steps:
+            return queued
+        input_bytes = size_of_input(request.input)
+        adds_context = request.retrieval is not None or request.conversation_id is not None
+        expected_tokens = queued.expected_tokens if adds_context else 0
+        cost = self.costs.estimate(queued.tenant, made.model, input_bytes, request.parameters.max_tokens)
+        return replace(
+            queued,
+            request=request,
+            model=made.model,
+            pool=queued.pool if made.model is queued.model else pool_of_smaller,
+            cost_tokens=cost.total + expected_tokens,
+            prompt_tokens=cost.prompt_tokens + expected_tokens,
+            expected_tokens=expected_tokens,
+            input_bytes=input_bytes,
+            degradations=(*queued.degradations, *steps),
+        )
+
+    def _smaller(self, queued: QueuedRequest, spec: TenantSpec) -> tuple[ModelVersion | None, str]:
+        """The smaller model that this tenant may use, and the pool that would serve it."""
+        name = queued.model.smaller_model
+        model = None if name is None else self.models.get(name)
+        if model is None or (spec.models and model.model not in spec.models):
+            return None, queued.pool
+        pool = pool_for(model, queued.tenant, spec.pool, self._pool_owners)
+        return (None, queued.pool) if isinstance(pool, Refusal) else (model, pool)
+
+    def _paid(self, unsent: Sequence[QueuedRequest]) -> list[Ask]:
+        """What these took from quotas. What they owed is owed no more, and work that came back asked for nothing."""
+        asked = [queued for queued in unsent if not queued.handed_back]
+        paid = [queued for queued in asked if not self.debts.settle(queued.tenant, queued.claim)]
+        return [self._ask(queued) for queued in paid if has_quotas(self._spec(queued.tenant))]
+
+    def _ask(self, queued: QueuedRequest) -> Ask:
+        spec = self._spec(queued.tenant)
+        return Ask(queued.tenant, spec, queued.quota_tokens, queued.source, queued.deadline_at_ms)
+
+    def _spec(self, tenant: str) -> TenantSpec:
+        return self.tenants.get(tenant) or TenantSpec(tenant)
+
+    def _note_degraded(
+        self, queued: QueuedRequest, steps: Sequence[str], inputs: Mapping[str, object], now_ms: int
+    ) -> OutRecord:
+        """The audit of what was taken from a request that waits now; and it counts."""
+        self.counts.degraded(queued.tenant, steps)
+        return self.writer.degraded(queued, steps, inputs, now_ms)
+
+    def _beyond_quota(self, queued: QueuedRequest, exceeded: Exceeded, now_ms: int) -> tuple[OutRecord, ...]:
+        retry_after_ms = exceeded.retry_after_ms
+        if retry_after_ms is None:
+            message = f"the request alone is more than the quota {exceeded.which} of {queued.tenant} allows"
+        else:
+            message = f"the quota {exceeded.which} of {queued.tenant} is used up"
+            # No bound from above, as there is in admission: a day's tokens are not there again in minutes.
+            retry_after_ms = spread_ms(retry_after_ms, self.scheduler.policy.admission.jitter, queued.request_id)
+        inputs = {
+            "pool": queued.pool,
+            "priority_class": queued.priority_class,
+            "quota": exceeded.which,
+            # A quota has the name of the field that sets it.
+            "limit": getattr(self._spec(queued.tenant), exceeded.which),
+            "cost_tokens": queued.cost_tokens,
+            "submitted_at_ms": queued.submitted_at_ms,
+            "deadline_at_ms": queued.deadline_at_ms,
+        }
+        return self._shed(queued, Code.QUOTA_EXCEEDED, message, retry_after_ms, inputs, now_ms)
+
+    def _shed(
+        self,
+        queued: QueuedRequest,
+        code: Code,
+        message: str,
+        retry_after_ms: int | None,
+        inputs: Mapping[str, object],
+        now_ms: int,
+    ) -> tuple[OutRecord, ...]:
+        self.counts.decided(queued.tenant, Decision.REFUSED, code)
+        self.stats.shed(queued.tenant, queued.pool, code, now_ms)
+        return self.writer.shed(queued, code, message, retry_after_ms, inputs, now_ms)
+
+
+def _pace_ms(spec: TenantSpec) -> int:
+    """How often to pay: each time costs a round trip, and brings at most what a bucket holds."""
+    full_ms = min((bucket.capacity / bucket.per_ms for bucket in buckets_of(spec) if bucket.per_ms > 0), default=0.0)
+    return round(min(full_ms / 2, _PAID_EVERY_MS))
+
+
+def _inputs(queued: QueuedRequest, load: Load, prediction: Prediction, rank_at_most: int) -> dict[str, object]:
+    return {
+        "pool": queued.pool,
+        "priority_class": queued.priority_class,
+        "rank_at_most": rank_at_most,
+        "predicted_wait_ms": _whole(prediction.wait_ms),
+        "predicted_service_ms": _whole(prediction.service_ms),
+        "cost_tokens": queued.cost_tokens,
+        "in_flight_tokens": load.in_flight_tokens,
+        "waiting_tokens": load.waiting_tokens,
+        "own_share": round(load.own_share, 4),
+        "capacity": load.capacity.state,
+        "consumers": load.capacity.consumers,
+        "capacity_tokens_per_s": round(load.capacity.cost_tokens_per_s),
+        "submitted_at_ms": queued.submitted_at_ms,
+        "deadline_at_ms": queued.deadline_at_ms,
+    }
+
+
+def _whole(value: float) -> object:
+    return round(value) if value < 1e15 else "unknown"

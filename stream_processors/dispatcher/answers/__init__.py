@@ -1,0 +1,1 @@
+"""Requests that are answered with what was answered before."""

@@ -1,0 +1,129 @@
+"""The dispatcher's decisions, put together from the settings."""
+
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from fairlane.clock import ClockMs
+from fairlane.codec import Codec
+from fairlane.names import dispatcher_group
+from fairlane.ownership import Ownership
+from fairlane.redis_watch import RedisWatch
+from fairlane.settings import Settings
+from fairlane.transactions import TransactionLoop
+from stream_processors.dispatcher.admissions import Admissions
+from stream_processors.dispatcher.admitter import Admitter
+from stream_processors.dispatcher.answers.answer_lookup import AnswerLookup
+from stream_processors.dispatcher.answers.answer_writer import AnswerWriter
+from stream_processors.dispatcher.answers.earlier_answers import EarlierAnswers
+from stream_processors.dispatcher.cancels import Cancels
+from stream_processors.dispatcher.context_turns import ContextTurns
+from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.decisions import DecisionWriter
+from stream_processors.dispatcher.dispatcher import Dispatcher
+from stream_processors.dispatcher.duplicates import DuplicateIndex, NoDuplicateIndex, RedisDuplicateIndex
+from stream_processors.dispatcher.enrichment.enrichment import Enrichment
+from stream_processors.dispatcher.enrichment.gate import FairGate
+from stream_processors.dispatcher.enrichment.history import HistoryReader
+from stream_processors.dispatcher.enrichment.retriever import Retriever
+from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.local_quotas import LocalQuotas, Quotas
+from stream_processors.dispatcher.outlook import Outlook
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.redis_quotas import RedisQuotas
+from stream_processors.dispatcher.repeats import Repeats, ReplyArchive
+from stream_processors.dispatcher.scheduling.admission import AdmissionPolicy
+from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
+from stream_processors.dispatcher.scheduling.cost import CostModel
+from stream_processors.dispatcher.scheduling.degradation import Ladder
+from stream_processors.dispatcher.scheduling.fleet import Fleet
+from stream_processors.dispatcher.scheduling.in_flight import InFlight
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
+from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
+from stream_processors.dispatcher.undecided import Undecided
+from stream_processors.dispatcher.unserved import Unserved
+from stream_processors.dispatcher.validation import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the composition root drives."""
+
+    dispatcher: Dispatcher
+    scheduler: Scheduler[QueuedRequest]
+    outlook: Outlook
+    counts: DecisionCounts
+    stats: TenantStats
+    writer: DecisionWriter
+    redis_watch: RedisWatch | None
+
+
+def assemble(
+    settings: Settings,
+    codec: Codec,
+    ownership: Ownership,
+    transactions: TransactionLoop,
+    archive: ReplyArchive,
+    redis: "Redis | None",
+    retriever: Retriever,
+    histories: HistoryReader,
+    answer_lookup: AnswerLookup,
+    clock: ClockMs,
+) -> Parts:
+    """Everything between the stream and the transactions."""
+    policy = SchedulerPolicy(
+        fairness=settings.fairness_policy,
+        admission=AdmissionPolicy(
+            safety_margin=settings.admission_safety_margin,
+            max_waiting_requests=settings.max_queue_size,
+            max_waiting_bytes=settings.max_queue_bytes,
+        ),
+        target_queue_ms=settings.target_queue_ms,
+    )
+    instance_id = settings.instance_id
+    scheduler: Scheduler[QueuedRequest] = Scheduler(policy, CapacityBoard(), InFlight(instance_id), Fleet(instance_id))
+    writer = DecisionWriter(codec, instance_id, dispatcher_group(settings.group_prefix))
+    costs, counts, stats = CostModel(), DecisionCounts(), TenantStats()
+    limits = Limits(
+        settings.max_input_bytes, settings.max_input_items, settings.max_timeout_ms, settings.max_output_tokens
+    )
+    local_quotas = LocalQuotas(clock, scheduler.part)
+    quotas: Quotas = local_quotas
+    duplicates: DuplicateIndex = NoDuplicateIndex()
+    redis_watch = None if redis is None else RedisWatch(redis)
+    if redis is not None and redis_watch is not None:
+        quotas = RedisQuotas(redis, local_quotas, redis_watch)
+        duplicates = RedisDuplicateIndex(redis, settings.dedupe_ttl_s, redis_watch)
+    answers = EarlierAnswers(answer_lookup, clock)
+    repeats = Repeats(transactions, writer, counts, archive, clock, scheduler, looked_up=answers.held)
+    admitter = Admitter(scheduler, Ladder(), costs, quotas, writer, counts, stats)
+    unserved = Unserved(transactions, admitter, writer, counts, stats, duplicates)
+    # One tenant's slow searches leave the others room.
+    most = settings.retrieval_max_concurrency
+    gate = FairGate(most, per_tenant=(most + 1) // 2)
+    enrichment = Enrichment(retriever, histories, gate, settings.retrieval_budget_ms / 1_000)
+    intake = Intake(codec, writer, limits, costs, counts, clock)
+    dispatcher = Dispatcher(
+        ownership=ownership,
+        transactions=transactions,
+        intake=intake,
+        admitter=admitter,
+        scheduler=scheduler,
+        writer=writer,
+        counts=counts,
+        stats=stats,
+        duplicates=duplicates,
+        repeats=repeats,
+        unserved=unserved,
+        cancels=Cancels(transactions, scheduler, repeats, unserved, writer, counts, clock),
+        undecided=Undecided(transactions, settings.max_queue_bytes),
+        admissions=Admissions(
+            ownership, transactions, intake, admitter, scheduler, enrichment, writer, unserved, duplicates, clock
+        ),
+        context=ContextTurns(enrichment, scheduler.in_flight),
+        answers=answers,
+        answer_writer=AnswerWriter(codec, instance_id),
+        clock=clock,
+    )
+    outlook = Outlook(scheduler, costs, counts, stats, clock, repeats.ends, answers.settled)
+    return Parts(dispatcher, scheduler, outlook, counts, stats, writer, redis_watch)

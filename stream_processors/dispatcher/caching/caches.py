@@ -1,0 +1,231 @@
+"""The four caches of the dispatcher, over one Redis and one memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import msgspec
+import numpy as np
+
+from fairlane.cache_entries import UNREADABLE
+from fairlane.cache_keys import CacheKey, CacheName, embedding_key, retrieval_key
+from fairlane.clock import ClockMs
+from fairlane.redis_cache import RedisCache, Result, count
+from fairlane.response_cache import CachedAnswer, decode_answer, encode_answer
+from fairlane.retrieval.embedder import FloatArray, QueryEmbedder
+from fairlane.retrieval.store import Collection, Hit
+from stream_processors.dispatcher.caching.hot_cache import HotCache, HotPolicy
+from stream_processors.dispatcher.caching.semantic_match import NO_WORDING, Wording, encode_row, nearest
+from stream_processors.dispatcher.caching.singleflight import Singleflight
+
+HOT = "hot"
+"""The label of the cache in memory."""
+
+GROUP_ROWS = 256
+"""Questions that are remembered of a semantic group."""
+
+ITEM_OVERHEAD_BYTES = 512
+"""What passages in memory take beside what they take in Redis."""
+
+_ANSWERS_TRIED = 4
+
+_encoder = msgspec.msgpack.Encoder()
+_hits_decoder = msgspec.msgpack.Decoder(tuple[Hit, ...])
+
+
+@dataclass(slots=True)
+class PassageCache:
+    """What a search found, in memory for what is asked most and in Redis for all; the collection's version is in the
+    key. Fits the enrichment's ``RetrievalCache``."""
+
+    redis: RedisCache
+    hot: HotCache[tuple[Hit, ...]]
+    clock: ClockMs
+    ttl_s: float
+
+    async def get(self, collection: Collection, mode: str, width: int, query: str) -> tuple[Hit, ...] | None:
+        """What was found in this version of the collection; None if that is not known."""
+        key = _key(collection, mode, width, query)
+        known = self.hot.get(key, self.clock())
+        count(HOT, Result.MISS if known is None else Result.HIT)
+        if known is not None:
+            return known
+        stored = await self.redis.get(key, _with_size)
+        if stored is None:
+            return None
+        hits, size_bytes = stored
+        self._keep(key, hits, size_bytes)
+        return hits
+
+    async def put(self, collection: Collection, mode: str, width: int, query: str, hits: Sequence[Hit]) -> None:
+        """Remember what a search found that was not cut short. It is in memory at once and in Redis soon."""
+        key = _key(collection, mode, width, query)
+        payload = encode_hits(hits)
+        self._keep(key, tuple(hits), len(payload))
+        self.redis.soon(key, lambda: self.redis.put(key, payload))
+
+    def _keep(self, key: CacheKey, hits: tuple[Hit, ...], size_bytes: int) -> None:
+        ends_at_ms = self.clock() + round(1_000 * self.ttl_s)
+        self.hot.put(key, hits, size_bytes + ITEM_OVERHEAD_BYTES, ends_at_ms)
+
+
+@dataclass(slots=True)
+class EmbeddingCache:
+    """Vectors of queries, for embedders that take longer than Redis; a static one does not."""
+
+    redis: RedisCache
+    _flights: Singleflight[CacheKey, FloatArray] = field(default_factory=Singleflight)
+
+    async def embed(self, tenant: str, embedder: QueryEmbedder, text: str) -> FloatArray:
+        """As ``embedder.embed_query``, which runs at most once at a time for the same text of a tenant. Raises
+        EmbedderError. The caller bounds the time."""
+        key = embedding_key(tenant, embedder.name, text)
+        known = await self.redis.get(key, lambda payload: decode_vector(payload, embedder.dimensions))
+        if known is not None:
+            return known
+
+        async def run() -> FloatArray:
+            vector = await embedder.embed_query(text)
+            payload = encode_vector(vector)
+            self.redis.soon(key, lambda: self.redis.put(key, payload))
+            return vector
+
+        return await self._flights.run(key, run)
+
+
+@dataclass(slots=True)
+class ResponseCache:
+    """Exact answers. The consumers store them, under the same keys (``fairlane.response_cache``)."""
+
+    redis: RedisCache
+
+    async def get(self, key: CacheKey) -> CachedAnswer | None:
+        return await self.redis.get(key, decode_answer)
+
+    async def put(self, key: CacheKey, answer: CachedAnswer) -> bool:
+        """Whether it was stored."""
+        return await self.redis.put(key, encode_answer(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarAnswer:
+    """The answer to a question that means the same; ``similarity`` is the cosine of the two."""
+
+    answer: CachedAnswer
+    similarity: float
+
+
+@dataclass(slots=True)
+class SemanticCache:
+    """Answers to questions that mean the same, within a group whose other parts are the same
+    (``fairlane.response_cache.semantic_group``): per group a list of the latest questions' vectors, each with the key
+    of its exact answer, which may not be there yet, or not any more."""
+
+    redis: RedisCache
+    threshold: float
+    group_rows: int = GROUP_ROWS
+
+    async def find(self, group: CacheKey, vector: FloatArray, wording: Wording = NO_WORDING) -> SimilarAnswer | None:
+        """The answer to the most similar question that has one, if it is similar enough."""
+        result, found = await self._find(group, vector, wording)
+        count(group.cache, result)
+        return found
+
+    async def _find(self, group: CacheKey, vector: FloatArray, wording: Wording) -> tuple[Result, SimilarAnswer | None]:
+        rows = await self.redis.rows(group, self.group_rows)
+        if isinstance(rows, Result):
+            return rows, None
+        similar = nearest(vector, rows, self.threshold, _ANSWERS_TRIED, wording)
+        if similar is None:
+            return Result.POISONED, None
+        result = Result.MISS
+        for similarity, digest in similar:
+            looked = await self.redis.look_up(CacheKey(CacheName.RESPONSE, group.tenant, digest), decode_answer)
+            if looked.value is not None:
+                return Result.HIT, SimilarAnswer(looked.value, similarity)
+            if looked.result != Result.MISS:
+                result = looked.result
+        return result, None
+
+    def remember(self, group: CacheKey, vector: FloatArray, response: CacheKey, wording: Wording = NO_WORDING) -> None:
+        """A question of this group is being answered under this key. Written soon."""
+        if response.tenant != group.tenant:
+            raise ValueError("an answer of another tenant")
+        payload = encode_row(vector, response.digest, wording)
+        if payload is not None:
+            row = payload
+            self.redis.soon(group, lambda: self.redis.add_row(group, row, self.group_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """All of them, over one Redis. ``redis`` is that of passages and vectors."""
+
+    redis: RedisCache
+    passages: PassageCache
+    embeddings: EmbeddingCache
+    responses: ResponseCache
+    semantic: SemanticCache
+
+    async def settle(self) -> None:
+        """Wait until what was to be written soon is written, which takes no longer than a few time-outs."""
+        for redis in (self.redis, self.semantic.redis):
+            await redis.settle()
+
+
+def make_caches(
+    redis: RedisCache,
+    *,
+    ttl_s: float,
+    semantic_threshold: float,
+    clock: ClockMs,
+    hot: HotPolicy | None = None,
+    answers: RedisCache | None = None,
+) -> Caches:
+    """The caches over this Redis, which was given the same ``ttl_s``; for answers over another view of it, if given."""
+    answers = answers or redis
+    return Caches(
+        redis=redis,
+        passages=PassageCache(redis, HotCache(hot or HotPolicy()), clock, ttl_s),
+        embeddings=EmbeddingCache(redis),
+        responses=ResponseCache(answers),
+        semantic=SemanticCache(answers, semantic_threshold),
+    )
+
+
+def encode_hits(hits: Sequence[Hit]) -> bytes:
+    """The payload of an entry."""
+    return _encoder.encode(tuple(hits))
+
+
+def decode_hits(payload: bytes) -> tuple[Hit, ...] | None:
+    """What ``encode_hits`` made; None for anything else, and for scores that are none."""
+    try:
+        hits = _hits_decoder.decode(payload)
+    except UNREADABLE:
+        return None
+    return hits if all(isfinite(hit.score) and hit.tokens >= 0 for hit in hits) else None
+
+
+def encode_vector(vector: FloatArray) -> bytes:
+    """The payload of an entry, in single precision."""
+    return np.asarray(vector, dtype="<f4").tobytes()
+
+
+def decode_vector(payload: bytes, dimensions: int) -> FloatArray | None:
+    """A vector of shape (dimensions,); None for anything else, and for numbers that are none."""
+    if len(payload) != 4 * dimensions:
+        return None
+    vector = np.frombuffer(payload, dtype="<f4").astype(np.float32)
+    return vector if np.isfinite(vector).all() else None
+
+
+def _with_size(payload: bytes) -> tuple[tuple[Hit, ...], int] | None:
+    hits = decode_hits(payload)
+    return None if hits is None else (hits, len(payload))
+
+
+def _key(collection: Collection, mode: str, width: int, query: str) -> CacheKey:
+    return retrieval_key(
+        collection.tenant, collection.name, collection.version, collection.embedder, mode, width, query
+    )

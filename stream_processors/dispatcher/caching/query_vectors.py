@@ -1,0 +1,25 @@
+"""Vectors of what tenants ask, from an embedder and, where that takes long, from what it said before."""
+
+from dataclasses import dataclass
+
+from fairlane.retrieval.embedder import FloatArray, QueryEmbedder
+from stream_processors.dispatcher.caching.caches import EmbeddingCache
+
+
+@dataclass(frozen=True, slots=True)
+class QueryVectors:
+    """``cache`` is None for an embedder that takes less than asking a cache does."""
+
+    embedder: QueryEmbedder
+    cache: EmbeddingCache | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the embedder. Raises EmbedderError."""
+        return self.embedder.name
+
+    async def embed(self, tenant: str, text: str) -> FloatArray:
+        """A vector of shape (dimensions,). Raises EmbedderError. The caller bounds the time."""
+        if self.cache is None:
+            return await self.embedder.embed_query(text)
+        return await self.cache.embed(tenant, self.embedder, text)

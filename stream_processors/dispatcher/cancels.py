@@ -1,0 +1,113 @@
+"""What becomes of a cancelled request: dropped and answered where it waits, told to the consumers where it does not."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from fairlane.clock import ClockMs
+from fairlane.outcomes import Decision
+from fairlane.ownership import Claim
+from fairlane.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.admitter import Taken
+from stream_processors.dispatcher.cancel import Cancel
+from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.decisions import DecisionWriter
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.repeats import Repeats
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+from stream_processors.dispatcher.unserved import Unserved
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """Cancels of one id that found something, and the requests they found whose ends are not committed yet."""
+
+    requests: set[Claim] = field(default_factory=set)
+    cancels: list[Claim] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Cancels:
+    """A cancel is done when what it found is: a crash before that must not leave the request alive without its cancel,
+    so its own record is settled after their ends are committed. What waits nowhere here was dispatched, or is handed
+    back to another dispatcher, or was never sent: the consumers are told, and one that holds it or gets it stops it."""
+
+    transactions: TransactionLoop
+    scheduler: Scheduler[QueuedRequest]
+    repeats: Repeats
+    unserved: Unserved
+    writer: DecisionWriter
+    counts: DecisionCounts
+    clock: ClockMs
+    _unfinished: dict[tuple[str, str], _Unfinished] = field(default_factory=dict)
+    """By tenant and request id."""
+    _found_by: dict[Claim, tuple[str, str]] = field(default_factory=dict)
+    """The requests of ``_unfinished``, and where they stand there."""
+
+    def carry_out(self, cancel: Cancel, taken: dict[Claim, Taken], undecided: Iterable[QueuedRequest]) -> None:
+        """Cancel what of this id was sent before, wherever it waits.
+
+        Args:
+            cancel: whose record is settled now, or once what it finds is done.
+            taken: admissions that are not audited yet; those of what is cancelled are taken out.
+            undecided: requests that wait for their admission; the caller drops those that the cancel concerns.
+        """
+        now_ms = self.clock()
+        waiting = [one for one in self.scheduler.find(cancel.tenant, cancel.request_id) if cancel.concerns(one)]
+        undecided = [one for one in undecided if cancel.concerns(one)]
+        answers = [self._answer(one, cancel, taken.pop(one.claim, None), now_ms) for one in waiting]
+        answers += [
+            Settlement(one.claim, self.writer.cancelled(one, cancel, now_ms, was_admitted=False)) for one in undecided
+        ]
+        told = self.writer.cancellation(cancel)
+        # Of a repeated id the first is elsewhere. The repeat goes the way that the first's end shows.
+        repeats = self.repeats.cancel(cancel)
+        self.scheduler.discard([one.claim for one in waiting])
+        self.unserved.answered(waiting)
+        for _ in answers:
+            self.counts.decided(cancel.tenant, Decision.CANCELLED)
+        self.transactions.submit_many(answers)
+        if not answers:
+            self.counts.cancel_passed_on(cancel.tenant)
+            if not repeats:
+                self.transactions.submit(Settlement(cancel.claim, (told,)))
+                return
+            self.transactions.note((told,))
+        self._await(cancel, {*(answer.claim for answer in answers), *repeats})
+
+    def on_committed(self, settled: Iterable[Settlement]) -> None:
+        """These are committed. Settles the cancels that waited for them."""
+        if not self._found_by:
+            return
+        for settlement in settled:
+            key = self._found_by.pop(settlement.claim, None)
+            if key is not None:
+                unfinished = self._unfinished[key]
+                unfinished.requests.discard(settlement.claim)
+                if not unfinished.requests:
+                    self._finish(key)
+
+    def discard(self, is_current: Callable[[Claim], bool]) -> None:
+        """Forget what is of partitions that moved on: their new owner reads requests and cancels again."""
+        for key, unfinished in list(self._unfinished.items()):
+            unfinished.cancels = [claim for claim in unfinished.cancels if is_current(claim)]
+            for claim in [claim for claim in unfinished.requests if not is_current(claim)]:
+                unfinished.requests.discard(claim)
+                del self._found_by[claim]
+            if not unfinished.requests:
+                self._finish(key)
+
+    def _answer(self, queued: QueuedRequest, cancel: Cancel, taken: Taken | None, now_ms: int) -> Settlement:
+        if taken is None:
+            return Settlement(queued.claim, self.writer.cancelled(queued, cancel, now_ms))
+        outputs = self.writer.cancelled(queued, cancel, now_ms, taken.inputs)
+        return Settlement(queued.claim, (*outputs, *taken.degraded))
+
+    def _await(self, cancel: Cancel, requests: set[Claim]) -> None:
+        key = cancel.tenant, cancel.request_id
+        unfinished = self._unfinished.setdefault(key, _Unfinished())
+        unfinished.cancels.append(cancel.claim)
+        unfinished.requests |= requests
+        self._found_by.update(dict.fromkeys(requests, key))
+
+    def _finish(self, key: tuple[str, str]) -> None:
+        self.transactions.submit_many([Settlement(claim) for claim in self._unfinished.pop(key).cancels])

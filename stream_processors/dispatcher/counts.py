@@ -1,0 +1,70 @@
+"""Counting per tenant on the hot path: a labelled counter is too dear to touch for every record."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from fairlane import metrics
+from fairlane.outcomes import Decision
+
+UNREGISTERED = ""
+"""The label of tenants that are not registered, all together: their number has no bound. No tenant has this name."""
+
+
+@dataclass(slots=True)
+class DecisionCounts:
+    """What was read and decided since the last ``flush``."""
+
+    _read: Counter[str] = field(default_factory=Counter)
+    _decided: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    _cancels_passed_on: Counter[str] = field(default_factory=Counter)
+    _degraded: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _waits_ms: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _registered: frozenset[str] | None = None
+    """None while that is not known: then every tenant counts as registered."""
+
+    def set_tenants(self, tenants: Collection[str]) -> None:
+        """The registered tenants from now on. Of those that are not any more the metrics are removed."""
+        known, self._registered = self._registered, frozenset(tenants)
+        if known is not None:
+            metrics.forget_tenants(known - self._registered)
+
+    def label(self, tenant: str) -> str:
+        """What this tenant is counted under."""
+        return tenant if self._registered is None or tenant in self._registered else UNREGISTERED
+
+    def read(self, tenant: str) -> None:
+        self._read[tenant] += 1
+
+    def decided(self, tenant: str, decision: Decision, code: str = "") -> None:
+        self._decided[tenant, decision, code] += 1
+
+    def cancel_passed_on(self, tenant: str) -> None:
+        self._cancels_passed_on[tenant] += 1
+
+    def degraded(self, tenant: str, steps: Iterable[str]) -> None:
+        self._degraded.update((tenant, step) for step in steps)
+
+    def dispatched(self, tenant: str, pool: str, priority_class: str, waited_ms: int) -> None:
+        self._decided[tenant, Decision.DISPATCHED, ""] += 1
+        self._waits_ms.setdefault((pool, priority_class), []).append(waited_ms)
+
+    def flush(self) -> None:
+        """Bring the metrics up to date, once per batch."""
+        for tenant, count in self._read.items():
+            metrics.REQUESTS_READ.labels(tenant=self.label(tenant)).inc(count)
+        for (tenant, decision, code), count in self._decided.items():
+            metrics.DECISIONS.labels(tenant=self.label(tenant), decision=decision, code=code).inc(count)
+        for tenant, count in self._cancels_passed_on.items():
+            metrics.CANCELS_PASSED_ON.labels(tenant=self.label(tenant)).inc(count)
+        for (tenant, step), count in self._degraded.items():
+            metrics.DEGRADATIONS.labels(tenant=self.label(tenant), step=step).inc(count)
+        for (pool, priority_class), waits_ms in self._waits_ms.items():
+            histogram = metrics.WAIT_SECONDS.labels(pool=pool, priority_class=priority_class)
+            for waited_ms in waits_ms:
+                histogram.observe(waited_ms / 1000)
+        self._waits_ms.clear()
+        self._read.clear()
+        self._decided.clear()
+        self._cancels_passed_on.clear()
+        self._degraded.clear()

@@ -1,0 +1,161 @@
+"""What a request is to be answered from, and the request with it. Pure."""
+
+from dataclasses import dataclass, replace
+
+from fairlane.outcomes import Code, Degradation, HistoryReason, RetrievalMode, RetrievalReason, Task
+from fairlane.records import HistoryUse, Passage
+from stream_processors.dispatcher.enrichment.history import Remembered
+from stream_processors.dispatcher.enrichment.history_room import bounded_history, history_room_tokens
+from stream_processors.dispatcher.enrichment.passage_room import room_tokens, shown_text, shown_tokens, that_fit
+from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.validation import Refusal
+
+_STEP: dict[str, Degradation] = {
+    RetrievalMode.VECTOR: Degradation.VECTOR_ONLY,
+    RetrievalMode.CACHED: Degradation.CACHED_ONLY,
+    NO_MODE: Degradation.NO_RETRIEVAL,
+}
+_PASSAGES_MAY_COME = frozenset(
+    {RetrievalReason.LATE, RetrievalReason.UNAVAILABLE, RetrievalReason.BUSY, RetrievalReason.EMBEDDER_FAILED}
+)
+"""Why a search failed that may succeed a little later."""
+
+_HISTORY_MAY_COME = frozenset({HistoryReason.LATE, HistoryReason.UNAVAILABLE, HistoryReason.BUSY, HistoryReason.BEHIND})
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What was found for a request; None is what was not looked for."""
+
+    passages: Retrieved | None = None
+    history: Remembered | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """About as much text as it holds."""
+        passages = () if self.passages is None else self.passages.hits
+        turns = () if self.history is None else self.history.turns.turns
+        return sum(len(hit.text) + len(hit.heading) for hit in passages) + sum(
+            len(turn.answer) + sum(len(message.content) for message in turn.messages) for turn in turns
+        )
+
+    @property
+    def lasting(self) -> "Context":
+        """What of it need not be looked for again: it was found, or will not be found a little later either."""
+        passages, history = self.passages, self.history
+        if passages is not None and passages.use.reason in _PASSAGES_MAY_COME:
+            passages = None
+        if history is not None and history.reason in _HISTORY_MAY_COME:
+            history = None
+        return Context(passages, history)
+
+
+def needs_passages(queued: QueuedRequest) -> bool:
+    """Whether passages have to be looked up for it; what was handed back has them already."""
+    return queued.request.retrieval is not None and queued.retrieval_use is None
+
+
+def needs_history(queued: QueuedRequest) -> bool:
+    """Whether what was said before has to be looked up for it; what was handed back has that already."""
+    request = queued.request
+    return request.conversation_id is not None and request.task == Task.GENERATE and queued.history_use is None
+
+
+def needs_context(queued: QueuedRequest) -> bool:
+    """Whether anything has to be looked up for it."""
+    return needs_passages(queued) or needs_history(queued)
+
+
+def is_enough(queued: QueuedRequest, context: Context) -> bool:
+    """Whether everything that it needs was looked for."""
+    return not (needs_passages(queued) and context.passages is None) and not (
+        needs_history(queued) and context.history is None
+    )
+
+
+def refusal_of(queued: QueuedRequest) -> Refusal | None:
+    """Why a request is not to be answered, now that it is known what stands in the collection it named."""
+    use = queued.retrieval_use
+    if use is None or use.reason != RetrievalReason.NO_SUCH_COLLECTION:
+        return None
+    return Refusal(Code.INVALID, "retrieval.collection", "there is no such collection")
+
+
+def room_for_history(queued: QueuedRequest) -> int:
+    """Tokens that what was said before may take of its prompt."""
+    return history_room_tokens(_room(queued))
+
+
+def with_context(queued: QueuedRequest, context: Context) -> QueuedRequest:
+    """The request with what fits of what was found, and with the steps that were taken because of how it was found.
+
+    What was said before goes first, and passages have the room that it leaves. From here on it costs what was found,
+    and no more what was expected.
+    """
+    queued = replace(
+        queued,
+        prompt_tokens=queued.prompt_tokens - queued.expected_tokens,
+        cost_tokens=queued.cost_tokens - queued.expected_tokens,
+        expected_tokens=0,
+    )
+    room, needed = _room(queued), 0
+    ready = queued
+    if context.history is not None:
+        ready, needed = _with_history(queued, context.history)
+    if context.passages is not None:
+        ready = _with_passages(ready, context.passages, None if room is None else room - needed)
+    return ready
+
+
+def _room(queued: QueuedRequest) -> int | None:
+    own_tokens = queued.prompt_tokens - queued.expected_tokens
+    return room_tokens(queued.request, queued.model, own_tokens, queued.max_prompt_tokens)
+
+
+def _with_history(queued: QueuedRequest, remembered: Remembered) -> tuple[QueuedRequest, int]:
+    """With what fits of it, and the tokens that takes."""
+    turns = remembered.turns
+    bounded = bounded_history(turns.turns, room_for_history(queued))
+    reason = remembered.reason
+    if reason is None and turns.turns and not bounded.messages:
+        reason = HistoryReason.NO_ROOM
+    if reason is None and (bounded.is_shortened or not turns.is_whole):
+        reason = HistoryReason.SHORTENED
+    steps = queued.degradations
+    if reason is not None and not bounded.messages and Degradation.NO_HISTORY not in steps:
+        steps = (*steps, Degradation.NO_HISTORY)
+    made = replace(
+        queued,
+        history=bounded.messages,
+        history_use=HistoryUse(len(bounded.messages), reason, remembered.took_ms),
+        degradations=steps,
+        prompt_tokens=queued.prompt_tokens + bounded.tokens,
+        cost_tokens=queued.cost_tokens + bounded.tokens,
+    )
+    return made, bounded.tokens
+
+
+def _with_passages(queued: QueuedRequest, found: Retrieved, room: int | None) -> QueuedRequest:
+    use, hits = found.use, found.hits
+    if use.reason == RetrievalReason.NO_SUCH_COLLECTION:
+        return replace(queued, retrieval_use=use)
+    if hits:
+        hits = that_fit(hits, room)
+        if not hits:
+            use = replace(use, mode=NO_MODE, reason=RetrievalReason.NO_ROOM)
+    steps = list(queued.degradations)
+    step = _STEP.get(use.mode)
+    if use.reason is not None and step is not None and step not in steps:
+        steps.append(step)
+    if 0 < len(hits) < len(found.hits) and Degradation.FEWER_PASSAGES not in steps:
+        steps.append(Degradation.FEWER_PASSAGES)
+    more_tokens = sum(map(shown_tokens, hits))
+    return replace(
+        queued,
+        passages=tuple(Passage(hit.passage_id, shown_text(hit), hit.score) for hit in hits),
+        retrieval_use=use,
+        degradations=tuple(steps),
+        prompt_tokens=queued.prompt_tokens + more_tokens,
+        cost_tokens=queued.cost_tokens + more_tokens,
+    )

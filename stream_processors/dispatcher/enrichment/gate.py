@@ -1,0 +1,106 @@
+"""How many retrievals run at a time, and whose is next."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Urgency(IntEnum):
+    """What goes first; the lowest number does."""
+
+    TURN_HIGH = 0
+    TURN_NORMAL = 1
+    TURN_LOW = 2
+    WAITS = 3
+    """Its turn has not come yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A place in the line of a tenant."""
+
+    tenant: str
+    urgency: Urgency
+    granted: "asyncio.Future[None]"
+
+
+@dataclass(slots=True)
+class FairGate:
+    """Lets ``limit`` in at a time, of one tenant at most ``per_tenant``.
+
+    What is more urgent goes first, and among what is alike tenants take turns: nobody waits for the length of somebody
+    else's line. On one event loop.
+    """
+
+    limit: int
+    per_tenant: int
+    _inside: dict[str, int] = field(default_factory=dict)
+    _lines: dict[Urgency, dict[str, deque[Ticket]]] = field(
+        default_factory=lambda: {urgency: {} for urgency in Urgency}
+    )
+    """The tenant that goes next stands first."""
+
+    def ticket(self, tenant: str, urgency: Urgency) -> Ticket:
+        """Stand in line. Every ticket is given to ``leave`` in the end, whatever became of it."""
+        ticket = Ticket(tenant, urgency, asyncio.get_running_loop().create_future())
+        self._line(ticket).append(ticket)
+        self._let_in()
+        return ticket
+
+    def hurry(self, ticket: Ticket, urgency: Urgency) -> None:
+        """It became more urgent."""
+        if urgency < ticket.urgency:
+            waits = self._take_out(ticket)
+            ticket.urgency = urgency
+            if waits:
+                self._line(ticket).append(ticket)
+                self._let_in()
+
+    def leave(self, ticket: Ticket) -> None:
+        """Make room, or leave the line."""
+        if not self._take_out(ticket):
+            left = self._inside[ticket.tenant] - 1
+            if left:
+                self._inside[ticket.tenant] = left
+            else:
+                del self._inside[ticket.tenant]
+        self._let_in()
+
+    def _line(self, ticket: Ticket) -> deque[Ticket]:
+        return self._lines[ticket.urgency].setdefault(ticket.tenant, deque())
+
+    def _take_out(self, ticket: Ticket) -> bool:
+        """Whether it stood in line."""
+        lines = self._lines[ticket.urgency]
+        line = lines.get(ticket.tenant)
+        if line is None or ticket not in line:
+            return False
+        line.remove(ticket)
+        if not line:
+            del lines[ticket.tenant]
+        return True
+
+    def _let_in(self) -> None:
+        while sum(self._inside.values()) < self.limit:
+            ticket = self._next()
+            if ticket is None:
+                return
+            self._inside[ticket.tenant] = self._inside.get(ticket.tenant, 0) + 1
+            if not ticket.granted.done():
+                ticket.granted.set_result(None)
+
+    def _next(self) -> Ticket | None:
+        for lines in self._lines.values():
+            for tenant in lines:
+                if self._inside.get(tenant, 0) < self.per_tenant:
+                    line = lines.pop(tenant)
+                    ticket = line.popleft()
+                    if line:
+                        lines[tenant] = line
+                    return ticket
+        return None
+
+    def __len__(self) -> int:
+        """How many are inside."""
+        return sum(self._inside.values())

@@ -1,0 +1,37 @@
+"""The store of passages as retrieval asks it: within a deadline, and not at all while it does not answer a tenant."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fairlane.clock import ClockMs
+from fairlane.retrieval.embedder import FloatArray
+from fairlane.retrieval.store import Collection, Found, VectorStore
+from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, TenantBreakers
+
+
+@dataclass(slots=True)
+class GuardedStore:
+    """A collection that is always late stops nobody else's retrieval.
+
+    Only a search shows that searches are answered; that the collection can be looked up says little. ``clock`` never
+    goes back.
+    """
+
+    store: VectorStore
+    clock: ClockMs
+    _breakers: TenantBreakers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._breakers = TenantBreakers(self.clock)
+
+    async def look_up(self, tenant: str, name: str, deadline_s: float) -> Collection:
+        """Raises CollectionNotFoundError, TimeoutError, StoreError."""
+        return await self._breakers.ask(tenant, self.store.collection(tenant, name), deadline_s, proves=False)
+
+    async def search(
+        self, collection: Collection, vector: FloatArray, text: str | None, limit: int, deadline_s: float
+    ) -> Found:
+        """Raises CollectionNotFoundError, TimeoutError, StoreError."""
+        left_s = max(0.001, deadline_s - asyncio.get_running_loop().time())
+        found = self.store.search(collection, vector, text, limit, left_s)
+        return await self._breakers.ask(collection.tenant, found, deadline_s + GRACE_S)

@@ -1,0 +1,183 @@
+"""Finds what was said before in a conversation, within a budget, and says what was in the way."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from fairlane.circuit_breaker import CircuitBreaker
+from fairlane.clock import ClockMs
+from fairlane.conversations.turns import Turns, TurnStore
+from fairlane.logs import get_logger
+from fairlane.outcomes import HistoryReason
+from fairlane.retrieval.store import StoreError
+from stream_processors.dispatcher.enrichment.place import NoPlaceError
+from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError, TenantBreakers
+
+log = get_logger(__name__)
+
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.04
+_LEAST_BUDGET_S = 0.01
+"""With less time nothing is asked again: it could only be late."""
+
+_PART_TO_READ = 0.2
+"""Of the budget: kept for reading what there is when the turn that it should come after has not come."""
+
+_PART_IN_VAIN = 0.5
+"""Of its patience: who waited for less of it has not shown that turns are long in coming."""
+
+Asking = Callable[[float], AbstractAsyncContextManager[None]]
+"""What is held while the store is asked, and not between: entered until this time of the event loop, or it raises
+NoPlaceError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The newest turns of a conversation, and why these are not all that there should be."""
+
+    turns: Turns = field(default_factory=Turns)
+    reason: HistoryReason | None = None
+    took_ms: int = 0
+
+
+@dataclass(slots=True)
+class HistoryReader:
+    """Never raises because of what it asks. ``clock`` never goes back.
+
+    A tenant whose turns did not come in time, several look-ups in a row, is not waited for for a while.
+    """
+
+    store: TurnStore
+    clock: ClockMs
+    _breakers: TenantBreakers = field(init=False)
+    _waits: TenantBreakers = field(init=False)
+    """Whose calls are waits for turns that are not recorded yet."""
+
+    def __post_init__(self) -> None:
+        self._breakers = TenantBreakers(self.clock)
+        self._waits = TenantBreakers(self.clock)
+
+    async def remember(
+        self,
+        tenant: str,
+        conversation_id: str,
+        after: str | None,
+        max_tokens: int,
+        budget_s: float,
+        is_urgent: Callable[[], bool],
+        *,
+        patience_s: float | None = None,
+        asking: Asking = lambda _until_s: nullcontext(),
+    ) -> Remembered:
+        """What was said, after at most the budget.
+
+        Where the turn that it comes after is not recorded yet, it asks again for at most ``patience_s``, and at most
+        four fifths of the budget, if its asker is urgent: one that waits for its turn anyway can ask anew. Turns are
+        read when that one is there, or once in the end.
+        """
+        started_ms = self.clock()
+        deadline_s = asyncio.get_running_loop().time() + budget_s
+        look = _Look(self.store, self._breakers, tenant, conversation_id, max_tokens, deadline_s, asking)
+        try:
+            if after is None:
+                turns = await look.read(None)
+            else:
+                turns = await self._after(look, after, budget_s if patience_s is None else patience_s, is_urgent)
+            reason = None if turns.has_after else HistoryReason.BEHIND
+        except (NoPlaceError, StoreError, TimeoutError) as error:
+            turns, reason = Turns(), _reason(error, tenant)
+        return Remembered(turns, reason, max(0, self.clock() - started_ms))
+
+    async def _after(self, look: "_Look", after: str, patience_s: float, is_urgent: Callable[[], bool]) -> Turns:
+        waits = self._waits.of(look.tenant)
+        if not is_urgent():
+            found = await look.read(after)
+            if found.has_after or not is_urgent():
+                return found
+        if waits.lets_through(self.clock()):
+            found = await self._waited(look, after, patience_s, waits)
+        else:
+            found = await look.read(after)
+        if found.has_after:
+            waits.succeeded()
+        return found
+
+    async def _waited(self, look: "_Look", after: str, patience_s: float, waits: CircuitBreaker) -> Turns:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            came = await look.wait_for(after, patience_s)
+        except BaseException:
+            waits.abandoned()
+            raise
+        if came is not None:
+            return came
+        if loop.time() - started_s < _PART_IN_VAIN * patience_s:
+            waits.abandoned()
+        else:
+            waits.failed(self.clock(), random.random())  # noqa: S311 - jitter, no secret
+        return await look.read(after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """At one conversation, for one request."""
+
+    store: TurnStore
+    breakers: TenantBreakers
+    tenant: str
+    conversation_id: str
+    max_tokens: int
+    deadline_s: float
+    asking: Asking
+
+    async def read(self, after: str | None) -> Turns:
+        """What there is. Raises NoPlaceError, StoreError, TimeoutError."""
+        async with self.asking(self.deadline_s - _LEAST_BUDGET_S):
+            call = self.store.turns(self.tenant, self.conversation_id, after, self.max_tokens, self._left_s())
+            return await self.breakers.ask(self.tenant, call, self.deadline_s + GRACE_S)
+
+    async def wait_for(self, after: str, patience_s: float) -> Turns | None:
+        """What there is once this turn is; None if it does not come, as long as there is time to read without it.
+
+        Raises NoPlaceError, StoreError, TimeoutError.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + min(patience_s, (1 - _PART_TO_READ) * (self.deadline_s - loop.time()))
+        pause_s = _FIRST_PAUSE_S
+        while (found := await self._with(after, until_s)) is None:
+            left_s = until_s - loop.time()
+            if left_s < _FIRST_PAUSE_S:
+                break
+            await asyncio.sleep(min(pause_s, left_s))
+            if loop.time() >= until_s:
+                break
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+        return found
+
+    async def _with(self, after: str, until_s: float) -> Turns | None:
+        try:
+            async with self.asking(until_s):
+                call = self.store.turns_with(self.tenant, self.conversation_id, after, self.max_tokens, self._left_s())
+                # That it is not there says little of whether turns can be read.
+                found = await self.breakers.ask(self.tenant, call, self.deadline_s + GRACE_S, proves=False)
+        except NoPlaceError:
+            return None
+        if found is not None:
+            self.breakers.of(self.tenant).succeeded()
+        return found
+
+    def _left_s(self) -> float:
+        return max(0.001, self.deadline_s - asyncio.get_running_loop().time())
+
+
+def _reason(error: Exception, tenant: str) -> HistoryReason:
+    if isinstance(error, NoPlaceError):
+        return HistoryReason.BUSY
+    if isinstance(error, TimeoutError):
+        return HistoryReason.LATE
+    if not isinstance(error, LeftAloneError):
+        log.warning("history_failed", tenant=tenant, error=str(error))
+    return HistoryReason.UNAVAILABLE

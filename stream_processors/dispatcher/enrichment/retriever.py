@@ -1,0 +1,231 @@
+"""Finds the passages of one request within its budget, as far as that goes, and says how far it went."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from fairlane import metrics
+from fairlane.clock import ClockMs
+from fairlane.logs import get_logger
+from fairlane.outcomes import RetrievalMode, RetrievalReason
+from fairlane.records import Retrieval, RetrievalUse
+from fairlane.retrieval.embedder import EmbedderError
+from fairlane.retrieval.rank_fusion import fuse
+from fairlane.retrieval.store import Collection, CollectionNotFoundError, Hit, StoreError, VectorStore
+from stream_processors.dispatcher.caching.query_vectors import QueryVectors
+from stream_processors.dispatcher.caching.singleflight import Singleflight
+from stream_processors.dispatcher.enrichment.directory import CollectionDirectory
+from stream_processors.dispatcher.enrichment.guarded_store import GuardedStore
+from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError
+
+log = get_logger(__name__)
+
+NO_MODE = "none"
+"""How far a retrieval looked that came to nothing."""
+
+_LEAST_WIDTH = 10
+
+_Search = tuple[str, str, int, str, int, str]
+"""Tenant, collection and its version, mode, width and query."""
+
+LEAST_BUDGET_S = 0.01
+"""With less time nothing is asked: it could only be late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """Passages, best first, and how they were found."""
+
+    hits: tuple[Hit, ...]
+    use: RetrievalUse
+
+
+class RetrievalCache(Protocol):
+    """What was found before, best first. Never raises, and answers soon or not at all."""
+
+    async def get(self, collection: Collection, mode: str, width: int, query: str) -> tuple[Hit, ...] | None:
+        """What was found in this version of the collection; None if that is not known."""
+
+    async def put(self, collection: Collection, mode: str, width: int, query: str, hits: Sequence[Hit]) -> None: ...
+
+
+class NoRetrievalCache:
+    """Knows nothing."""
+
+    async def get(self, _collection: Collection, _mode: str, _width: int, _query: str) -> tuple[Hit, ...] | None:
+        return None
+
+    async def put(
+        self, _collection: Collection, _mode: str, _width: int, _query: str, _hits: Sequence[Hit]
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class Retriever:
+    """Never raises because of what it asks: what is late, away or empty is told in the ``RetrievalUse``.
+
+    ``clock`` never goes back. ``known_ms`` is how long what was found may be used while the store is away.
+    """
+
+    store: VectorStore
+    vectors: QueryVectors
+    clock: ClockMs
+    cache: RetrievalCache = field(default_factory=NoRetrievalCache)
+    known_ms: int = 300_000
+    _guarded: GuardedStore = field(init=False)
+    _directory: CollectionDirectory = field(init=False)
+    _searches: Singleflight[_Search, Retrieved] = field(default_factory=Singleflight)
+
+    def __post_init__(self) -> None:
+        self._guarded = GuardedStore(self.store, self.clock)
+        self._directory = CollectionDirectory(self.clock, known_ms=self.known_ms)
+
+    async def retrieve(self, tenant: str, wanted: Retrieval, query: str, budget_s: float) -> Retrieved:
+        """At most ``wanted.top_k`` passages, after at most the budget."""
+        started_ms = self.clock()
+        deadline_s = asyncio.get_running_loop().time() + budget_s
+        found = await self._within(tenant, wanted, query, deadline_s)
+        took_ms = max(0, self.clock() - started_ms)
+        metrics.RETRIEVAL_SECONDS.observe(took_ms / 1_000)
+        return replace(found, use=replace(found.use, took_ms=took_ms))
+
+    async def collection_version(self, tenant: str, name: str, budget_s: float) -> int | None:
+        """What a collection is now; None if there is none, or that cannot be told within the budget."""
+        collection = self._directory.fresh(tenant, name)
+        if collection is None:
+            try:
+                collection = await self._look_up(tenant, name, asyncio.get_running_loop().time() + budget_s)
+            except (StoreError, TimeoutError):
+                return None
+        return collection.version
+
+    async def _within(self, tenant: str, wanted: Retrieval, query: str, deadline_s: float) -> Retrieved:
+        if not query:
+            return nothing(wanted.collection, RetrievalReason.NOTHING_FOUND)
+        before: Retrieved | None = None
+        try:
+            # Everything within ends by the deadline itself.
+            async with asyncio.timeout_at(deadline_s + 2 * GRACE_S):
+                before = await self._known_before(tenant, wanted, query)
+                return await self._now(tenant, wanted, query, deadline_s, before)
+        except CollectionNotFoundError:
+            return nothing(wanted.collection, RetrievalReason.NO_SUCH_COLLECTION)
+        except EmbedderError as error:
+            log.warning("query_not_embedded", tenant=tenant, error=str(error))
+            return _fallback(before, wanted, RetrievalReason.EMBEDDER_FAILED)
+        except TimeoutError:
+            return _fallback(before, wanted, RetrievalReason.LATE)
+        except LeftAloneError:
+            return _fallback(before, wanted, RetrievalReason.UNAVAILABLE)
+        except StoreError as error:
+            log.warning("retrieval_failed", tenant=tenant, error=str(error))
+            return _fallback(before, wanted, RetrievalReason.UNAVAILABLE)
+
+    async def _now(
+        self, tenant: str, wanted: Retrieval, query: str, deadline_s: float, before: Retrieved | None
+    ) -> Retrieved:
+        collection = self._directory.fresh(tenant, wanted.collection)
+        if collection is not None:
+            try:
+                return await self._in(collection, wanted, query, deadline_s, before)
+            except CollectionNotFoundError:
+                # It was deleted since, and perhaps made anew.
+                self._directory.forget(tenant, wanted.collection)
+        collection = await self._look_up(tenant, wanted.collection, deadline_s)
+        try:
+            return await self._in(collection, wanted, query, deadline_s, before)
+        except CollectionNotFoundError as error:
+            self._directory.forget(tenant, wanted.collection)
+            raise StoreError("the collection is there, and its passages are not") from error
+
+    async def _look_up(self, tenant: str, name: str, deadline_s: float) -> Collection:
+        try:
+            collection = await self._guarded.look_up(tenant, name, deadline_s)
+        except CollectionNotFoundError:
+            self._directory.forget(tenant, name)
+            raise
+        self._directory.note(collection)
+        return collection
+
+    async def _in(
+        self, collection: Collection, wanted: Retrieval, query: str, deadline_s: float, before: Retrieved | None
+    ) -> Retrieved:
+        if collection.embedder != self.vectors.name:
+            return nothing(collection.name, RetrievalReason.EMBEDDER_MISMATCH, collection.version)
+        if before is not None and before.use.collection_version == collection.version:
+            # Nothing changed since: it is what a search would find.
+            return _narrowed(before, wanted, None)
+        if wanted.mode == RetrievalMode.CACHED:
+            return nothing(collection.name, RetrievalReason.NOT_CACHED, collection.version)
+        # Those who ask the same at the same time share the search.
+        key = (collection.tenant, collection.name, collection.version, wanted.mode, _width(wanted), query)
+        while True:
+            try:
+                found = await self._searches.run(key, lambda: self._search(collection, wanted, query, deadline_s))
+            except TimeoutError:
+                # It had the time of whoever began it; who came later may have some left.
+                if deadline_s - asyncio.get_running_loop().time() < LEAST_BUDGET_S:
+                    raise
+            else:
+                return replace(found, hits=found.hits[: wanted.top_k])
+
+    async def _search(self, collection: Collection, wanted: Retrieval, query: str, deadline_s: float) -> Retrieved:
+        """Not cut to what is wanted."""
+        hybrid = wanted.mode == RetrievalMode.HYBRID
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                vector = await self.vectors.embed(collection.tenant, query)
+        except TimeoutError:
+            raise EmbedderError("the query was not embedded within the budget") from None
+        width = _width(wanted)
+        found = await self._guarded.search(collection, vector, query if hybrid else None, 2 * width, deadline_s)
+        hits = fuse(found, width)
+        if hybrid and found.matching is None:
+            return _of(hits, collection, RetrievalMode.VECTOR, RetrievalReason.LATE)
+        if hits:
+            await self.cache.put(collection, wanted.mode, width, query, hits)
+        return _of(hits, collection, wanted.mode, None)
+
+    async def _known_before(self, tenant: str, wanted: Retrieval, query: str) -> Retrieved | None:
+        """What was found of late in the collection as it was known last, in case it is still the same or out of
+        reach. Raises EmbedderError."""
+        embedder = self.vectors.name
+        collection = self._directory.last_known(tenant, wanted.collection)
+        if collection is None or collection.embedder != embedder:
+            return None
+        mode = RetrievalMode.VECTOR if wanted.mode == RetrievalMode.VECTOR else RetrievalMode.HYBRID
+        hits = await self.cache.get(collection, mode, _width(wanted), query)
+        return None if hits is None else _of(hits, collection, mode, None)
+
+
+def _width(wanted: Retrieval) -> int:
+    """How many passages are looked for and cached: those who want few share what was found."""
+    return max(_LEAST_WIDTH, wanted.top_k)
+
+
+def _fallback(before: Retrieved | None, wanted: Retrieval, reason: RetrievalReason) -> Retrieved:
+    if before is None:
+        return nothing(wanted.collection, reason)
+    return _narrowed(before, wanted, reason)
+
+
+def _narrowed(before: Retrieved, wanted: Retrieval, reason: RetrievalReason | None) -> Retrieved:
+    """As many as are wanted, and as cached ones if that was wanted or was all that could be had."""
+    mode: str
+    if wanted.mode == RetrievalMode.CACHED:
+        mode, reason = RetrievalMode.CACHED, None
+    else:
+        mode = before.use.mode if reason is None else RetrievalMode.CACHED
+    return Retrieved(before.hits[: wanted.top_k], replace(before.use, mode=mode, reason=reason))
+
+
+def _of(hits: Sequence[Hit], collection: Collection, mode: str, reason: RetrievalReason | None) -> Retrieved:
+    if not hits:
+        return nothing(collection.name, reason or RetrievalReason.NOTHING_FOUND, collection.version)
+    return Retrieved(tuple(hits), RetrievalUse(collection.name, mode, reason, collection.version))
+
+
+def nothing(name: str, reason: RetrievalReason, version: int | None = None) -> Retrieved:
+    """No passages, and why."""
+    return Retrieved((), RetrievalUse(name, NO_MODE, reason, version))

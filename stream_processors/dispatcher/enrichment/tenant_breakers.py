@@ -1,0 +1,69 @@
+"""Asking a store within a deadline, and not at all while it does not answer a tenant."""
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fairlane.circuit_breaker import CircuitBreaker
+from fairlane.clock import ClockMs
+from fairlane.retrieval.store import CollectionNotFoundError, StoreError
+
+GRACE_S = 0.02
+"""How much later than a call that ends in time by itself its guard ends it: of two time-outs at once, only the outer
+one would be heard."""
+
+_MAX_BREAKERS = 4_096
+
+AnswerT = TypeVar("AnswerT")
+
+
+class LeftAloneError(StoreError):
+    """It did not answer this tenant for a while, and is not asked now."""
+
+
+@dataclass(slots=True)
+class TenantBreakers:
+    """A breaker for each tenant: one whose calls are always late stops nobody else's. ``clock`` never goes back."""
+
+    clock: ClockMs
+    _breakers: OrderedDict[str, CircuitBreaker] = field(default_factory=OrderedDict)
+
+    async def ask(
+        self, tenant: str, call: Coroutine[Any, Any, AnswerT], deadline_s: float, *, proves: bool = True
+    ) -> AnswerT:
+        """The call's answer. Whether it ``proves`` that calls are answered: a failure counts in any case.
+
+        Raises LeftAloneError, TimeoutError, and what the call raises.
+        """
+        breaker = self.of(tenant)
+        if not breaker.lets_through(self.clock()):
+            call.close()
+            raise LeftAloneError("it did not answer of late")
+        answered = breaker.succeeded if proves else breaker.abandoned
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                answer = await call
+        except CollectionNotFoundError:
+            answered()
+            raise
+        except (StoreError, TimeoutError):
+            breaker.failed(self.clock(), random.random())  # noqa: S311 - jitter, no secret
+            raise
+        except BaseException:
+            breaker.abandoned()
+            raise
+        answered()
+        return answer
+
+    def of(self, tenant: str) -> CircuitBreaker:
+        """The breaker of this tenant, which is forgotten when very many others were asked for since."""
+        breaker = self._breakers.get(tenant)
+        if breaker is None:
+            breaker = self._breakers[tenant] = CircuitBreaker()
+            if len(self._breakers) > _MAX_BREAKERS:
+                self._breakers.popitem(last=False)
+        self._breakers.move_to_end(tenant)
+        return breaker

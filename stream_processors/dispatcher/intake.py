@@ -1,0 +1,257 @@
+"""What an arriving record is: a request to be admitted, work to be tried again, a cancel, or something to be answered.
+
+Pure but for its metrics: one record in, a queued request, a cancel or outputs out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from traceback import extract_tb
+
+from fairlane import metrics
+from fairlane.clock import ClockMs
+from fairlane.codec import Codec, DecodeError, DecodeProblem
+from fairlane.logs import get_logger
+from fairlane.names import (
+    DEAD_LETTER_REQUESTS,
+    is_backfill,
+    is_returned,
+    may_carry_replies_of,
+    returned_topic,
+    tenant_of_source,
+)
+from fairlane.outcomes import Decision, Priority
+from fairlane.ownership import Claim, PartitionId
+from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, TenantSpec, WorkItem
+from fairlane.registry import RegistryError
+from fairlane.trace_context import trace_headers
+from fairlane.transactions import OutRecord
+from stream_processors.dispatcher.arrival import Arrival
+from stream_processors.dispatcher.cancel import Cancel
+from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.decisions import DecisionWriter
+from stream_processors.dispatcher.pools import owners_of_pools, pool_for, serving
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.context_tokens import ContextTokens
+from stream_processors.dispatcher.scheduling.cost import CostModel
+from stream_processors.dispatcher.validation import (
+    Limits,
+    Refusal,
+    cache_mode,
+    validate,
+    validate_cancel,
+    within_tenant_bound,
+)
+
+log = get_logger(__name__)
+
+UNKNOWN_TENANT = ""
+"""Whose a record is that was handed back and cannot be read or believed; no tenant has this name."""
+
+_PRIORITIES = frozenset(Priority)
+
+
+@dataclass(slots=True)
+class Intake:
+    """Reads records with the tenants, models and costs as they are known now."""
+
+    codec: Codec
+    writer: DecisionWriter
+    limits: Limits
+    costs: CostModel
+    counts: DecisionCounts
+    clock: ClockMs
+    context: ContextTokens = field(default_factory=ContextTokens)
+    """What is going to be added to requests."""
+    tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
+    models: Mapping[str, ModelVersion] = field(default_factory=dict)
+    _pool_owners: Mapping[str, str] = field(default_factory=dict)
+
+    def set_registry(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> None:
+        """The tenants and models as they are from now on."""
+        if tenants is not self.tenants:
+            self._pool_owners = owners_of_pools(tenants)
+        self.tenants, self.models = tenants, models
+
+    def decide(self, claim: Claim, arrival: Arrival) -> QueuedRequest | Cancel | tuple[OutRecord, ...]:
+        """Never raises because of a record."""
+        tenant = _tenant_of(arrival)
+        try:
+            if is_returned(arrival.partition.topic):
+                return self._returned(claim, arrival)
+            record = self.codec.decode_any((InferenceRequest, CancelRequest), arrival.value)
+            if isinstance(record, CancelRequest):
+                return self._cancel(record, claim, arrival, tenant)
+            return self._request(record, claim, arrival, tenant)
+        except DecodeError as error:
+            self.counts.decided(tenant, Decision.DEAD_LETTERED, error.problem)
+            metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem=error.problem).inc()
+            return self.writer.dead_letter(arrival, tenant, error, self.clock())
+        except RegistryError:
+            # The registry is out of reach: the record may be perfectly good. End, restart, read it again.
+            raise
+        except Exception as error:  # noqa: BLE001 - what our own code fails on is buried, and nothing else stops
+            return self.broken(arrival, error)
+
+    def _cancel(
+        self, record: CancelRequest, claim: Claim, arrival: Arrival, tenant: str
+    ) -> Cancel | tuple[OutRecord, ...]:
+        refusal = validate_cancel(record, tenant)
+        if refusal is None:
+            return Cancel(claim, tenant, record.request_id, arrival.timestamp_ms)
+        self.counts.decided(tenant, Decision.REFUSED, refusal.code)
+        return self.writer.cancel_refused(record, arrival, tenant, refusal, self.clock())
+
+    def _request(
+        self, request: InferenceRequest, claim: Claim, arrival: Arrival, tenant: str
+    ) -> QueuedRequest | tuple[OutRecord, ...]:
+        now_ms = self.clock()
+        self.counts.read(tenant)
+        spec = self.tenants.get(tenant)
+        backfill = is_backfill(arrival.partition.topic)
+        verdict = validate(request, tenant, spec, self.models, self.limits, backfill=backfill)
+        if isinstance(verdict, Refusal):
+            return self._refused(request, arrival, tenant, verdict, now_ms)
+        pool = pool_for(verdict.model, tenant, None if spec is None else spec.pool, self._pool_owners)
+        if isinstance(pool, Refusal):
+            return self._refused(request, arrival, tenant, pool, now_ms)
+        body = self.codec.body_if_current(InferenceRequest, arrival.value or b"")
+        encoded = None if body is None else (request, body)
+        request = within_tenant_bound(request, verdict.model, spec)
+        cost = self.costs.estimate(tenant, verdict.model, verdict.input_bytes, request.parameters.max_tokens)
+        expected_tokens = self.context.expected(tenant, request)
+        return QueuedRequest(
+            claim=claim,
+            source=arrival.coordinate,
+            tenant=tenant,
+            request=request,
+            model=verdict.model,
+            pool=pool,
+            reply_topic=verdict.reply_topic,
+            cost_tokens=cost.total + expected_tokens,
+            prompt_tokens=cost.prompt_tokens + expected_tokens,
+            expected_tokens=expected_tokens,
+            input_bytes=verdict.input_bytes,
+            size_bytes=len(arrival.value or b""),
+            submitted_at_ms=arrival.timestamp_ms,
+            admitted_at_ms=now_ms,
+            deadline_at_ms=arrival.timestamp_ms + verdict.timeout_ms,
+            is_backfill=backfill,
+            quota_tokens=cost.total + expected_tokens,
+            trace_headers=trace_headers(arrival.headers),
+            max_prompt_tokens=None if spec is None else spec.max_prompt_tokens,
+            encoded=encoded,
+            cache=cache_mode(request, spec),
+        )
+
+    def _refused(
+        self, request: InferenceRequest, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
+    ) -> tuple[OutRecord, ...]:
+        self.counts.decided(tenant, Decision.REFUSED, refusal.code)
+        return self.writer.refused(request, arrival, tenant, self.tenants.get(tenant), refusal, now_ms)
+
+    def _returned(self, claim: Claim, arrival: Arrival) -> QueuedRequest | tuple[OutRecord, ...]:
+        """Work that a consumer could not take, as it was dispatched. Raises DecodeError for what no dispatcher can
+        have sent: only consumers may write there, and still nothing is believed that can be checked."""
+        item = self.codec.decode_as(WorkItem, arrival.value)
+        fault = _fault_of(item, arrival.partition.topic)
+        if fault is not None:
+            raise DecodeError(DecodeProblem.INVALID_BODY, f"WorkItem.{fault}")
+        self.counts.read(item.tenant)
+        found = serving(item.request.model, item.tenant, self.tenants, self.models, self._pool_owners)
+        if isinstance(found, Refusal):
+            # It was admitted, so it is answered, from the place where it stood first.
+            first = PartitionId(item.source.topic, item.source.partition)
+            original = replace(arrival, partition=first, offset=item.source.offset, timestamp_ms=item.submitted_at_ms)
+            return self._refused(item.request, original, item.tenant, found, self.clock())
+        # Not always the pool that handed it back: a pool may have been given away since.
+        model, pool = found
+        return QueuedRequest(
+            claim=claim,
+            source=item.source,
+            tenant=item.tenant,
+            request=item.request,
+            model=model,
+            pool=pool,
+            reply_topic=item.reply_topic,
+            cost_tokens=item.cost_tokens,
+            prompt_tokens=item.prompt_tokens,
+            input_bytes=0,
+            size_bytes=len(arrival.value or b""),
+            submitted_at_ms=item.submitted_at_ms,
+            admitted_at_ms=item.admitted_at_ms,
+            deadline_at_ms=item.deadline_at_ms,
+            is_backfill=is_backfill(item.source.topic),
+            degradations=item.degradations,
+            passages=item.passages,
+            retrieval_use=item.retrieval_use,
+            history=item.history,
+            history_use=item.history_use,
+            handed_back=item.handed_back,
+            trace_headers=trace_headers(arrival.headers),
+            max_prompt_tokens=self.tenants[item.tenant].max_prompt_tokens,
+        )
+
+    def as_of_now(self, queued: QueuedRequest) -> QueuedRequest | Refusal:
+        """The request for the pool and the version of its model that serve it as things are now, the same object if
+        they are what they were; or why nobody serves it any more. Nothing else of it is judged again."""
+        found = serving(queued.model_name, queued.tenant, self.tenants, self.models, self._pool_owners)
+        if isinstance(found, Refusal):
+            return found
+        model, pool = found
+        if model == queued.model:
+            return queued if pool == queued.pool else replace(queued, pool=pool)
+        request = within_tenant_bound(queued.request, model, self.tenants.get(queued.tenant))
+        renewed = replace(queued, request=request, model=model, pool=pool)
+        if not queued.input_bytes:
+            # Its bytes are not known any more: it was handed back. What it was estimated at stays.
+            return renewed
+        cost = self.costs.estimate(queued.tenant, model, queued.input_bytes, request.parameters.max_tokens)
+        more = queued.expected_tokens
+        return replace(renewed, cost_tokens=cost.total + more, prompt_tokens=cost.prompt_tokens + more)
+
+    def broken(self, arrival: Arrival, error: Exception) -> tuple[OutRecord, ...]:
+        """A record that our own code failed on: keep its bytes where an operator sees them."""
+        metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
+        # The type and the line alone: the text of an unforeseen exception may quote the record.
+        *_, frame = extract_tb(error.__traceback__)
+        log.error(
+            "intake_failed",
+            topic=arrival.partition.topic,
+            offset=arrival.offset,
+            error=type(error).__name__,
+            raised_at=f"{frame.filename}:{frame.lineno}",
+        )
+        problem = DecodeError(DecodeProblem.INTAKE_FAILED, type(error).__name__)
+        return self.writer.dead_letter(arrival, _tenant_of(arrival), problem, self.clock())
+
+
+def _tenant_of(arrival: Arrival) -> str:
+    """As far as the topic says."""
+    topic = arrival.partition.topic
+    return UNKNOWN_TENANT if is_returned(topic) else tenant_of_source(topic)
+
+
+def _fault_of(item: WorkItem, topic: str) -> str | None:
+    """The field of handed back work that contradicts its topic, its source or itself, and how; None when none does."""
+    source, request = item.source, item.request
+    try:
+        tenant = tenant_of_source(source.topic)
+    except ValueError:
+        return "source: no tenant's request topic"
+    if item.tenant != tenant:
+        return "tenant: not that of its source"
+    if source.partition < 0 or source.offset < 0:
+        return "source: no place in a log"
+    if request.tenant is not None and request.tenant != tenant:
+        return "request.tenant: not that of its source"
+    if returned_topic(item.pool) != topic:
+        return "pool: not that of its topic"
+    if request.priority not in _PRIORITIES or item.priority_class != request.priority:
+        return "priority_class: not a class, or not that of its request"
+    if not may_carry_replies_of(item.reply_topic, tenant):
+        return "reply_topic: not its tenant's"
+    if not 0 <= item.prompt_tokens <= item.cost_tokens:
+        return "cost_tokens: negative, or less than those of its prompt"
+    if item.handed_back < 1:
+        return "handed_back: less than 1"
+    return None

@@ -1,0 +1,35 @@
+"""What waits follows the registry: into another pool, or back to its sender when nobody serves it any more."""
+
+from fairlane.logs import get_logger
+from fairlane.ownership import Claim
+from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+from stream_processors.dispatcher.validation import Refusal
+
+log = get_logger(__name__)
+
+
+def move_waiting(scheduler: Scheduler[QueuedRequest], intake: Intake) -> list[tuple[QueuedRequest, Refusal]]:
+    """Let whatever waits for a pool or a version that is not the right one any more wait for the right one, uncharged
+    and not judged again. Returns what is not served any more, and why; that waits no longer. O(waiting)."""
+    renewed: dict[Claim, QueuedRequest | Refusal] = {}
+
+    def is_misplaced(queued: QueuedRequest) -> bool:
+        now = intake.as_of_now(queued)
+        if now is queued:
+            return False
+        renewed[queued.claim] = now
+        return True
+
+    refused: list[tuple[QueuedRequest, Refusal]] = []
+    taken = scheduler.take(is_misplaced)
+    for queued in taken:
+        now = renewed[queued.claim]
+        if isinstance(now, Refusal):
+            refused.append((queued, now))
+        else:
+            scheduler.push(now)
+    if taken:
+        log.info("waiting_moved", moved=len(taken) - len(refused), refused=len(refused))
+    return refused

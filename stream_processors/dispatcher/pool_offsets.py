@@ -1,0 +1,141 @@
+"""Where the pools' groups are, asked once a second on a thread of its own.
+
+With a consumer of each group that never joins it. The admin client has one call for it, and must not be used: when a
+request to a coordinator fails on the way, librdkafka ends the process (confluentinc/librdkafka issue 4605), and so an
+outage of the broker would end every dispatcher.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from fairlane.kafka import read_committed_consumer
+from fairlane.logs import get_logger
+from fairlane.names import pool_group
+from fairlane.offsets import CommitPoint, MetadataError
+from fairlane.ownership import PartitionId
+from fairlane.settings import Settings
+
+log = get_logger(__name__)
+
+_EVERY_S = 1.0
+_TIMEOUT_S = 2.0
+_STOP_TIMEOUT_S = 5.0
+
+Points = Mapping[PartitionId, CommitPoint]
+
+
+@dataclass(slots=True)
+class _Group:
+    consumer: Consumer
+    partitions: list[PartitionId]
+    answered_at: float
+
+
+class PoolOffsets:
+    """``ask`` once about every partition of a pool; from then on ``take`` returns what changed.
+
+    ``ask``, ``take`` and ``stop`` are called from one thread.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._groups: dict[str, _Group] = {}
+        self._lock = threading.Lock()
+        """Of ``_groups``; held for moments only."""
+        self._known: dict[PartitionId, CommitPoint] = {}
+        self._answers: deque[Points] = deque(maxlen=1_000)
+        self._stopping = threading.Event()
+        self._failure: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def ask(self, pool: str, new: Iterable[PartitionId]) -> Points:
+        """Where the pool's group is in these partitions, as far as it ever committed, and follow them from now on.
+
+        Offsets of a transaction that is still being committed are not waited for: a busy group always has one. They are
+        seen when it is asked again. Raises KafkaException when the broker did not answer in time.
+        """
+        with self._lock:
+            group = self._groups.get(pool)
+        if group is None:
+            config = read_committed_consumer(self._settings, pool_group(self._settings.group_prefix, pool))
+            group = _Group(Consumer(config | {"isolation.level": "read_uncommitted"}), [], monotonic())
+            with self._lock:
+                self._groups[pool] = group
+        wanted = [*group.partitions, *(place for place in new if place not in group.partitions)]
+        found = _committed(group.consumer, wanted)
+        group.partitions, group.answered_at = wanted, monotonic()
+        self._known.update(found)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pool-offsets", daemon=True)
+            self._thread.start()
+        return found
+
+    def take(self) -> Points:
+        """What is known now and was not yet returned. Raises what ended the asking, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+        changed: dict[PartitionId, CommitPoint] = {}
+        while self._answers:
+            for place, point in self._answers.popleft().items():
+                if self._known.get(place) != point:
+                    self._known[place] = changed[place] = point
+        return changed
+
+    def forget(self, place: PartitionId) -> None:
+        """Return what is known of this partition once more, when it is heard again."""
+        self._known.pop(place, None)
+
+    @property
+    def answered_at(self) -> float:
+        """When the group that was silent for longest answered; by ``monotonic``."""
+        with self._lock:
+            return min((group.answered_at for group in self._groups.values()), default=monotonic())
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT_S)
+        for group in self._groups.values():
+            group.consumer.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(_EVERY_S):
+                with self._lock:
+                    groups = list(self._groups.items())
+                for pool, group in groups:
+                    if group.partitions and not self._stopping.is_set():
+                        self._refresh(pool, group)
+        except Exception as error:  # noqa: BLE001 - raised to whoever takes the answers
+            self._failure = error
+
+    def _refresh(self, pool: str, group: _Group) -> None:
+        try:
+            found = _committed(group.consumer, group.partitions)
+        except KafkaException as error:
+            log.warning("group_offsets_unknown", pool=pool, error=error.args[0].name())
+        else:
+            group.answered_at = monotonic()
+            self._answers.append(found)
+
+
+def _committed(consumer: Consumer, places: Iterable[PartitionId]) -> dict[PartitionId, CommitPoint]:
+    wanted = [TopicPartition(*place) for place in places]
+    points = {}
+    for found in consumer.committed(wanted, timeout=_TIMEOUT_S) if wanted else ():
+        if found.error is not None:
+            raise KafkaException(found.error)
+        if found.offset < 0:
+            continue
+        try:
+            point = CommitPoint.parse(found.offset, found.metadata)
+        except MetadataError:
+            # Somebody reset the group's offsets with a tool: the offset is what they meant.
+            point = CommitPoint(found.offset)
+        points[PartitionId(found.topic, found.partition)] = point
+    return points

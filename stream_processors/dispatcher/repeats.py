@@ -1,0 +1,247 @@
+"""What becomes of a repeated request id: a copy of the first's reply, nothing, another try, or a refusal for now."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from fairlane.backoff import Backoff, spread_ms
+from fairlane.clock import ClockMs
+from fairlane.outcomes import Code, Decision, Outcome
+from fairlane.ownership import Claim
+from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.arrival import Arrival
+from stream_processors.dispatcher.cancel import Cancel
+from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.decisions import DecisionWriter
+from stream_processors.dispatcher.duplicates import DuplicateIndex
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.recent_ends import End, RecentEnds
+from stream_processors.dispatcher.repeat_lines import Bounds, Repeat, RepeatLines
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+
+HELD_FOR_MS = 10_000
+"""How long a repeat may stay undecided. What is undecided holds its partition's place in the log, and a partition with
+20,000 undone records behind it is paused."""
+
+RETRY_AFTER_MS = 5_000
+_RETRY_JITTER = 0.5
+_LOOK_EVERY_MS = 500
+_UNDER_WAY_FOR_MS = 500
+
+_FOR_NOW = frozenset({Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING})
+"""Refusals after which the same request may be sent again."""
+
+
+class ReplyUnknownError(Exception):
+    """Whether there is a reply cannot be told now; the message says why."""
+
+
+class ReplyGoneError(Exception):
+    """The request was answered, and retention removed the answer."""
+
+
+class ReplyArchive(Protocol):
+    """Where settled replies can be looked up."""
+
+    async def find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
+        """The committed reply to the request that stood at ``source``; None if none is recorded yet.
+
+        Raises ReplyUnknownError when it cannot be looked up, and ReplyGoneError when only the reply is lost.
+        """
+
+
+@dataclass(slots=True)
+class Repeats:
+    """Looks up the firsts of repeated ids, one after the other, apart from intake: nobody else waits for that.
+
+    Tenants take turns, and each has a line of its own. A repeat is dropped without an answer only when its first is
+    known to be under way, or known to be answered with what cannot be sent again. What cannot be told is asked again,
+    and after HELD_FOR_MS refused for now: never dropped, and never run beside its first.
+
+    A repeat that is cancelled goes the same way, as its first may still be answered; but where it would be tried again
+    or refused for now, it is answered as cancelled.
+    """
+
+    transactions: TransactionLoop
+    writer: DecisionWriter
+    counts: DecisionCounts
+    archive: ReplyArchive
+    clock: ClockMs
+    scheduler: Scheduler[QueuedRequest]
+    bounds: Bounds = field(default_factory=Bounds)
+    backoff: Backoff = field(default_factory=Backoff)
+    ends: RecentEnds = field(default_factory=RecentEnds)
+    looked_up: Callable[[], Iterable[QueuedRequest]] = tuple
+    """What waits elsewhere in this process, and not for its turn."""
+    _lines: RepeatLines = field(init=False)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _deciding: Repeat | None = None
+    """Taken from its line, and not decided yet."""
+    _cancelled: dict[Claim, Cancel] = field(default_factory=dict)
+    """Of what waits here."""
+    _failures: int = 0
+    """Look-ups in a row that failed."""
+    _resumes_at_ms: float = 0.0
+    _under_way: frozenset[SourceCoordinate] = frozenset()
+    _under_way_at_ms: float = float("-inf")
+    _looked_at_ms: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self._lines = RepeatLines(self.bounds)
+
+    def add(self, arrival: Arrival, queued: QueuedRequest, first: SourceCoordinate) -> None:
+        """Queue it for look-up. What finds no place is refused for now: of the longest line, so a flood's own."""
+        self._put(Repeat(arrival, queued, first, self.clock()))
+
+    def discard(self, is_current: Callable[[Claim], bool]) -> None:
+        """Drop what waits of partitions that moved on; their new owner reads it again."""
+        self._lines.take_where(lambda repeat: not is_current(repeat.queued.claim))
+        self._cancelled = {claim: cancel for claim, cancel in self._cancelled.items() if is_current(claim)}
+
+    def cancel(self, cancel: Cancel) -> list[Claim]:
+        """The repeats that it concerns are not to run. Returns them; each is settled once it is decided."""
+        waiting = self._lines.find(cancel.tenant, cancel.request_id)
+        if self._deciding is not None:
+            waiting = (*waiting, self._deciding.queued)
+        found = [queued.claim for queued in waiting if cancel.concerns(queued)]
+        self._cancelled.update(dict.fromkeys(found, cancel))
+        return found
+
+    def crowded(self) -> set[str]:
+        """Tenants of whose repeats so many wait that no more of their backfill should be read."""
+        return self._lines.crowded()
+
+    async def run(self, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]) -> None:
+        """Send stored replies again. A refusal for now is none to send again: its request is handed to ``try_again``,
+        and stands in ``index`` in place of the first."""
+        while True:
+            self._arrived.clear()
+            now_ms = self.clock()
+            if now_ms - self._looked_at_ms >= _LOOK_EVERY_MS:
+                self._looked_at_ms = now_ms
+                for held in self._lines.take_older(now_ms - HELD_FOR_MS):
+                    self._give_up(held)
+            repeat = self._deciding = self._lines.take(now_ms) if now_ms >= self._resumes_at_ms else None
+            if repeat is not None:
+                await self._decide(repeat, index, try_again)
+                self._deciding = None
+            elif self._lines:
+                # Something is asked again later, or given up.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._arrived.wait(), self._wait_s(now_ms))
+            else:
+                await self._arrived.wait()
+
+    async def _decide(
+        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+    ) -> None:
+        queued, first = repeat.queued, repeat.first
+        try:
+            reply = await self.archive.find(queued.tenant, queued.request_id, first)
+        except ReplyGoneError:
+            self._settle(queued, first, None)
+            return
+        except ReplyUnknownError:
+            # It is the archive that is away, so nobody else asks it meanwhile.
+            self._failures += 1
+            self._resumes_at_ms = self.clock() + self._delay_ms(self._failures)
+            await self._ask_again(repeat, index, try_again)
+            return
+        self._failures = 0
+        if reply is None:
+            await self._ask_again(repeat, index, try_again)
+        elif reply.outcome != Outcome.REJECTED or reply.code not in _FOR_NOW:
+            self._settle(queued, first, reply)
+        else:
+            await self._try_again(repeat, index, try_again)
+
+    async def _ask_again(
+        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+    ) -> None:
+        """Nothing is known of a reply: the first is under way, or the recorder is behind, or cannot be asked."""
+        queued = repeat.queued
+        if self._is_under_way(repeat.first):
+            self._settle(queued, repeat.first, None)
+        elif self.ends.of(queued.tenant, queued.request_id) is End.REFUSED_FOR_NOW:
+            await self._try_again(repeat, index, try_again)
+        else:
+            tries = repeat.tries + 1
+            self._put(replace(repeat, tries=tries, due_ms=self.clock() + self._delay_ms(tries)))
+
+    async def _try_again(
+        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+    ) -> None:
+        queued, first = repeat.queued, repeat.first
+        self.ends.forget(queued.tenant, queued.request_id)
+        await index.forget([(queued.tenant, queued.request_id, first)])
+        (now_first,) = await index.first_seen([(queued.tenant, queued.request_id, queued.source)])
+        if now_first is None or now_first == first:
+            # An index that keeps the first all the same must not make this go round for ever.
+            cancel = self._cancelled.pop(queued.claim, None)
+            if cancel is None:
+                try_again(repeat.arrival, queued)
+            else:
+                self._answer_cancelled(queued, cancel)
+        else:
+            self._put(replace(repeat, first=now_first, tries=0))
+
+    def _put(self, repeat: Repeat) -> None:
+        self._arrived.set()
+        for pushed_out in self._lines.put(repeat):
+            self._give_up(pushed_out)
+
+    def _give_up(self, repeat: Repeat) -> None:
+        """It cannot be looked up in time whether the first was answered, and with what."""
+        queued = repeat.queued
+        is_answered = self.ends.of(queued.tenant, queued.request_id) is End.ANSWERED
+        if is_answered or self._is_under_way(repeat.first):
+            self._settle(queued, repeat.first, None)
+            return
+        cancel = self._cancelled.pop(queued.claim, None)
+        if cancel is not None:
+            self._answer_cancelled(queued, cancel)
+            return
+        self.counts.decided(queued.tenant, Decision.REFUSED, Code.OVERLOADED)
+        place = f"{repeat.first.topic}-{repeat.first.partition}@{repeat.first.offset}"
+        outputs = self.writer.shed(
+            queued,
+            Code.OVERLOADED,
+            "this id was sent before, and what became of that cannot be looked up now",
+            spread_ms(RETRY_AFTER_MS, _RETRY_JITTER, queued.request_id),
+            {"first": place, "look_ups": repeat.tries, "held_ms": self.clock() - repeat.since_ms},
+            self.clock(),
+        )
+        self.transactions.submit(Settlement(queued.claim, outputs))
+
+    def _answer_cancelled(self, queued: QueuedRequest, cancel: Cancel) -> None:
+        self.counts.decided(queued.tenant, Decision.CANCELLED)
+        outputs = self.writer.cancelled(queued, cancel, self.clock(), was_admitted=False)
+        self.transactions.submit(Settlement(queued.claim, outputs))
+
+    def _settle(self, queued: QueuedRequest, first: SourceCoordinate, reply: InferenceReply | None) -> None:
+        self._cancelled.pop(queued.claim, None)
+        self.counts.decided(queued.tenant, Decision.DUPLICATE)
+        replayed = None if reply is None else (queued.reply_topic, replace(reply, replayed=True))
+        outputs = self.writer.duplicate(queued, first, replayed, self.clock())
+        self.transactions.submit(Settlement(queued.claim, outputs))
+
+    def _is_under_way(self, first: SourceCoordinate) -> bool:
+        """Whether it waits here, or is in flight anywhere: then its own reply is still to come."""
+        now_ms = self.clock()
+        if now_ms - self._under_way_at_ms >= _UNDER_WAY_FOR_MS:
+            claims = (*self.scheduler.claims(), *(queued.claim for queued in self.looked_up()))
+            waiting = (SourceCoordinate(*claim.partition, claim.offset) for claim in claims)
+            self._under_way = frozenset((*waiting, *self.scheduler.in_flight.sources()))
+            self._under_way_at_ms = now_ms
+        return first in self._under_way
+
+    def _wait_s(self, now_ms: int) -> float:
+        due_ms = max(self._resumes_at_ms, self._lines.next_due_ms)
+        return min(_LOOK_EVERY_MS, max(1.0, due_ms - now_ms)) / 1_000
+
+    def _delay_ms(self, failures: int) -> float:
+        return self.backoff.delay_s(failures, random.random()) * 1_000  # noqa: S311 - jitter, no secret

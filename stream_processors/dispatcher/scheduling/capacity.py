@@ -1,0 +1,185 @@
+"""What each pool can do, from the reports of its inference consumers. Pure: every method is handed ``now_ms``.
+
+A consumer counts from its report until the report is older than ``STALE_AFTER_MS``, by when it was *received*: the
+clocks of consumers are not trusted. A report with ``draining`` takes it out at once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fairlane.outcomes import Health
+from fairlane.records import CapacityReport
+
+STALE_AFTER_MS = 3_000
+"""A consumer reports every 250 ms; one that was silent for longer than this is gone."""
+
+
+class CapacityState(StrEnum):
+    """What is known of a pool's consumers."""
+
+    NEVER = "never"
+    """None has reported since this process began: perhaps the pool is scaled to zero and waits for work to come."""
+
+    LIVE = "live"
+    """At least one reports."""
+
+    LOST = "lost"
+    """Some did, and all of them drained or fell silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The largest micro-batch of one consumer: number of items, and their cost tokens together."""
+
+    items: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCapacity:
+    """A pool at one moment. Rates are cost tokens (prompt + 2 x output) per second; 0 is unknown.
+
+    ``cost_tokens_per_s`` is that of all live consumers together, ``consumer_cost_tokens_per_s`` that of one of them, on
+    average. When the pool is lost, the latter and ``last_cost_tokens_per_s`` (of the pool) are as they last were.
+    ``lost_for_ms`` counts from the last sign of life. ``batches`` has one entry for each live consumer that is counted.
+
+    ``owned_partitions`` are those of the pool's topics that a live consumer says it owns, ``work_partitions`` those of
+    consumers that are counted, which get new work. Both are None while that is not known: when nobody lives, or when
+    one that lives does not name its partitions, because it is of an older version.
+    """
+
+    state: CapacityState = CapacityState.NEVER
+    consumers: int = 0
+    cost_tokens_per_s: float = 0.0
+    consumer_cost_tokens_per_s: float = 0.0
+    last_cost_tokens_per_s: float = 0.0
+    lost_for_ms: int = 0
+    batches: tuple[BatchLimits, ...] = ()
+    owned_partitions: frozenset[int] | None = None
+    work_partitions: frozenset[int] | None = None
+
+    @property
+    def max_batch_items(self) -> int:
+        """Items that run at once when every live consumer runs a full batch."""
+        return sum(limits.items for limits in self.batches)
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Cost tokens that run at once at most."""
+        return sum(limits.tokens for limits in self.batches)
+
+
+@dataclass(slots=True)
+class _Consumer:
+    report: CapacityReport
+    received_at_ms: int
+
+
+@dataclass(slots=True)
+class _Pool:
+    consumers: dict[str, _Consumer] = field(default_factory=dict)
+    heard_at_ms: int = 0
+    consumer_rate: float = 0.0
+    rate: float = 0.0
+    # Nothing but a report or a consumer's going stale changes a live pool, so its capacity is worked out then only.
+    live: PoolCapacity | None = None
+    live_until_ms: int = 0
+    is_stale: bool = False
+
+
+class CapacityBoard:
+    """The newest report of each consumer, by pool. One thread at a time.
+
+    Consumers that are gone are forgotten; a pool is not, because what it last could do is what is expected back.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Pool] = {}
+
+    def report(self, report: CapacityReport, now_ms: int) -> None:
+        """Take in a report that was received at ``now_ms``."""
+        pool = self._pools.setdefault(report.pool, _Pool())
+        if report.draining or now_ms > pool.heard_at_ms:
+            _catch_up(pool)
+        pool.heard_at_ms = max(pool.heard_at_ms, now_ms)
+        if report.draining:
+            pool.consumers.pop(report.instance_id, None)
+            _assess(pool, now_ms)
+        else:
+            pool.consumers[report.instance_id] = _Consumer(report, now_ms)
+            # Worked out once for all the reports that came together.
+            pool.is_stale = True
+
+    def pool(self, pool: str, now_ms: int) -> PoolCapacity:
+        """What the pool can do at ``now_ms``; O(1) between changes."""
+        known = self._pools.get(pool)
+        if known is None:
+            return PoolCapacity()
+        _catch_up(known)
+        if known.live is not None and now_ms > known.live_until_ms:
+            _assess(known, now_ms)
+        if known.live is not None:
+            return known.live
+        return PoolCapacity(
+            CapacityState.LOST,
+            consumer_cost_tokens_per_s=known.consumer_rate,
+            last_cost_tokens_per_s=known.rate,
+            lost_for_ms=max(0, now_ms - known.heard_at_ms),
+        )
+
+    def pools(self) -> Iterable[str]:
+        """Every pool that was ever reported."""
+        return tuple(self._pools)
+
+
+def _catch_up(pool: _Pool) -> None:
+    """Work out what the reports since the last time come to."""
+    if not pool.is_stale:
+        return
+    _assess(pool, pool.heard_at_ms)
+    if pool.live is not None:
+        # Consumers that go together, by a crash or a deployment, go one after another in our books. What is expected
+        # back is what those could do that lived at the last report, not what the last of them could.
+        pool.rate = pool.live.cost_tokens_per_s
+
+
+def _assess(pool: _Pool, now_ms: int) -> None:
+    """Drop who is stale and work out what the others can do.
+
+    A consumer that has measured nothing yet is counted with the mean of those that have, or with the pool's last known
+    mean if none has. One that fails gives no capacity beside healthy ones; if all fail they count, because only work
+    that reaches them shows that they have recovered. The partitions of one that fails are owned nevertheless: it works
+    off what is there.
+    """
+    pool.is_stale = False
+    stale_before_ms = now_ms - STALE_AFTER_MS
+    for instance_id in [i for i, consumer in pool.consumers.items() if consumer.received_at_ms < stale_before_ms]:
+        del pool.consumers[instance_id]
+    if not pool.consumers:
+        pool.live = None
+        return
+    pool.live_until_ms = min(consumer.received_at_ms for consumer in pool.consumers.values()) + STALE_AFTER_MS
+    reports = [consumer.report for consumer in pool.consumers.values()]
+    counted = [report for report in reports if report.health != Health.FAILING] or reports
+    measured = [report.cost_tokens_per_s for report in counted if report.cost_tokens_per_s > 0]
+    if measured:
+        pool.consumer_rate = sum(measured) / len(measured)
+    rate = pool.consumer_rate * len(counted)
+    pool.live = PoolCapacity(
+        CapacityState.LIVE,
+        consumers=len(counted),
+        cost_tokens_per_s=rate,
+        consumer_cost_tokens_per_s=pool.consumer_rate,
+        last_cost_tokens_per_s=rate,
+        batches=tuple(BatchLimits(report.max_batch_size, report.max_batch_tokens) for report in counted),
+        owned_partitions=_partitions(reports, among=reports),
+        work_partitions=_partitions(counted, among=reports),
+    )
+
+
+def _partitions(consumers: list[CapacityReport], *, among: list[CapacityReport]) -> frozenset[int] | None:
+    """What these own; None if anybody of all that live does not say what is its own."""
+    if not all(report.partitions for report in among):
+        return None
+    return frozenset(partition for report in consumers for partition in report.partitions)

@@ -1,0 +1,208 @@
+"""Who waits with how much: sums that are kept, so that asking for them costs nothing. Pure."""
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from operator import attrgetter, itemgetter
+from typing import Generic, Protocol, TypeVar
+
+from stream_processors.dispatcher.scheduling.shares import DEFAULT_SHARE, Share, checked_weight
+
+_TOKENS = attrgetter("tokens")
+_SECOND = itemgetter(1)
+
+
+class Waiting(Protocol):
+    """What a queue needs of a request. The claim tells it from all others that wait."""
+
+    @property
+    def claim(self) -> Hashable: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def group(self) -> str:
+        """Of the tenant; empty for none."""
+        ...
+
+    @property
+    def priority_class(self) -> str: ...
+    @property
+    def cost_tokens(self) -> int:
+        """Prompt tokens and twice the output tokens, estimated."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def deadline_at_ms(self) -> int: ...
+
+
+ItemT = TypeVar("ItemT", bound=Waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits: requests, their cost tokens and their bytes."""
+
+    requests: int = 0
+    tokens: int = 0
+    size_bytes: int = 0
+
+
+class Sums:
+    """What waits of a class, or of one tenant in it."""
+
+    __slots__ = ("requests", "size_bytes", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.tokens = 0
+        self.size_bytes = 0
+
+    def backlog(self) -> Backlog:
+        return Backlog(self.requests, self.tokens, self.size_bytes)
+
+
+class _ClassSums(Sums):
+    __slots__ = ("tenants", "weight")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tenants: dict[str, TenantSums] = {}
+        """Only those that have something waiting."""
+        self.weight = 0.0
+        """Sum of the weights of those."""
+
+
+class TenantSums(Sums):
+    """What waits of one tenant in one class. Held by whoever asks for it often; in the census while something waits."""
+
+    __slots__ = ("of_class", "tenant")
+
+    def __init__(self, tenant: str, of_class: _ClassSums) -> None:
+        super().__init__()
+        self.tenant = tenant
+        self.of_class = of_class
+
+
+class Census(Generic[ItemT]):
+    """The sums over what waits, by class and by tenant, and the shares of the tenants. All but ``busiest`` is O(1)."""
+
+    def __init__(self, classes: Iterable[str]) -> None:
+        self._classes = {name: _ClassSums() for name in classes}
+        self._shares: dict[str, Share] = {}
+        self._leaving: set[str] = set()
+
+    def _sums(self, tenant: str, priority_class: str) -> TenantSums:
+        """For ``_add`` and ``_subtract``. Raises ValueError for a class that is not known."""
+        of_class = self._classes.get(priority_class)
+        if of_class is None:
+            raise ValueError(f"unknown class: {priority_class}")
+        return of_class.tenants.get(tenant) or TenantSums(tenant, of_class)
+
+    def _add(self, sums: TenantSums, item: Waiting) -> None:
+        """One more waits."""
+        of_class = sums.of_class
+        if not sums.requests:
+            of_class.tenants[sums.tenant] = sums
+            of_class.weight += self.share(sums.tenant).weight
+        cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
+        sums.requests += 1
+        sums.tokens += cost_tokens
+        sums.size_bytes += size_bytes
+        of_class.requests += 1
+        of_class.tokens += cost_tokens
+        of_class.size_bytes += size_bytes
+
+    def _subtract(self, sums: TenantSums, item: Waiting) -> bool:
+        """One less waits. True when its tenant was to be forgotten and has nothing left."""
+        of_class = sums.of_class
+        cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
+        sums.requests -= 1
+        sums.tokens -= cost_tokens
+        sums.size_bytes -= size_bytes
+        of_class.requests -= 1
+        of_class.tokens -= cost_tokens
+        of_class.size_bytes -= size_bytes
+        if sums.requests:
+            return False
+        tenant = sums.tenant
+        del of_class.tenants[tenant]
+        # Begun anew at zero, so that no rounding error of a sum outlives a backlog.
+        of_class.weight = of_class.weight - self.share(tenant).weight if of_class.tenants else 0.0
+        return tenant in self._leaving and not self.is_waiting(tenant)
+
+    def share(self, tenant: str) -> Share:
+        """What was set for it, or weight 1 without groups."""
+        return self._shares.get(tenant, DEFAULT_SHARE)
+
+    def _keep_share(self, tenant: str, share: Share | None) -> bool:
+        """Set it, or with None forget it; False when it must be kept until nothing of the tenant waits."""
+        if share is None and self.is_waiting(tenant):
+            self._leaving.add(tenant)
+            return False
+        self._leaving.discard(tenant)
+        added_weight = (share or DEFAULT_SHARE).weight - self.share(tenant).weight
+        if share is None:
+            self._shares.pop(tenant, None)
+        else:
+            self._shares[tenant] = share
+        for of_class in self._classes.values():
+            if tenant in of_class.tenants:
+                of_class.weight += added_weight
+        return True
+
+    def is_waiting(self, tenant: str) -> bool:
+        """Whether it has something waiting in any class."""
+        return any(tenant in of_class.tenants for of_class in self._classes.values())
+
+    def backlogged_weight(self, priority_class: str) -> float:
+        """Sum of the weights of the tenants that have something waiting in this class."""
+        of_class = self._classes.get(priority_class)
+        return 0.0 if of_class is None else of_class.weight
+
+    def waiting(self, tenant: str, priority_class: str) -> Backlog:
+        """What waits of this tenant in this class."""
+        of_class = self._classes.get(priority_class)
+        sums = None if of_class is None else of_class.tenants.get(tenant)
+        return Backlog() if sums is None else sums.backlog()
+
+    def waiting_in_class(self, priority_class: str) -> Backlog:
+        """What waits in this class."""
+        of_class = self._classes.get(priority_class)
+        return Backlog() if of_class is None else of_class.backlog()
+
+    @property
+    def total(self) -> Backlog:
+        """What waits."""
+        requests = tokens = size_bytes = 0
+        for of_class in self._classes.values():
+            requests += of_class.requests
+            tokens += of_class.tokens
+            size_bytes += of_class.size_bytes
+        return Backlog(requests, tokens, size_bytes)
+
+    def busiest(self, count: int) -> list[tuple[str, int]]:
+        """At most so many of the tenants that have something waiting, each with its tokens in all classes together, the
+        most first. One that is not among the first ``count`` of any class is left out, whatever it has in all of them:
+        so the one walk over everybody is a comparison each."""
+        found = {
+            sums.tenant
+            for of_class in self._classes.values()
+            for sums in nlargest(count, of_class.tenants.values(), key=_TOKENS)
+        }
+        return nlargest(count, ((tenant, self._tokens(tenant)) for tenant in found), key=_SECOND)
+
+    def _tokens(self, tenant: str) -> int:
+        tenants = (of_class.tenants.get(tenant) for of_class in self._classes.values())
+        return sum(sums.tokens for sums in tenants if sums is not None)
+
+
+def checked_class_weights(weights: Mapping[str, float], known: Iterable[str]) -> dict[str, float]:
+    """The positive ones of ``weights``: a class of weight 0 keeps what it had. Raises ValueError for a class that is
+    not known and for a weight that is negative or not finite."""
+    if unknown := weights.keys() - set(known):
+        raise ValueError(f"unknown classes: {', '.join(sorted(unknown))}")
+    return {name: checked_weight(name, weight) for name, weight in weights.items() if weight != 0}

@@ -1,0 +1,121 @@
+"""What a request will cost and what it has cost, in cost tokens: prompt tokens plus twice the output tokens. Pure."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from fairlane.cost_tokens import cost_tokens
+from fairlane.outcomes import Outcome
+from fairlane.records import ModelVersion, UsageEvent
+
+_BYTES_PER_TOKEN = 4
+_EXPECTED_OUTPUT_TOKENS = 256
+_MIN_RATIO, _MAX_RATIO = 1 / 256, 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """An estimate, in tokens.
+
+    Attributes:
+        prompt_tokens: at least 1.
+        output_tokens: 0 for a model that puts out none.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def total(self) -> int:
+        """In cost tokens."""
+        return cost_tokens(self.prompt_tokens, self.output_tokens)
+
+
+@dataclass(slots=True)
+class _Learned:
+    samples: int = 0
+    prompt_ratio: float = 1.0
+    output_tokens: float = 0.0
+
+
+class CostModel:
+    """Learns from what was used how many tokens a tenant's requests to a model have.
+
+    Averages are exponential with ``smoothing`` as the weight of the newest, after a plain mean over the first
+    1 / ``smoothing``. Remembers ``max_entries`` (tenant, model) pairs, dropping the one taught longest ago. Every
+    operation is O(1). Not for several threads.
+    """
+
+    def __init__(self, max_entries: int = 20_000, smoothing: float = 0.1) -> None:
+        if max_entries < 1 or not 0 < smoothing <= 1:
+            raise ValueError("max_entries must be at least 1, smoothing above 0 and at most 1")
+        self._max_entries = max_entries
+        self._smoothing = smoothing
+        self._learned: OrderedDict[tuple[str, str], _Learned] = OrderedDict()
+
+    def estimate(self, tenant: str, model: ModelVersion, input_bytes: int, max_tokens: int | None) -> Cost:
+        """What a request with so many bytes of input will cost; never more output than it or the model allows."""
+        plain = _plain_prompt_tokens(input_bytes)
+        learned = self._learned.get((tenant, model.model))
+        prompt = plain if learned is None else max(1, round(plain * learned.prompt_ratio))
+        if not model.max_output_tokens:
+            return Cost(prompt, 0)
+        most = min(max_tokens or model.max_output_tokens, model.max_output_tokens)
+        if learned is not None:
+            expected = max(1, round(learned.output_tokens))
+        else:
+            expected = max_tokens or _EXPECTED_OUTPUT_TOKENS
+        return Cost(prompt, min(expected, most))
+
+    def learn(self, tenant: str, model: str, input_bytes: int, usage: UsageEvent) -> None:
+        """Take in what one request used; only an answer teaches, and only where tokens were counted.
+
+        What it used is measured against its bytes and not against its estimate: that was made with what was known then,
+        and the same error would be corrected once for every request that was in flight.
+
+        Args:
+            tenant: whose request it was.
+            model: the name of the model that answered.
+            input_bytes: what was given to ``estimate``; 0 when that is not known any more, which teaches nothing.
+            usage: what it used.
+        """
+        if usage.outcome != Outcome.OK or usage.prompt_tokens <= 0 or input_bytes <= 0:
+            return
+        key = (tenant, model)
+        learned = self._learned.get(key)
+        if learned is None:
+            if len(self._learned) >= self._max_entries:
+                self._learned.popitem(last=False)
+            learned = self._learned[key] = _Learned()
+        else:
+            self._learned.move_to_end(key)
+        learned.samples += 1
+        rate = max(self._smoothing, 1 / learned.samples)
+        ratio = min(_MAX_RATIO, max(_MIN_RATIO, usage.prompt_tokens / _plain_prompt_tokens(input_bytes)))
+        learned.prompt_ratio += rate * (ratio - learned.prompt_ratio)
+        learned.output_tokens += rate * (max(0, usage.completion_tokens) - learned.output_tokens)
+
+    def __len__(self) -> int:
+        """How many (tenant, model) pairs are remembered."""
+        return len(self._learned)
+
+
+def _plain_prompt_tokens(input_bytes: int) -> int:
+    return max(1, input_bytes // _BYTES_PER_TOKEN)
+
+
+def actual_cost(usage: UsageEvent) -> int:
+    """What was spent, in cost tokens."""
+    return cost_tokens(usage.prompt_tokens, usage.completion_tokens)
+
+
+def correction(charged: int, usage: UsageEvent) -> int:
+    """What to charge on top of ``charged`` now that the request is done; negative is a refund, of at most ``charged``.
+
+    What was answered, or never ran (expired, cancelled, rejected), settles at what was spent. A failed request is
+    charged more if it spent more and refunded nothing: poison must not be free. An answer of an engine that counts no
+    tokens settles at the estimate.
+    """
+    spent = actual_cost(usage)
+    if usage.outcome == Outcome.FAILED or (usage.outcome == Outcome.OK and spent == 0):
+        return max(0, spent - charged)
+    return spent - charged

@@ -1,0 +1,171 @@
+"""How much a tenant may send: token buckets for requests per second, tokens per minute and tokens per day. Pure.
+
+Over any interval a bucket lets through at most its rate times the interval plus its burst. The burst of a token quota
+is one whole period of it, so that a single large request fits.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fairlane.records import SourceCoordinate, TenantSpec
+from fairlane.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, refilled, wait_ms
+
+_MS_PER_S = 1_000
+_MS_PER_MINUTE = 60_000
+_MS_PER_DAY = 86_400_000
+
+
+class Quota(StrEnum):
+    """The quotas a tenant may have, by the name of the field that sets them."""
+
+    REQUESTS_PER_S = "requests_per_s"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    TOKENS_PER_DAY = "tokens_per_day"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of ``tenant``, of ``tokens`` cost tokens, against the quotas of ``spec``.
+
+    ``record`` is where it stands in the log, and nobody asks for it after ``until_ms``, its deadline: a store that
+    outlives the process remembers until then what the record was granted.
+    """
+
+    tenant: str
+    spec: TenantSpec
+    tokens: int
+    record: SourceCoordinate | None = None
+    until_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exceeded:
+    """The quota that refuses, and when the same ask would pass if nothing else were asked meanwhile, or
+    ``LONGEST_WAIT_MS``.
+
+    ``retry_after_ms`` is None for an ask that alone is more than the quota ever holds: waiting does not help.
+    """
+
+    which: Quota
+    retry_after_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One quota of a tenant, or a share of it.
+
+    Attributes:
+        quota: which.
+        capacity: what it holds when full; it starts full.
+        per_ms: what flows in per millisecond.
+        largest: the most that one ask may take. With a share of a quota that is more than the capacity: such an ask
+            passes when the bucket is full and leaves it in debt.
+    """
+
+    quota: Quota
+    capacity: float
+    per_ms: float
+    largest: float
+
+    def amount(self, ask: Ask) -> int:
+        """What the ask takes from it."""
+        return 1 if self.quota is Quota.REQUESTS_PER_S else max(0, ask.tokens)
+
+
+def has_quotas(spec: TenantSpec) -> bool:
+    """Whether anything bounds this tenant."""
+    return not (spec.requests_per_s is None and spec.tokens_per_minute is None and spec.tokens_per_day is None)
+
+
+def buckets_of(spec: TenantSpec, share: float = 1.0) -> tuple[Bucket, ...]:
+    """The buckets of a tenant, or their ``share`` (above 0, at most 1); none for a tenant without quotas.
+
+    Without ``burst_requests`` the burst is the requests of one second, and at least one.
+    """
+    buckets = []
+    if spec.requests_per_s is not None:
+        burst = float(spec.burst_requests or max(1.0, spec.requests_per_s)) if spec.requests_per_s > 0 else 0.0
+        buckets.append(_bucket(Quota.REQUESTS_PER_S, burst, spec.requests_per_s / _MS_PER_S, share))
+    for quota, tokens, period_ms in (
+        (Quota.TOKENS_PER_MINUTE, spec.tokens_per_minute, _MS_PER_MINUTE),
+        (Quota.TOKENS_PER_DAY, spec.tokens_per_day, _MS_PER_DAY),
+    ):
+        if tokens is not None:
+            buckets.append(_bucket(quota, float(tokens), tokens / period_ms, share))
+    return tuple(buckets)
+
+
+def _bucket(quota: Quota, capacity: float, per_ms: float, share: float) -> Bucket:
+    return Bucket(quota, capacity * share, per_ms * share, capacity)
+
+
+@dataclass(slots=True)
+class _Levels:
+    """What is in a tenant's buckets as of ``at_ms``, and when all of them will be full."""
+
+    amounts: dict[Quota, float]
+    at_ms: int
+    full_at_ms: int
+
+
+class QuotaBook:
+    """The buckets of every tenant of which one is not full. Not for several threads.
+
+    A clock that goes back refills nothing until it is where it was. Every operation is O(1).
+    """
+
+    def __init__(self) -> None:
+        self._levels: Levels[_Levels] = Levels()
+
+    def take(self, ask: Ask, buckets: Sequence[Bucket], now_ms: int) -> Exceeded | None:
+        """Take what the ask needs from all its buckets; or nothing, and name the one that keeps it waiting longest."""
+        self._levels.sweep(now_ms)
+        levels = self._refilled(ask.tenant, buckets, now_ms)
+        waits_ms = [
+            _wait_ms(bucket, levels.amounts[bucket.quota], bucket.amount(ask), levels.at_ms - now_ms)
+            for bucket in buckets
+        ]
+        longest_ms = max(waits_ms, default=0)
+        if longest_ms > 0:
+            which = buckets[waits_ms.index(longest_ms)].quota
+            return Exceeded(which, None if math.isinf(longest_ms) else min(int(longest_ms), LONGEST_WAIT_MS))
+        self._add(ask, buckets, levels, -1)
+        return None
+
+    def give_back(self, ask: Ask, buckets: Sequence[Bucket], now_ms: int) -> None:
+        """Undo a ``take`` that was granted; no bucket gets more than full."""
+        self._add(ask, buckets, self._refilled(ask.tenant, buckets, now_ms), 1)
+
+    def _refilled(self, tenant: str, buckets: Sequence[Bucket], now_ms: int) -> _Levels:
+        known = self._levels.get(tenant)
+        if known is None:
+            return _Levels({bucket.quota: bucket.capacity for bucket in buckets}, now_ms, now_ms)
+        at_ms = max(now_ms, known.at_ms)
+        amounts = {}
+        for bucket in buckets:
+            amount = known.amounts.get(bucket.quota, bucket.capacity)
+            amounts[bucket.quota] = refilled(bucket.capacity, bucket.per_ms, amount, at_ms - known.at_ms)
+        return _Levels(amounts, at_ms, at_ms)
+
+    def _add(self, ask: Ask, buckets: Sequence[Bucket], levels: _Levels, sign: int) -> None:
+        for bucket in buckets:
+            amount = min(bucket.capacity, levels.amounts[bucket.quota] + sign * bucket.amount(ask))
+            levels.amounts[bucket.quota] = amount
+            if amount < bucket.capacity:
+                full_at_ms = levels.at_ms + full_in_ms(bucket.capacity, bucket.per_ms, amount)
+                levels.full_at_ms = max(levels.full_at_ms, full_at_ms)
+        if buckets:
+            self._levels.put(ask.tenant, levels, levels.full_at_ms)
+
+    def __len__(self) -> int:
+        """How many tenants are remembered."""
+        return len(self._levels)
+
+
+def _wait_ms(bucket: Bucket, amount: float, wanted: int, clock_is_behind_ms: int) -> float:
+    """How long until ``wanted`` can be taken: 0 if now, infinite if never."""
+    if wanted > bucket.largest:
+        return math.inf
+    return wait_ms(bucket.capacity, bucket.per_ms, min(wanted, bucket.capacity) - amount, clock_is_behind_ms)

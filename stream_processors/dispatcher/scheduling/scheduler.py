@@ -1,0 +1,359 @@
+"""Who goes next, in every pool of one dispatcher: capacity, window, fleet share, fair queue and admission put together.
+
+Pure: reports, settlements and ``now`` go in, verdicts and turns come out. The dispatcher and the simulation run the
+same scheduler.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic
+
+from fairlane.names import priority_topic
+from fairlane.ownership import Claim
+from fairlane.records import SourceCoordinate, TenantSpec
+from stream_processors.dispatcher.scheduling import admission
+from stream_processors.dispatcher.scheduling.admission import (
+    AdmissionPolicy,
+    Admitted,
+    Arrival,
+    Bounds,
+    Load,
+    Prediction,
+    Shed,
+)
+from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState, PoolCapacity
+from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
+from stream_processors.dispatcher.scheduling.fleet import Fleet, FleetShare
+from stream_processors.dispatcher.scheduling.holdings import Holdings
+from stream_processors.dispatcher.scheduling.in_flight import InFlight, Reserved
+from stream_processors.dispatcher.scheduling.pool_books import Held
+from stream_processors.dispatcher.scheduling.request_index import RequestIndex
+from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
+from stream_processors.dispatcher.scheduling.turns import ItemT, Lateness, Turn, View
+from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, room_tokens, window
+
+CLASS_WEIGHTS = DEFAULT_CLASS_WEIGHTS
+
+_MEAN_COST_GAIN = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerPolicy:
+    """How this dispatcher decides.
+
+    Attributes:
+        fairness: the order within a pool.
+        admission: what is refused.
+        target_queue_ms: the least time of work that is kept in flight.
+    """
+
+    fairness: Policy
+    admission: AdmissionPolicy
+    target_queue_ms: float
+
+
+@dataclass(slots=True)
+class _Pool(Generic[ItemT]):
+    queue: FairQueue[ItemT]
+    capacity: PoolCapacity
+    share: FleetShare
+    mean_cost_tokens: float = 0.0
+    window: Amount = NO_WINDOW
+
+
+def _mean_cost_tokens(pool: _Pool[ItemT]) -> float:
+    """What a request of this pool costs: of late, or before the first one went, of those that wait; 0 if none does."""
+    if pool.mean_cost_tokens:
+        return pool.mean_cost_tokens
+    waiting = pool.queue.total
+    return waiting.tokens / waiting.requests if waiting.requests else 0.0
+
+
+@dataclass(slots=True)
+class Scheduler(Generic[ItemT]):
+    """One thread at a time. ``refresh`` before the decisions of a batch: rates and shares are looked up once for all of
+    them."""
+
+    policy: SchedulerPolicy
+    capacity: CapacityBoard
+    in_flight: InFlight
+    fleet: Fleet
+    _pools: dict[str, _Pool[ItemT]] = field(default_factory=dict)
+    _holdings: Holdings = field(default_factory=Holdings)
+    _items: dict[Claim, ItemT] = field(default_factory=dict)
+    _ids: RequestIndex[ItemT] = field(default_factory=RequestIndex)
+    _specs: Mapping[str, TenantSpec] = field(default_factory=dict)
+    _parts: Mapping[str, float] = field(default_factory=dict)
+    _all_weights: float = 0.0
+    _now_ms: int = 0
+    """Of the last ``refresh``."""
+
+    def set_tenants(self, specs: Mapping[str, TenantSpec], parts: Mapping[str, float] | None = None) -> None:
+        """The tenants as they are now; ``parts`` says which part of a tenant's partitions is read here, if not all."""
+        withdrawn = self._specs.keys() - specs.keys()
+        self._specs, self._parts = specs, parts or {}
+        self._all_weights = sum(map(self._weight, specs))
+        for pool in self._pools.values():
+            self._set_shares(pool.queue)
+            for tenant in withdrawn:
+                pool.queue.set_share(tenant, None)
+
+    def part(self, tenant: str) -> float:
+        """The part of a tenant's partitions that is read here, above 0 and at most 1."""
+        return min(1.0, self._parts.get(tenant, 1.0))
+
+    def refresh(self, now_ms: int) -> None:
+        """Look up rates, windows and shares of every pool."""
+        self._now_ms = now_ms
+        for name, pool in self._pools.items():
+            self._refresh(name, pool, now_ms)
+
+    def predict(self, item: ItemT) -> tuple[Load, Prediction]:
+        """What lies before this request, and when it would start and how long it would take."""
+        pool = self._pool(item.pool)
+        queue, tenant, priority_class = pool.queue, item.tenant, item.priority_class
+        own = queue.waiting(tenant, priority_class)
+        everything = queue.total
+        own_share = pool.share.entitled_share(priority_class, self._weight(tenant), waits=own.requests > 0)
+        own_tokens = own.tokens + _mean_cost_tokens(pool)
+        if self.policy.fairness == "fifo":
+            own_tokens, own_share = everything.tokens, pool.share.share or 1.0
+        load = Load(
+            capacity=pool.capacity,
+            in_flight_tokens=self._held(item.pool, pool).tokens,
+            waiting_tokens=everything.tokens,
+            own_waiting_tokens=own_tokens,
+            dispatcher_share=pool.share.share or own_share,
+            own_share=own_share,
+        )
+        return load, admission.predict(load, item.cost_tokens)
+
+    def judge(self, item: ItemT, load: Load, now_ms: int) -> Admitted | Shed:
+        """Whether this request is taken."""
+        arrival = Arrival(
+            now_ms=now_ms,
+            submitted_at_ms=item.submitted_at_ms,
+            deadline_at_ms=item.deadline_at_ms,
+            cost_tokens=item.cost_tokens,
+            size_bytes=item.size_bytes,
+            request_id=item.request_id,
+            backfill=item.is_backfill,
+        )
+        return admission.decide(self.policy.admission, arrival, self._bounds(item.tenant), load)
+
+    def rank_at_most(self, item: ItemT) -> int:
+        """The last place a newcomer may have among its tenant's requests of its class, the first being 1: those with a
+        later deadline go behind it, and how many they are is not counted."""
+        return self._pool(item.pool).queue.waiting(item.tenant, item.priority_class).requests + 1
+
+    def push(self, item: ItemT) -> None:
+        """Let it wait for its turn."""
+        self._pool(item.pool).queue.push(item)
+        self._items[item.claim] = item
+        self._ids.add(item)
+        self._holdings.add(item)
+
+    def turns(self, now_ms: int, first: Iterable[Claim] = ()) -> Iterator[Turn[ItemT]]:
+        """Everything that may go now, reserved in flight as it is handed out. ``first`` hold their partitions back:
+        each goes first among the requests of its tenant, group and class, and takes no turn from anybody else. To name
+        one again costs next to nothing."""
+        for claim in first:
+            item = self._items.get(claim)
+            if item is not None:
+                self._pools[item.pool].queue.expedite(item)
+        for name, pool in self._pools.items():
+            if len(pool.queue):
+                self._refresh(name, pool, now_ms)
+                yield from self._turns_of(name, pool, now_ms)
+
+    def take_late(self, now_ms: int) -> list[ItemT]:
+        """Remove what cannot be answered in time any more, whoever's turn it is."""
+        gone: list[ItemT] = []
+        for name, pool in self._pools.items():
+            if len(pool.queue):
+                gone.extend(pool.queue.take_late(self._lateness(name, pool, now_ms)))
+        for item in gone:
+            self._forget(item)
+        return gone
+
+    def discard(self, claims: Iterable[Claim]) -> list[ItemT]:
+        """Take out, uncharged, those of these requests that wait. Returns them."""
+        gone: list[ItemT] = []
+        for claim in claims:
+            item = self._items.get(claim)
+            if item is not None:
+                self._take_out(item)
+                gone.append(item)
+        return gone
+
+    def find(self, tenant: str, request_id: str) -> tuple[ItemT, ...]:
+        """What waits under this id. O(1)."""
+        return self._ids.find(tenant, request_id)
+
+    def take(self, wanted: Callable[[ItemT], bool]) -> list[ItemT]:
+        """Take out, uncharged, whatever waits and is wanted, in the order in which it came. O(waiting)."""
+        taken = [item for item in self._items.values() if wanted(item)]
+        for item in taken:
+            self._take_out(item)
+        return taken
+
+    def backlogs(self) -> Iterator[tuple[str, str]]:
+        """The pools and classes in which something waits."""
+        for name, pool in self._pools.items():
+            for priority_class in CLASS_WEIGHTS:
+                if pool.queue.backlogged_weight(priority_class) > 0:
+                    yield name, priority_class
+
+    def correct(self, own: Reserved, correction_tokens: float) -> None:
+        """Work of this dispatcher is done: charge its tenant what it cost beyond what was charged, or refund it."""
+        pool = self._pools.get(own.pool)
+        if pool is not None and correction_tokens:
+            pool.queue.charge(own.tenant, own.group, own.priority_class, correction_tokens)
+
+    def change_cost(self, before: ItemT, now: ItemT) -> None:
+        """What was popped turned out to cost something else before it left: its room and its charge follow."""
+        if (before.cost_tokens, before.prompt_tokens) == (now.cost_tokens, now.prompt_tokens):
+            return
+        source = SourceCoordinate(*before.claim.partition, before.claim.offset)
+        self.in_flight.change_cost(source, now.cost_tokens, now.prompt_tokens)
+        pool = self._pools.get(before.pool)
+        if pool is not None:
+            more_tokens = now.cost_tokens - before.cost_tokens
+            if self.policy.fairness == "vtc":
+                more_tokens = now.prompt_tokens - before.prompt_tokens
+            pool.queue.charge(before.tenant, before.group, before.priority_class, more_tokens)
+
+    def charged_tokens(self, own: Reserved) -> int:
+        """What was charged for this work when it left."""
+        if self.policy.fairness == "vtc":
+            return own.prompt_tokens
+        return own.cost_tokens
+
+    def paused_backfill(self) -> set[str]:
+        """The tenants of whose backfill enough waits already, until half of that is left; all while that of all
+        together fills the bounds."""
+        policy, holdings = self.policy.admission, self._holdings
+        paused = holdings.paused_backfill(policy, lambda tenant: self._bounds(tenant, backfill=True))
+        return paused.union(self._specs) if holdings.is_full_of_backfill(policy) else paused
+
+    def pool_views(self) -> Iterator[tuple[str, FairQueue[ItemT], PoolCapacity, View, FleetShare]]:
+        """Every pool as it was at the last look."""
+        for name, pool in self._pools.items():
+            yield name, pool.queue, pool.capacity, self._view(name, pool), pool.share
+
+    def entitled_share(self, tenant: str, pool_name: str) -> float:
+        """The part of a pool that a tenant has in all its classes together while all that wait go on waiting."""
+        pool, spec = self._pools.get(pool_name), self._specs.get(tenant)
+        if pool is None or spec is None:
+            return 0.0
+        waiting = [name for name in CLASS_WEIGHTS if pool.queue.waiting(tenant, name).requests]
+        return sum(pool.share.entitled_share(name, self._weight(tenant), waits=True) for name in waiting)
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether this request waits."""
+        return claim in self._items
+
+    def claims(self) -> tuple[Claim, ...]:
+        return tuple(self._items)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the requests that wait."""
+        return self._holdings.size_bytes
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def _turns_of(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Iterator[Turn[ItemT]]:
+        while True:
+            popped = pool.queue.pop(self._room(name, pool), self._lateness(name, pool, now_ms))
+            if popped is None:
+                return
+            item, is_late = popped
+            yield self._turn(name, pool, item, is_late=is_late)
+
+    def _turn(self, name: str, pool: _Pool[ItemT], item: ItemT, *, is_late: bool) -> Turn[ItemT]:
+        self._forget(item)
+        partition = -1
+        view = self._view(name, pool)
+        if not is_late:
+            topic = priority_topic(name, item.priority_class)
+            partition = self.in_flight.least_loaded_partition(topic, pool.capacity.work_partitions)
+            gain = _MEAN_COST_GAIN if pool.mean_cost_tokens else 1.0
+            pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
+            source = SourceCoordinate(*item.claim.partition, item.claim.offset)
+            reserved = Reserved(
+                pool=name,
+                priority_class=item.priority_class,
+                partition=partition,
+                tenant=item.tenant,
+                group=item.group,
+                cost_tokens=item.cost_tokens,
+                prompt_tokens=item.prompt_tokens,
+                model=item.model_name,
+                input_bytes=item.input_bytes,
+            )
+            self.in_flight.reserve(source, reserved)
+        return Turn(item, is_late, partition, view)
+
+    def _room(self, name: str, pool: _Pool[ItemT]) -> float:
+        return room_tokens(pool.window, pool.share.share, self._held(name, pool))
+
+    def _held(self, name: str, pool: _Pool[ItemT]) -> Held:
+        """What the live consumers have to do: not what lies on a dead one's partitions until the group moves them."""
+        return self.in_flight.held(name, pool.capacity.owned_partitions)
+
+    def _lateness(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Lateness:
+        in_flight = self._held(name, pool).tokens
+        capacity = pool.capacity
+        rate = capacity.cost_tokens_per_s
+        # An idle pool tries whatever has not expired: a rate that was measured wrong must not refuse for ever.
+        if capacity.state is not CapacityState.LIVE or rate <= 0 or in_flight <= 0:
+            return Lateness(now_ms, 0.0)
+        return Lateness(now_ms + round(1000 * in_flight / rate), 1000 / capacity.consumer_cost_tokens_per_s)
+
+    def _view(self, name: str, pool: _Pool[ItemT]) -> View:
+        held = self._held(name, pool)
+        return View(held.tokens, pool.window.tokens, held.items, pool.window.items, pool.share.share)
+
+    def _pool(self, name: str) -> _Pool[ItemT]:
+        pool = self._pools.get(name)
+        if pool is None:
+            now_ms = self._now_ms
+            queue: FairQueue[ItemT] = make_fair_queue(self.policy.fairness)
+            self._set_shares(queue)
+            share = self.fleet.share(name, {}, CLASS_WEIGHTS, now_ms)
+            pool = self._pools[name] = _Pool(queue, self.capacity.pool(name, now_ms), share)
+            self._refresh(name, pool, now_ms)
+        return pool
+
+    def _set_shares(self, queue: FairQueue[ItemT]) -> None:
+        for tenant, spec in self._specs.items():
+            queue.set_share(tenant, Share(self._weight(tenant), spec.groups))
+
+    def _refresh(self, name: str, pool: _Pool[ItemT], now_ms: int) -> None:
+        pool.capacity = self.capacity.pool(name, now_ms)
+        pool.window = window(pool.capacity, _mean_cost_tokens(pool), self.policy.target_queue_ms)
+        own = {priority_class: pool.queue.backlogged_weight(priority_class) for priority_class in CLASS_WEIGHTS}
+        before = pool.share.class_weights
+        pool.share = self.fleet.share(name, own, CLASS_WEIGHTS, now_ms)
+        if pool.share.class_weights != before:
+            pool.queue.set_class_weights(pool.share.class_weights)
+
+    def _take_out(self, item: ItemT) -> None:
+        self._pools[item.pool].queue.remove(item, charge=False)
+        self._forget(item)
+
+    def _forget(self, item: ItemT) -> None:
+        del self._items[item.claim]
+        self._ids.remove(item)
+        self._holdings.remove(item)
+
+    def _weight(self, tenant: str) -> float:
+        """Of that part of the tenant which is read here."""
+        spec = self._specs.get(tenant)
+        return (1.0 if spec is None else spec.weight) * self.part(tenant)
+
+    def _bounds(self, tenant: str, *, backfill: bool = False) -> Bounds:
+        spec = self._specs.get(tenant) or TenantSpec(tenant)
+        return self._holdings.bounds(spec, self._weight(tenant), self._all_weights, backfill=backfill)

@@ -1,0 +1,99 @@
+"""What became of each tenant's requests in each pool, for the heartbeat and the terminal. Pure."""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import nlargest
+
+WAITS_LAST_MS = 60_000
+"""How long a wait is spoken of."""
+
+QUIET_AFTER_MS = 60_000
+"""A tenant of whose requests nothing became for so long is forgotten, unless something of it waits or runs."""
+
+_MAX_ENTRIES = 20_000
+_WAITS_KEPT = 256
+_AGED_AT_ONCE = 500
+"""So that nobody notices a moment in which all tenants fall silent; the others have their turn a second later."""
+
+
+@dataclass(slots=True)
+class TenantCounts:
+    """One tenant in one pool, since it was last quiet."""
+
+    served_tokens: int = 0
+    shed: Counter[str] = field(default_factory=Counter)
+    last_at_ms: int = 0
+    _waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
+    """When, and how long was waited."""
+
+    def waited(self, wait_ms: int, now_ms: int) -> None:
+        self._waits.append((now_ms, wait_ms))
+
+    def wait_p99_ms(self, now_ms: int) -> float:
+        """Of the dispatches of the last minute, the latest 256 of them; 0 without any."""
+        waits = self._waits
+        while waits and waits[0][0] <= now_ms - WAITS_LAST_MS:
+            waits.popleft()
+        if not waits:
+            return 0.0
+        # The nearest rank: so many waits are at least as long as the one it is.
+        at_least = len(waits) - -(-99 * len(waits) // 100) + 1
+        return float(nlargest(at_least, (wait_ms for _, wait_ms in waits))[-1])
+
+
+class TenantStats:
+    """The tenants of which something became lately; ``age`` forgets the others. Bounded besides: beyond 20,000 pairs of
+    tenant and pool, the one touched longest ago starts anew."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[tuple[str, str], TenantCounts] = OrderedDict()
+        self._served: Counter[str] = Counter()
+
+    def served(self, tenant: str, pool: str, tokens: int, now_ms: int) -> None:
+        """Work is done and cost so much."""
+        self._touch(tenant, pool, now_ms).served_tokens += tokens
+        self._served[pool] += tokens
+
+    def shed(self, tenant: str, pool: str, code: str, now_ms: int) -> None:
+        self._touch(tenant, pool, now_ms).shed[code] += 1
+
+    def dispatched(self, tenant: str, pool: str, waited_ms: int, now_ms: int) -> None:
+        self._touch(tenant, pool, now_ms).waited(waited_ms, now_ms)
+
+    def age(self, now_ms: int, is_busy: Callable[[str, str], bool]) -> None:
+        """Forget who is quiet for too long; ``is_busy`` says whether something of a tenant waits or runs in a pool. It
+        looks at 500 of those at most that are due: call it once a second."""
+        for _ in range(min(_AGED_AT_ONCE, len(self._entries))):
+            (tenant, pool), counts = next(iter(self._entries.items()))
+            if counts.last_at_ms > now_ms - QUIET_AFTER_MS:
+                return
+            if is_busy(tenant, pool):
+                self._touch(tenant, pool, now_ms)
+            else:
+                del self._entries[tenant, pool]
+
+    def items(self) -> Iterator[tuple[str, str, TenantCounts]]:
+        """Tenant, pool and counts; the latest touched first."""
+        for (tenant, pool), counts in reversed(self._entries.items()):
+            yield tenant, pool, counts
+
+    def of(self, tenant: str, pool: str) -> TenantCounts:
+        """Its counts; zeros for an unknown pair."""
+        return self._entries.get((tenant, pool)) or TenantCounts()
+
+    def served_in(self, pool: str) -> int:
+        """What was served in this pool since the start, of whichever tenant."""
+        return self._served[pool]
+
+    def _touch(self, tenant: str, pool: str, now_ms: int) -> TenantCounts:
+        key = (tenant, pool)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = TenantCounts()
+            if len(self._entries) > _MAX_ENTRIES:
+                self._entries.popitem(last=False)
+        else:
+            self._entries.move_to_end(key)
+        entry.last_at_ms = now_ms
+        return entry

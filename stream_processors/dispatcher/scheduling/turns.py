@@ -1,0 +1,63 @@
+"""What is scheduled, and what becomes of it when its turn comes. Pure."""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from fairlane.ownership import Claim
+from stream_processors.dispatcher.scheduling.census import Waiting
+
+
+class Schedulable(Waiting, Protocol):
+    """What the scheduler must know of a request."""
+
+    @property
+    def claim(self) -> Claim: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def submitted_at_ms(self) -> int: ...
+    @property
+    def input_bytes(self) -> int: ...
+    @property
+    def is_backfill(self) -> bool: ...
+
+
+ItemT = TypeVar("ItemT", bound=Schedulable)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a dispatch was decided from: tokens in flight on partitions that a live consumer owns, the pool's window,
+    and this dispatcher's share of it."""
+
+    in_flight_tokens: int
+    window_tokens: float
+    in_flight_items: int
+    window_items: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn(Generic[ItemT]):
+    """A request whose turn it is. A late one cannot be answered in time any more, and must not run; ``partition`` is
+    that of the priority topic, ANY_PARTITION when they are not known."""
+
+    item: ItemT
+    is_late: bool
+    partition: int
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Whether a request that starts as soon as it can would end after its deadline."""
+
+    earliest_start_ms: int
+    ms_per_token: float
+
+    def __call__(self, item: Waiting) -> bool:
+        return self.earliest_start_ms + item.cost_tokens * self.ms_per_token > item.deadline_at_ms

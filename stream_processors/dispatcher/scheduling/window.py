@@ -1,0 +1,80 @@
+"""How much of a pool's work may be in flight: the dispatch window. Pure; all amounts are cost tokens.
+
+The order of requests is decided as late as possible: what was dispatched can no longer be overtaken, so no more is
+dispatched than keeps the consumers busy.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from stream_processors.dispatcher.scheduling.capacity import BatchLimits, CapacityState, PoolCapacity
+from stream_processors.dispatcher.scheduling.pool_books import Held
+
+STARTING_LIMITS = BatchLimits(items=32, tokens=16_384)
+"""One consumer with the default limits."""
+
+BATCHES_PER_CONSUMER = 2
+"""One runs and one is ready, so that a consumer never waits for the dispatcher between two batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Work: its cost tokens, and how many requests it is."""
+
+    tokens: float
+    items: float
+
+
+NO_WINDOW = Amount(0.0, 0.0)
+
+
+def window(
+    capacity: PoolCapacity,
+    mean_cost_tokens: float,
+    target_queue_ms: float,
+    *,
+    starting_limits: BatchLimits = STARTING_LIMITS,
+) -> Amount:
+    """The window W of a pool whose requests cost ``mean_cost_tokens`` each (0 if not known), in tokens and in items::
+
+        tokens = max(2 x sum of max_batch_tokens over the live consumers, rate x target_queue_ms / 1000)
+        items  = max(2 x sum of max_batch_size over the live consumers, rate x target_queue_ms / 1000 / mean cost)
+
+    A full batch is bounded by its tokens or by its number of items, whichever is reached first, and so is the window:
+    by tokens through a mean cost it would shrink when small requests go before large ones, and the large ones would
+    then wait until the pool is empty. The second terms are larger only for consumers that get through two batches in
+    less than the target queue time, which would otherwise run dry while a transaction commits. A pool that never
+    reported gets the window of one consumer with ``starting_limits``: enough for the first consumer to find work when
+    it comes. A lost pool gets none: what is dispatched now could no longer be put behind something more urgent when the
+    pool is back.
+    """
+    if capacity.state is CapacityState.LOST:
+        return NO_WINDOW
+    if capacity.state is CapacityState.NEVER:
+        return Amount(BATCHES_PER_CONSUMER * starting_limits.tokens, BATCHES_PER_CONSUMER * starting_limits.items)
+    target_tokens = capacity.cost_tokens_per_s * target_queue_ms / 1000
+    return Amount(
+        max(BATCHES_PER_CONSUMER * capacity.max_batch_tokens, target_tokens),
+        max(BATCHES_PER_CONSUMER * capacity.max_batch_items, target_tokens / max(1.0, mean_cost_tokens)),
+    )
+
+
+def room_tokens(whole: Amount, share: float, in_flight: Held) -> float:
+    """What the next request may cost that this dispatcher sends into a pool with that window; 0 for none.
+
+    In flight is what stands on partitions that a live consumer owns. The window is that of the live consumers: what
+    lies on a dead one's partitions, until the group moves them, is none of their work, and would leave them idle if it
+    took up their window.
+
+    It keeps to its ``share`` of the window, and to what the pool as a whole has left: a share that just grew is filled
+    as fast as the others' surplus drains. Infinite while its whole share is free, because a request that costs more
+    than the share could otherwise never go. So the window is exceeded by such a request at most, never by one that
+    fits the share.
+    """
+    left_in_pool, own_part = whole.tokens - in_flight.tokens, whole.tokens * share
+    items_left_in_pool, own_items = whole.items - in_flight.items, whole.items * share
+    if in_flight.own_items <= 0 and left_in_pool > 0 and left_in_pool >= own_part:
+        return inf if items_left_in_pool >= min(1.0, own_items) and items_left_in_pool > 0 else 0.0
+    if min(items_left_in_pool, own_items - in_flight.own_items) < 1:
+        return 0.0
+    return max(0.0, min(left_in_pool, own_part - in_flight.own_tokens))

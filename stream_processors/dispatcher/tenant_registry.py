@@ -1,0 +1,25 @@
+"""The tenants as the dispatcher may use them, whatever stands on the control topic."""
+
+from fairlane.names import is_name
+from fairlane.records import TenantSpec
+from fairlane.tenants import check_numbers
+from stream_processors.dispatcher.last_good import LastGood
+from stream_processors.dispatcher.scheduling.shares import Share
+
+
+class TenantRegistry(LastGood[TenantSpec]):
+    """Its names are parts of topics' names: what no topic can be named would stop the feeds of every dispatcher."""
+
+    unusable = "tenant_unusable"
+
+    def check(self, name: str, spec: TenantSpec) -> None:
+        """Raises ValueError for a name that is none, and for numbers and groups that cannot be shared by."""
+        if spec.tenant != name or not is_name(name):
+            raise ValueError(f"tenant: {spec.tenant!r} under the key {name!r}")
+        if spec.pool is not None and not is_name(spec.pool):
+            raise ValueError(f"pool: {spec.pool!r} cannot name one")
+        for service in spec.services:
+            if not is_name(service):
+                raise ValueError(f"services: {service!r} cannot name one")
+        Share(spec.weight, spec.groups)
+        check_numbers(spec)

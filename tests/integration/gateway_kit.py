@@ -1,0 +1,128 @@
+"""A pipeline with a gateway in front, its keys, and how tests call it.
+
+@pytest.fixture(scope="module")
+def served(broker, postgres, redis_url, tmp_path_factory) -> Iterator[Served]:
+    with serving(broker, postgres, tmp_path_factory.mktemp("gateway"), redis_url=redis_url) as served:
+        yield served
+
+with served.client("a") as client:
+    client.post("/v1/chat/completions", json=...)
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deploy.local.services import HOST, Service
+from fairlane.api_keys.registry import ApiKeys
+from fairlane.database import upgrade
+from fairlane.settings import Settings
+from tests.integration.pipeline import Pipeline, unique_name
+from tests.integration.processes import ServiceProcess
+from tests.stack import PostgresServer, empty_database
+
+CALL_TIMEOUT_S = 60.0
+LONG_MS = 600_000
+"""Longer than any test: such a request never comes too late on a busy machine."""
+_PATIENT = {"GATEWAY_WAIT_S": "600", "GATEWAY_KEY_BURST": "100000", "DRAIN_TIMEOUT_S": "120"}
+"""Nothing in a test is to fail because its machine is slow, or because another test called before it."""
+
+
+@dataclass(slots=True)
+class Served:
+    """A running pipeline with dispatcher, consumer, recorder and one gateway; more can be started.
+
+    Attributes:
+        pipeline: with the tenants ``a`` and ``b``.
+        database: migrated, and this pipeline's alone.
+        keys: an API key of each tenant, by its short name.
+    """
+
+    pipeline: Pipeline
+    database: PostgresServer
+    keys: Mapping[str, str]
+    ports: dict[str, int] = field(default_factory=dict)
+
+    def gateway(self, number: int = 1, env: Mapping[str, str] | None = None) -> ServiceProcess:
+        """Start a gateway. A number that was used before is the same slot: what ran in it must have ended."""
+        name = f"gateway-{number}"
+        port = self.ports.setdefault(name, self.pipeline.free_port(f"{name}-http"))
+        env = {**_PATIENT, "GATEWAY_PORT": str(port), "POSTGRES_DSN": self.database.dsn, **(env or {})}
+        return self.pipeline.launch(Service(name, ("-m", "producers.gateway"), env))
+
+    def url(self, path: str = "", number: int = 1) -> str:
+        """Of a gateway."""
+        return f"http://{HOST}:{self.ports[f'gateway-{number}']}{path}"
+
+    def client(self, tenant: str = "a", number: int = 1) -> httpx.Client:
+        """Of a tenant, to be closed."""
+        return httpx.Client(base_url=self.url(number=number), headers=self.headers(tenant), timeout=CALL_TIMEOUT_S)
+
+    def headers(self, tenant: str = "a") -> dict[str, str]:
+        """What says who calls."""
+        return {"authorization": f"Bearer {self.keys[tenant]}"}
+
+    @contextmanager
+    def engines_paused(self) -> Iterator[None]:
+        """Accepted work waits meanwhile, or until ``resume``."""
+        self._consumer().pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def resume(self) -> None:
+        """Before ``engines_paused`` is over."""
+        self._consumer().resume()
+
+    def _consumer(self) -> ServiceProcess:
+        return self.pipeline.processes[f"consumer-{self.pipeline.pool}-1"]
+
+    def question(self, prompt: str = "what is a watermark?") -> dict[str, Any]:
+        """The body of a request of Fairlane's own."""
+        model = self.pipeline.model_for("generate")
+        return {"model": model, "input": {"prompt": prompt}, "parameters": {"max_tokens": 4}}
+
+    def chat(self, text: str = "what is a watermark?", **fields: Any) -> dict[str, Any]:
+        """The body of a chat completion."""
+        messages = [{"role": "user", "content": text}]
+        patient = {"timeout_ms": LONG_MS}
+        return {
+            "model": self.pipeline.model_for("generate"),
+            "messages": messages,
+            "max_tokens": 4,
+            "fairlane": patient,
+            **fields,
+        }
+
+
+@contextmanager
+def serving(
+    broker: str,
+    postgres: PostgresServer,
+    folder: Path,
+    *,
+    redis_url: str | None = None,
+    env: Mapping[str, str] | None = None,
+    recorder: bool = True,
+) -> Iterator[Served]:
+    """Everything, ready. ``env`` is for every process."""
+    unique = unique_name()
+    with (
+        empty_database(postgres, unique) as database,
+        Pipeline(broker, folder, unique, redis_url=redis_url, env=env) as pipeline,
+    ):
+        upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+        with ApiKeys(database.owner_dsn) as keys:
+            issued = {name: keys.create(pipeline.tenant(name), "tests").text for name in ("a", "b")}
+        served = Served(pipeline, database, issued)
+        gateway = served.gateway()
+        if recorder:
+            pipeline.recorder(postgres_dsn=database.dsn)
+        pipeline.start()
+        gateway.wait_ready()
+        yield served

@@ -1,0 +1,16 @@
+"""Local quotas that must not be asked."""
+
+from stream_processors.dispatcher.scheduling.quotas import Exceeded
+
+
+class NobodyIsAsked:
+    """Stands in for the local quotas where Redis must answer."""
+
+    async def take(self, asks: object) -> list[Exceeded | None]:
+        raise AssertionError("Redis was there")
+
+    async def give_back(self, asks: object) -> None:
+        raise AssertionError("Redis was there")
+
+    async def hand_over(self, asks: object) -> None:
+        raise AssertionError("Redis was there")

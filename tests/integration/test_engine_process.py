@@ -1,0 +1,286 @@
+"""Engines in processes of their own: what they tell, and what becomes of them."""
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from fairlane.backoff import Backoff
+from fairlane.records import ModelVersion, Parameters, RequestInput
+from inference_consumers.engine_hosts import without_settings
+from inference_consumers.engine_process.host import MAX_DEATHS_WHILE_LOADING, EngineCommand, EngineHost
+from inference_consumers.engine_process.messages import Ended, EngineSpec, Loaded, Step
+from inference_consumers.engines.protocol import Cancelled, EngineItem, Failure, ItemOutcome, Success
+from tests.integration.continuous_engine import UNJOINABLE
+from tests.integration.troubled_engine import ALWAYS, DEADLY, ENDLESS, POISON, TOO_LARGE
+from tests.waiting import eventually
+
+MODEL = ModelVersion("m", "1", "p", "simulated", ("generate",), "m", 2048, 512)
+SLOW = EngineSpec(MODEL, "models", "simulated", simulated_decode_tokens_per_s=20)
+FAST = EngineSpec(MODEL, "models", "simulated")
+WAIT_S = 20
+CONTINUOUS = "tests.integration.continuous_engine"
+QUICK = Backoff(first_s=0.01, longest_s=0.02)
+
+
+class Heard:
+    """What a host told, in order."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def engine_loaded(self, host: EngineHost, loaded: Loaded) -> None:
+        self.told.put((loaded, host.life))
+
+    def engine_stepped(self, host: EngineHost, step: Step) -> None:
+        self.told.put(step)
+
+    def engine_ended(self, host: EngineHost, ended: Ended) -> None:
+        self.told.put(ended)
+
+    def engine_died(self, host: EngineHost, reason: str) -> None:
+        self.told.put(f"died: {reason}")
+
+    def engine_failed(self, host: EngineHost, reason: str) -> None:
+        self.told.put(f"failed: {reason}")
+
+    def next(self) -> object:
+        return self.told.get(timeout=WAIT_S)
+
+    def loaded(self) -> tuple[Loaded, int]:
+        """Expects that an engine is loaded: what it said, and which of its lives that is."""
+        match self.next():
+            case (Loaded() as loaded, int() as life):
+                return loaded, life
+            case told:
+                raise AssertionError(told)
+
+    def run_until_end(self) -> tuple[dict[int, ItemOutcome], dict[int, str], Ended]:
+        """Outcomes and texts by place, and the end."""
+        outcomes: dict[int, ItemOutcome] = {}
+        texts: dict[int, str] = {}
+        while not isinstance(told := self.next(), Ended):
+            assert isinstance(told, Step)
+            for text in told.texts:
+                texts[text.index] = texts.get(text.index, "") + text.delta
+            outcomes.update({finished.index: finished.outcome for finished in told.finished})
+        return outcomes, texts, told
+
+
+def item(prompt: str = "hello", *, tokens: int = 4, stream: bool = False) -> EngineItem:
+    return EngineItem(prompt, "generate", RequestInput(prompt=prompt), Parameters(max_tokens=tokens, stream=stream))
+
+
+@contextmanager
+def engine(spec: EngineSpec, module: str = "tests.integration.troubled_engine") -> Iterator[tuple[EngineHost, Heard]]:
+    """A host whose engine is loaded; its process is gone afterwards."""
+    heard = Heard()
+    host = EngineHost(spec, EngineCommand(sys.executable, module, without_settings(os.environ)), QUICK)
+    host.start(heard)
+    try:
+        loaded, life = heard.loaded()
+        assert (loaded.name, loaded.continuous, life) == ("simulated", module == CONTINUOUS, 1)
+        yield host, heard
+    finally:
+        process = psutil.Process(pid) if (pid := host.pid) is not None else None
+        host.close(WAIT_S)
+        assert process is None or not process.is_running()
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[tuple[EngineHost, Heard]]:
+    with engine(FAST) as started:
+        yield started
+
+
+def test_a_run_tells_texts_outcomes_and_its_end(fast: tuple[EngineHost, Heard]) -> None:
+    host, heard = fast
+    host.run(7, [item(), item(stream=True), replace(item(), task="nonsense")], host.life)
+    outcomes, texts, ended = heard.run_until_end()
+    assert isinstance(outcomes[0], Success)
+    assert isinstance(outcomes[1], Success)
+    assert isinstance(outcomes[2], Failure)
+    assert texts == {1: outcomes[1].output.text}
+    assert (ended.run_id, ended.problem) == (7, None)
+    assert ended.computed_tokens >= ended.useful_tokens > 0
+
+
+def test_a_failing_run_names_the_kind_of_its_error_and_quotes_nothing(fast: tuple[EngineHost, Heard]) -> None:
+    host, heard = fast
+    for number, (prompt, error) in enumerate(
+        ((POISON, "RuntimeError"), (TOO_LARGE, "MemoryError"), (ALWAYS, "TransientEngineError"))
+    ):
+        host.run(number, [item(), item(prompt)], host.life)
+        outcomes, _, ended = heard.run_until_end()
+        assert ended.problem is not None
+        assert ended.problem.error == error
+        assert (ended.problem.out_of_memory, ended.problem.transient) == (prompt == TOO_LARGE, prompt == ALWAYS)
+        assert outcomes == {}
+        assert prompt not in repr(ended)
+    host.run(9, [item()], host.life)
+    assert isinstance(heard.run_until_end()[0][0], Success)
+
+
+def test_a_dead_process_is_told_and_another_takes_its_place() -> None:
+    with engine(FAST) as (host, heard):
+        first = host.pid
+        host.run(1, [item(DEADLY)], host.life)
+        assert heard.next() == "died: killed by SIGKILL"
+        loaded, life = heard.loaded()
+        assert (loaded.name, life) == ("simulated", 2)
+        assert host.pid != first
+        host.run(2, [item()], 1)  # meant for the one before
+        host.run(3, [item()], 2)
+        assert heard.run_until_end()[2].run_id == 3
+
+
+def test_a_process_that_hangs_can_be_ended() -> None:
+    with engine(FAST) as (host, heard):
+        host.run(1, [item(ENDLESS)], host.life)
+        host.kill("it hangs")
+        assert heard.next() == "died: it hangs"
+        assert heard.loaded()[1] == 2
+
+
+def test_an_item_is_cancelled_while_it_runs() -> None:
+    with engine(SLOW) as (host, heard):
+        host.run(1, [item(tokens=400, stream=True), item(tokens=3)], host.life)
+        while not isinstance(step := heard.next(), Step) or not step.texts:
+            pass
+        host.cancel(1, [0])
+        outcomes, _, ended = heard.run_until_end()
+        assert isinstance(outcomes[0], Cancelled)
+        assert 0 < outcomes[0].usage.completion_tokens < 400
+        assert ended.problem is None
+
+
+def test_a_continuous_engine_runs_several_at_a_time_and_ends_each_by_itself() -> None:
+    with engine(SLOW, CONTINUOUS) as (host, heard):
+        host.run(1, [item(tokens=400, stream=True)], host.life)
+        while not isinstance(step := heard.next(), Step) or not step.texts:
+            pass
+        host.run(2, [item("short", tokens=1), item(UNJOINABLE)], host.life)
+        host.run(3, [item("short", tokens=1)], host.life)
+        host.run(4, [], host.life)
+        ends: dict[int, Ended] = {}
+        while len(ends) < 3:
+            if isinstance(told := heard.next(), Ended):
+                ends[told.run_id] = told
+        assert ends.keys() == {2, 3, 4}
+        assert ends[2].problem is not None
+        assert ends[2].problem.error == "RuntimeError"
+        assert (ends[3].problem, ends[4].problem) == (None, None)
+        assert ends[3].computed_tokens == ends[3].useful_tokens > ends[4].useful_tokens == 0
+        host.cancel(1, [0])
+        outcomes, _, ended = heard.run_until_end()
+        assert isinstance(outcomes[0], Cancelled)
+        assert ended.run_id == 1
+
+
+@pytest.mark.parametrize("module", ["tests.integration.troubled_engine", CONTINUOUS])
+def test_an_engine_that_is_closed_finishes_what_runs_if_there_is_time(module: str) -> None:
+    with engine(SLOW, module) as (host, heard):
+        host.run(1, [item(tokens=4)], host.life)
+        host.run(2, [item(tokens=5)], host.life)
+        host.close(WAIT_S)
+        outcomes = [heard.run_until_end()[0][0] for _ in range(2)]
+        assert all(isinstance(outcome, Success) for outcome in outcomes)
+        assert heard.told.empty()
+
+
+@pytest.mark.parametrize("module", ["tests.integration.troubled_engine", CONTINUOUS])
+def test_what_runs_when_the_time_is_up_gets_no_outcome_at_all(module: str) -> None:
+    """So that it stays undone in the log, and whoever owns it next runs it."""
+    with engine(SLOW, module) as (host, heard):
+        host.run(1, [item(tokens=400, stream=True)], host.life)
+        while not isinstance(step := heard.next(), Step) or not step.texts:
+            pass
+        host.close(0.3)
+        told = [heard.told.get() for _ in range(heard.told.qsize())]
+        assert all(isinstance(one, Step) and not one.finished for one in told)
+
+
+def test_a_listener_that_fails_is_told_and_the_engine_is_not_left_without_one() -> None:
+    heard = Heard()
+
+    def fails(host: EngineHost, step: Step) -> None:
+        raise RuntimeError(f"{host.key} {step.run_id}")
+
+    heard.engine_stepped = fails  # type: ignore[method-assign] # a defect
+    command = EngineCommand(sys.executable, "tests.integration.troubled_engine", without_settings(os.environ))
+    host = EngineHost(FAST, command, QUICK)
+    host.start(heard)
+    heard.loaded()
+    pid = host.pid
+    host.run(1, [item()], host.life)
+    assert heard.next() == "failed: m: its listener failed: RuntimeError"
+    assert pid is not None
+    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", WAIT_S, "its end")
+    host.close(WAIT_S)
+
+
+def test_the_process_ends_with_its_consumer() -> None:
+    """However the consumer ends: the pipe is all that holds them together."""
+    code = (
+        "import os, sys, threading\n"
+        "from tests.integration import test_engine_process as t\n"
+        "heard = t.Heard()\n"
+        "command = t.EngineCommand(sys.executable, 'tests.integration.troubled_engine')\n"
+        "host = t.EngineHost(t.FAST, command)\n"
+        "host.start(heard)\n"
+        "heard.next()\n"
+        f"host.run(1, [t.item({ENDLESS!r})], host.life)\n"
+        "print(host.pid, flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    with psutil.Popen([sys.executable, "-c", code], stdout=-1, text=True) as consumer:
+        assert consumer.stdout is not None
+        child = psutil.Process(int(consumer.stdout.readline()))
+        os.kill(consumer.pid, signal.SIGKILL)
+        consumer.wait(WAIT_S)
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, WAIT_S, "the engine's end")
+
+
+def test_an_engine_that_cannot_be_loaded_is_not_tried_again() -> None:
+    heard = Heard()
+    unknown = EngineSpec(MODEL, "models", "no-such-engine")
+    host = EngineHost(unknown, EngineCommand(sys.executable), QUICK)
+    host.start(heard)
+    told = heard.next()
+    assert isinstance(told, str)
+    assert told.startswith("failed: m: models/m: no engine is called 'no-such-engine'")
+    host.close(WAIT_S)
+
+
+def test_a_process_that_dies_whenever_it_loads_is_given_up() -> None:
+    heard = Heard()
+    host = EngineHost(FAST, EngineCommand(sys.executable, "tests.no_such_module"), QUICK)
+    host.start(heard)
+    told = [heard.next() for _ in range(MAX_DEATHS_WHILE_LOADING)]
+    assert told[:-1] == ["died: exit status 1"] * (MAX_DEATHS_WHILE_LOADING - 1)
+    assert told[-1] == "failed: m: its process died 3 times while it loaded: exit status 1"
+    host.close(WAIT_S)
+
+
+def test_a_python_that_is_not_there_is_named() -> None:
+    heard = Heard()
+    host = EngineHost(FAST, EngineCommand("/no/such/python"), QUICK)
+    host.start(heard)
+    assert heard.next() == "failed: m: /no/such/python cannot be started: No such file or directory"
+    host.close(WAIT_S)
+
+
+def test_no_setting_reaches_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_SASL_PASSWORD", "secret")
+    monkeypatch.setenv("postgres_dsn", "secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    left = without_settings(os.environ)
+    assert "secret" not in left.values()
+    assert left["CUDA_VISIBLE_DEVICES"] == "3"
+    assert left["PATH"] == os.environ["PATH"]

@@ -1,0 +1,406 @@
+"""The loop of a job: whatever kills it wherever, every row of the input is in the output once."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import KafkaException
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from fairlane.names import JOBS_REPLIES
+from fairlane.outcomes import Code, Outcome
+from fairlane.records import InferenceReply, InferenceRequest
+from producers.backfill.guard import guarded
+from producers.backfill.job import MAX_COST_REACHED, Status, Wanted
+from producers.backfill.row import RowContent
+from producers.backfill.runner import MOST_RECORD_BYTES
+from producers.backfill.seams import AwayError, InputChangedError, JobFailedError, LeaseLostError
+from tests.unit.backfill_kit import (
+    GOOD_ROW,
+    TENANT,
+    JobLogInMemory,
+    KilledError,
+    PartsInMemory,
+    SourceInMemory,
+    Trouble,
+    World,
+    good_rows,
+    ok,
+    world_of,
+)
+
+MIXED: list[RowContent] = [
+    GOOD_ROW % 0,
+    b"no json",
+    GOOD_ROW % 2,
+    GOOD_ROW % 3,
+    b'{"model": "words", "prompt": 5}',
+    GOOD_ROW % 5,
+    b"[]",
+]
+
+
+def assert_complete(world: World, *, ordered: bool = True) -> None:
+    """Every row is in the output once, and was sent once if it could be sent at all."""
+    assert world.output is not None
+    rows = [answer.row for answer in world.output]
+    assert (rows if ordered else sorted(rows)) == list(range(len(world.rows)))
+    assert max(Counter(request.request_id for request in world.sent).values(), default=0) <= 1
+    assert world.job.tally.rows == len(world.rows)
+
+
+def test_a_job_without_trouble() -> None:
+    world = world_of(MIXED, chunk_rows=3, max_open_chunks=2)
+
+    assert world.run() is Status.COMPLETED
+
+    assert_complete(world)
+    assert world.parts == {}
+    assert world.output is not None
+    assert [answer.outcome for answer in world.output] == [
+        *(Outcome.OK, Outcome.REJECTED, Outcome.OK, Outcome.OK, Outcome.REJECTED, Outcome.OK, Outcome.REJECTED)
+    ]
+    assert world.output[4].field == "prompt"
+    assert all(request.reply_to == JOBS_REPLIES for request in world.sent)
+    assert world.job.tally.cost_tokens == 4 * (3 + 2 * 2)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_kill_at_every_single_step_changes_nothing(ordered: bool) -> None:
+    whole = world_of(MIXED, chunk_rows=2, max_open_chunks=2, ordered=ordered)
+    whole.run()
+    steps = whole.trouble.step
+    assert steps > 20
+
+    for step in range(1, steps + 1):
+        world = world_of(MIXED, trouble=Trouble(frozenset({step})), chunk_rows=2, max_open_chunks=2, ordered=ordered)
+        assert world.run_until_done() is Status.COMPLETED
+        assert world.job.token == (2 if step <= steps - 3 else 1), f"step {step} killed nobody"
+        assert_complete(world, ordered=ordered)
+
+
+@settings(max_examples=150)
+@given(
+    rows=st.lists(st.booleans(), max_size=40),
+    chunk_rows=st.integers(1, 7),
+    max_open_chunks=st.integers(1, 4),
+    kills=st.frozensets(st.integers(1, 200), max_size=25),
+    away=st.frozensets(st.integers(1, 200), max_size=25),
+    ordered=st.booleans(),
+    seed=st.integers(0, 1_000),
+)
+def test_any_number_of_kills_and_outages_at_any_steps(
+    rows: list[bool],
+    chunk_rows: int,
+    max_open_chunks: int,
+    kills: frozenset[int],
+    away: frozenset[int],
+    ordered: bool,
+    seed: int,
+) -> None:
+    contents = [GOOD_ROW % number if good else b"bad" for number, good in enumerate(rows)]
+    world = world_of(
+        contents,
+        trouble=Trouble(kills, away),
+        seed=seed,
+        chunk_rows=chunk_rows,
+        max_open_chunks=max_open_chunks,
+        ordered=ordered,
+    )
+
+    assert world.run_until_done() is Status.COMPLETED
+
+    assert_complete(world, ordered=ordered)
+    assert world.most_open <= max_open_chunks
+
+
+def test_a_stale_runner_writes_nothing_more() -> None:
+    world = world_of(good_rows(20), chunk_rows=5)
+    first = world.take().runner()
+    world.trouble.kills = frozenset({12})
+    with pytest.raises(KilledError):
+        first.run()
+    stale = world.take().runner()
+    assert world.run() is Status.COMPLETED
+    output = world.output
+
+    with pytest.raises(LeaseLostError):
+        stale.run()
+
+    assert world.output is output
+    assert_complete(world)
+
+
+def test_a_row_refused_for_now_is_sent_again_under_its_id() -> None:
+    refused: Counter[str] = Counter()
+
+    def answer(request: InferenceRequest) -> InferenceReply:
+        refused[request.request_id] += 1
+        if refused[request.request_id] <= 2:
+            return InferenceReply(request.request_id, TENANT, Outcome.REJECTED, Code.OVERLOADED, retry_after_ms=500)
+        return ok(request)
+
+    world = world_of(good_rows(4), answer=answer, chunk_rows=2)
+
+    assert world.run() is Status.COMPLETED
+
+    assert world.job.tally.ok == 4
+    assert set(Counter(request.request_id for request in world.sent).values()) == {3}
+
+
+def test_a_row_that_is_refused_for_ever_is_an_error() -> None:
+    def answer(request: InferenceRequest) -> InferenceReply:
+        return InferenceReply(request.request_id, TENANT, Outcome.REJECTED, Code.OVERLOADED, retry_after_ms=500)
+
+    world = world_of(good_rows(1), answer=answer)
+
+    assert world.run() is Status.COMPLETED
+
+    assert world.output is not None
+    assert world.output[0].code == Code.OVERLOADED
+    assert len(world.sent) == 5
+
+
+def test_the_reply_to_another_tenant_is_not_taken() -> None:
+    def answer(request: InferenceRequest) -> InferenceReply:
+        world.replies.append(replace(ok(request), tenant="globex"))
+        return ok(request)
+
+    world = world_of(good_rows(3), answer=answer)
+
+    world.run()
+
+    assert world.job.tally.cost_tokens == 3 * 7
+
+
+def test_what_is_not_done_in_the_completion_window_is_expired() -> None:
+    world = world_of(good_rows(30), answer=lambda _request: None, chunk_rows=5, max_open_chunks=2)
+    world.job = replace(world.job, deadline_at_ms=world.now_ms + 10_000)
+
+    assert world.run() is Status.EXPIRED
+
+    assert_complete(world)
+    assert world.job.tally.expired == 30
+    assert len(world.sent) == 10
+    assert all(0 < (request.timeout_ms or 0) <= 10_000 for request in world.sent)
+
+
+def test_a_runner_that_comes_late_takes_every_answer_that_came_in_time() -> None:
+    world = world_of(good_rows(60), trouble=Trouble(frozenset({14})), chunk_rows=30, max_open_chunks=2)
+    world.answer = lambda _request: None
+    with pytest.raises(KilledError):
+        world.run()
+    assert len(world.sent) == 60
+    world.replies = [ok(request) for request in world.sent]
+    world.job = replace(world.job, deadline_at_ms=world.now_ms - 1)
+
+    # It reads a few at a time, and each time takes longer than the grace.
+    assert world.take().runner(grace_ms=1).run() is Status.COMPLETED
+
+    assert_complete(world)
+    assert world.job.tally.ok == 60
+
+
+def test_a_cancelled_job_takes_every_answer_that_is_there() -> None:
+    world = world_of(good_rows(60), trouble=Trouble(frozenset({14})), chunk_rows=30, max_open_chunks=2)
+    world.answer = lambda _request: None
+    with pytest.raises(KilledError):
+        world.run()
+    world.replies = [ok(request) for request in world.sent]
+    member = world.take()
+    member.wanted = Wanted.CANCEL
+
+    assert member.runner(grace_ms=1).run() is Status.CANCELLED
+
+    assert world.job.tally.ok == 60
+
+
+@pytest.mark.parametrize("error", [JobFailedError("no right to delete"), LeaseLostError(), OSError("secret")])
+def test_a_job_that_is_done_stays_done_when_its_parts_cannot_be_removed(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clean_up(_parts: PartsInMemory) -> None:
+        raise error
+
+    monkeypatch.setattr(PartsInMemory, "clean_up", clean_up)
+    world = world_of(good_rows(3))
+
+    assert world.run() is Status.COMPLETED
+
+    assert (world.job.status, world.job.reason) == (Status.COMPLETED, None)
+    assert_complete(world)
+
+
+def test_a_job_that_is_done_is_done_though_the_process_ends_while_it_tidies_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(good_rows(3))
+    member = world.take()
+
+    def clean_up(_parts: PartsInMemory) -> None:
+        member.stopping = True
+        raise AwayError("nothing answers")
+
+    monkeypatch.setattr(PartsInMemory, "clean_up", clean_up)
+
+    assert member.runner().run() is Status.COMPLETED
+
+
+@pytest.mark.parametrize("mistake", [RecursionError("secret"), UnicodeDecodeError("utf-8", b"secret", 0, 1, "secret")])
+def test_what_nobody_foresaw_fails_one_job_and_is_said_without_its_text(
+    mistake: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_place: object) -> None:
+        raise mistake
+
+    monkeypatch.setattr(SourceInMemory, "read", read)
+    world = world_of(good_rows(3))
+    member = world.take()
+
+    with capture_logs() as entries:
+        assert guarded(world.job, JobLogInMemory(member), member.runner().run) is Status.FAILED
+
+    assert world.job.status is Status.FAILED
+    assert type(mistake).__name__ in (world.job.reason or "")
+    assert "secret" not in (world.job.reason or "")
+    (said,) = [entry for entry in entries if entry["event"] == "job_broke"]
+    assert said["error"] == type(mistake).__name__
+    assert "secret" not in repr(said)
+
+
+def test_a_job_that_cannot_begin_fails_with_its_reason() -> None:
+    world = world_of(good_rows(3))
+
+    def work() -> Status:
+        raise JobFailedError("OUTPUT is the same file as INPUT")
+
+    assert guarded(world.job, JobLogInMemory(world.take()), work) is Status.FAILED
+    assert world.job.reason == "OUTPUT is the same file as INPUT"
+
+
+@pytest.mark.parametrize("error", [AwayError("nothing answers"), LeaseLostError(), KafkaException("no such setting")])
+def test_what_is_not_the_jobs_fault_leaves_it_as_it_is(error: Exception) -> None:
+    world = world_of(good_rows(3))
+    member = world.take()
+
+    def work() -> Status:
+        raise error
+
+    with pytest.raises(type(error)):
+        guarded(world.job, JobLogInMemory(member), work)
+    assert world.job.status is Status.RUNNING
+
+
+def test_nothing_more_is_sent_once_the_budget_is_spent() -> None:
+    world = world_of(good_rows(100), chunk_rows=10, max_open_chunks=3, max_cost_tokens=7 * 25)
+
+    assert world.take().runner(row_cost=7.0).run() is Status.PAUSED
+
+    assert world.job.status is Status.PAUSED
+    assert world.job.reason == MAX_COST_REACHED
+    assert len(world.sent) == 25
+    assert world.job.tally.cost_tokens == 7 * 25
+
+    world.job = replace(world.job, spec=replace(world.job.spec, max_cost_tokens=7 * 100))
+    assert world.run() is Status.COMPLETED
+    assert_complete(world)
+
+
+def test_a_paused_job_is_left_and_gone_on_with() -> None:
+    world = world_of(good_rows(20), chunk_rows=3, max_open_chunks=2)
+    member = world.take()
+
+    def answer(request: InferenceRequest) -> InferenceReply:
+        if len(world.replies) == 7:
+            member.wanted = Wanted.PAUSE
+        return ok(request)
+
+    world.answer = answer
+
+    assert member.runner().run() is Status.PAUSED
+    assert world.job.status is Status.PAUSED
+    assert len(world.sent) < 20
+    assert world.run() is Status.COMPLETED
+    assert_complete(world)
+
+
+def test_a_process_that_is_to_end_leaves_the_job_running() -> None:
+    world = world_of(good_rows(20), chunk_rows=3)
+    member = world.take()
+    member.stopping = True
+
+    assert member.runner().run() is Status.PAUSED
+    assert world.job.status is Status.RUNNING
+    assert world.run() is Status.COMPLETED
+    assert_complete(world)
+
+
+def test_a_cancelled_job_cancels_what_is_under_way_and_writes_what_is_done() -> None:
+    world = world_of(good_rows(20), chunk_rows=3, max_open_chunks=2)
+    member = world.take()
+
+    def answer(request: InferenceRequest) -> InferenceReply | None:
+        if len(world.replies) == 4:
+            member.wanted = Wanted.CANCEL
+            return None
+        return ok(request)
+
+    world.answer = answer
+
+    assert member.runner().run() is Status.CANCELLED
+
+    assert world.output is not None
+    rows = [answer.row for answer in world.output]
+    assert rows == list(range(len(rows)))
+    assert world.job.tally.ok >= 4
+    assert world.job.tally.cancelled == len(rows) - world.job.tally.ok > 0
+    cancelled = {answer.request_id for answer in world.output if answer.outcome == Outcome.CANCELLED}
+    assert cancelled <= set(world.cancelled)
+
+
+def test_a_job_that_is_cancelled_while_nobody_runs_it() -> None:
+    world = world_of(good_rows(6), trouble=Trouble(frozenset({9})), answer=lambda _request: None, chunk_rows=2)
+    with pytest.raises(KilledError):
+        world.run()
+    sent = len(world.sent)
+    member = world.take()
+    member.wanted = Wanted.CANCEL
+
+    assert member.runner().run() is Status.CANCELLED
+
+    assert len(world.sent) == sent
+    assert world.output is not None
+    assert {answer.outcome for answer in world.output} <= {Outcome.CANCELLED}
+
+
+def test_an_input_that_changed_fails_the_job_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(good_rows(9), trouble=Trouble(frozenset({10})), chunk_rows=2)
+    with pytest.raises(KilledError):
+        world.run()
+    world.rows = world.rows[:1]
+
+    assert world.run() is Status.FAILED
+
+    assert "the input has changed" in (world.job.reason or "")
+    assert InputChangedError.__mro__[1].__name__ == "JobFailedError"
+
+
+def test_a_row_that_is_too_large_for_the_topic_is_a_row_with_an_error() -> None:
+    large = b'{"model": "words", "prompt": "%s"}' % (b"a" * (MOST_RECORD_BYTES + 1))
+    world = world_of([GOOD_ROW % 0, large])
+
+    assert world.run() is Status.COMPLETED
+
+    assert world.output is not None
+    assert [answer.outcome for answer in world.output] == [Outcome.OK, Outcome.REJECTED]
+    assert world.output[1].field == "row"
+    assert str(MOST_RECORD_BYTES) in (world.output[1].message or "")
+
+
+def test_an_empty_input_makes_an_empty_output() -> None:
+    world = world_of([])
+
+    assert world.run() is Status.COMPLETED
+    assert world.output == []
+    assert math.isclose(world.job.tally.cost_tokens, 0)

@@ -1,0 +1,148 @@
+"""Whatever happens to requests, and in whatever order: each ends once, and the room it took comes back."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from confluent_kafka import KafkaError, Message
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fairlane.client.attempts import Retrier
+from fairlane.client.handle import Handle
+from fairlane.client.open_handles import OpenHandles
+from fairlane.client.publisher import Prepared, Publisher
+from fairlane.client.requests import build_request, new_request_id
+from fairlane.client.retry_policy import NO_RETRIES, RetryPolicy
+from fairlane.client.seams import DeliveryReport, KafkaHeaders
+from fairlane.client.window import Window
+from fairlane.errors import ClientClosed
+from fairlane.records import InferenceReply
+from fairlane.schema_files import default_codec
+
+REPLIES = "replies.acme"
+SIZE = 100
+IDS = tuple(new_request_id() for _ in range(3))
+
+
+class Producer:
+    """Keeps the reports of what was produced, for the test to call in any order."""
+
+    def __init__(self) -> None:
+        self.reports: list[DeliveryReport] = []
+
+    def produce(
+        self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
+    ) -> None:
+        self.reports.append(on_delivery)
+
+    def poll(self, timeout: float) -> int:
+        return 0
+
+    def flush(self, timeout: float) -> int:
+        return len(self.reports)
+
+    def purge(self) -> None:
+        """Nothing is queued."""
+
+    def report(self, which: int, code: int | None) -> None:
+        if self.reports:
+            report = self.reports.pop(which % len(self.reports))
+            report(None if code is None else KafkaError(code), Message(topic="requests.acme", partition=0, offset=1))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.window = Window(1_000, 1_000_000)
+        self.retrier = Retrier(lambda: self.now_ms, lambda: 0.5)
+        self.table = OpenHandles(REPLIES, self.window, self.retrier)
+        self.producer = Producer()
+        self.publisher = Publisher(
+            self.producer,
+            default_codec(),
+            "acme",
+            "requests.acme",
+            self.table,
+            self.window,
+            self.retrier,
+            lambda: self.now_ms,
+        )
+        self.handles: list[Handle] = []
+
+    def submit(self, which: int) -> None:
+        """Any of three ids, with and without tries, answered here or elsewhere."""
+        policy = RetryPolicy(tries=3) if which % 2 else NO_RETRIES
+        reply_to = f"{REPLIES}.other" if which % 5 == 0 else REPLIES
+        request = build_request(model="m", prompt="p", request_id=IDS[which % 3], timeout_ms=20_000)
+        assert self.window.try_acquire(SIZE)
+        self.handles.append(self.publisher.publish(Prepared(request, reply_to, b"x" * SIZE, []), policy))
+
+    def step(self, what: str, which: int) -> None:
+        match what:
+            case "submit":
+                self.submit(which)
+            case "acknowledged":
+                self.producer.report(which, None)
+            case "lost":
+                self.producer.report(which, KafkaError._MSG_TIMED_OUT)
+            case "denied":
+                self.producer.report(which, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+            case "refused":
+                self.reply(IDS[which % 3], "rejected")
+            case "answered":
+                self.reply(IDS[which % 3], "ok")
+            case "cancel":
+                if self.handles:
+                    self.publisher.cancel(self.handles[which % len(self.handles)])
+            case "time":
+                self.now_ms += which * 20
+                before, alive = len(self.producer.reports), sum(not handle.over for handle in self.handles)
+                self.publisher.work(0)
+                assert len(self.producer.reports) - before <= alive
+
+    def reply(self, request_id: str, outcome: str) -> None:
+        retry_after_ms = 10 if outcome == "rejected" else None
+        self.table.settle(InferenceReply(request_id, "acme", outcome, retry_after_ms=retry_after_ms), self.now_ms)
+
+
+STEPS = st.tuples(
+    st.sampled_from(["submit", "acknowledged", "lost", "denied", "refused", "answered", "cancel", "time"]),
+    st.integers(0, 60),
+)
+
+
+@given(st.lists(STEPS, max_size=40), st.booleans())
+@example(steps=[("submit", 0), ("submit", 0), ("submit", 21), ("refused", 0), ("lost", 2)], closed=False)
+def test_every_request_ends_once_and_gives_back_its_room(steps: Sequence[tuple[str, int]], closed: bool) -> None:
+    bench = Bench()
+    ended: Counter[int] = Counter()
+    for what, which in steps:
+        known = len(bench.handles)
+        bench.step(what, which)
+        for handle in bench.handles[known:]:
+            handle.replied.when_done(partial(ended.update, [id(handle)]))
+        assert bench.window.in_flight >= 0
+        assert bench.window.buffered_bytes >= 0
+    if closed:
+        for handle in bench.retrier.close():
+            ending = bench.retrier.give_up(handle)
+            if ending is not None:
+                bench.publisher.end(handle, ending)
+        while bench.producer.reports:
+            bench.producer.report(0, KafkaError._PURGE_QUEUE)
+        bench.table.fail_all(ClientClosed("closed"))
+    else:
+        while bench.producer.reports:
+            bench.producer.report(0, None)
+        for request_id in IDS:
+            bench.reply(request_id, "ok")
+    assert len(bench.table) == 0
+    assert (bench.window.in_flight, bench.window.buffered_bytes) == (0, 0)
+    for handle in bench.handles:
+        assert handle.done()
+        assert ended[id(handle)] == 1
+    assert closed or all(handle.acknowledged.done for handle in bench.handles)
+    bench.now_ms += 6_000
+    bench.publisher.work(0)
+    assert bench.producer.reports == [], "what has ended is not published again"

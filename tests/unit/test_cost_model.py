@@ -1,0 +1,160 @@
+"""The cost model learns what requests cost, and settles what was charged."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlane.outcomes import Code, Outcome
+from fairlane.records import ModelVersion, SourceCoordinate, UsageEvent
+from stream_processors.dispatcher.scheduling.cost import Cost, CostModel, actual_cost, correction
+
+CHAT = ModelVersion("chat", "1", "gpu", "causal-lm", ("generate",), "chat", 2_048, 512)
+EMBED = ModelVersion("embed", "1", "cpu", "embedding", ("embed",), "embed", 256, 0)
+
+
+def used(prompt: int, completion: int, outcome: str = Outcome.OK) -> UsageEvent:
+    return UsageEvent(
+        request_id="id",
+        tenant="acme",
+        pool="gpu",
+        model="chat",
+        model_version="1",
+        priority_class="normal",
+        outcome=outcome,
+        code=Code.POISON if outcome == Outcome.FAILED else None,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=0,
+        cost_tokens=1,
+        engine_ms=1,
+        occurred_at_ms=1,
+        work=SourceCoordinate("priority.gpu.normal", 0, 1),
+    )
+
+
+def test_before_anything_was_learned() -> None:
+    costs = CostModel()
+    assert costs.estimate("acme", CHAT, 400, None) == Cost(100, 256)
+    assert costs.estimate("acme", CHAT, 400, 10) == Cost(100, 10)
+    assert costs.estimate("acme", CHAT, 400, 9_999) == Cost(100, 512)
+    assert costs.estimate("acme", CHAT, 0, 1) == Cost(1, 1)
+    assert costs.estimate("acme", EMBED, 400, 10) == Cost(100, 0)
+    assert costs.estimate("acme", CHAT, 400, 10).total == 120
+
+
+def test_it_learns_tokens_per_byte_and_the_length_of_answers() -> None:
+    costs = CostModel()
+    for _ in range(100):
+        costs.learn("acme", "chat", 400, used(prompt=250, completion=40))
+    assert costs.estimate("acme", CHAT, 400, None) == Cost(250, 40)
+    assert costs.estimate("acme", CHAT, 4_000, 10) == Cost(2_500, 10)
+    assert costs.estimate("zenith", CHAT, 400, None) == Cost(100, 256), "of this tenant alone"
+
+
+def test_it_learns_the_mean_of_a_mixture() -> None:
+    random.seed(4)
+    costs = CostModel(smoothing=0.02)
+    for _ in range(2_000):
+        size = random.randrange(100, 10_000)
+        costs.learn("acme", "chat", size, used(prompt=size // 3, completion=random.choice((10, 90))))
+    estimate = costs.estimate("acme", CHAT, 3_000, None)
+    assert estimate.prompt_tokens == pytest.approx(1_000, rel=0.02)
+    assert estimate.output_tokens == pytest.approx(50, rel=0.3)
+
+
+def test_it_adapts_when_a_tenant_changes() -> None:
+    costs = CostModel()
+    for completion in [400] * 100 + [20] * 40:
+        costs.learn("acme", "chat", 400, used(prompt=100, completion=completion))
+    assert costs.estimate("acme", CHAT, 400, None).output_tokens < 30
+
+
+def test_many_in_flight_do_not_make_it_overshoot() -> None:
+    costs = CostModel()
+    # All estimated before the first was done.
+    for _ in range(1_000):
+        costs.learn("acme", "chat", 400, used(prompt=300, completion=1))
+    assert costs.estimate("acme", CHAT, 400, None).prompt_tokens == 300
+
+
+@pytest.mark.parametrize("outcome", [Outcome.EXPIRED, Outcome.CANCELLED, Outcome.REJECTED, Outcome.FAILED])
+def test_only_an_answer_teaches(outcome: Outcome) -> None:
+    costs = CostModel()
+    costs.learn("acme", "chat", 400, used(prompt=999, completion=999, outcome=outcome))
+    assert len(costs) == 0
+
+
+def test_where_no_tokens_were_counted_nothing_is_learned() -> None:
+    costs = CostModel()
+    costs.learn("acme", "digits", 784, used(prompt=0, completion=0))
+    costs.learn("acme", "chat", 0, used(prompt=10, completion=1))
+    assert len(costs) == 0
+
+
+def test_it_forgets_the_pair_that_was_taught_longest_ago() -> None:
+    costs = CostModel(max_entries=3)
+    for tenant in ("a", "b", "c", "a", "d"):
+        costs.learn(tenant, "chat", 400, used(prompt=300, completion=7))
+    assert len(costs) == 3
+    assert costs.estimate("b", CHAT, 400, None) == Cost(100, 256)
+    assert all(costs.estimate(tenant, CHAT, 400, None) == Cost(300, 7) for tenant in "acd")
+
+
+@pytest.mark.parametrize("wrong", [{"max_entries": 0}, {"smoothing": 0.0}, {"smoothing": 1.1}])
+def test_a_model_that_cannot_learn_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        CostModel(**wrong)  # type: ignore[arg-type]  # one of them is an int
+
+
+TOKENS = st.integers(0, 10**6)
+
+
+@given(
+    taught=st.lists(st.tuples(st.integers(-5, 10**7), TOKENS, TOKENS), max_size=30),
+    input_bytes=st.integers(0, 10**7),
+    max_tokens=st.none() | st.integers(1, 10**6),
+)
+def test_an_estimate_stays_in_bounds_whatever_was_taught(
+    taught: list[tuple[int, int, int]], input_bytes: int, max_tokens: int | None
+) -> None:
+    costs = CostModel()
+    for size, prompt, completion in taught:
+        costs.learn("acme", "chat", size, used(prompt, completion))
+    cost = costs.estimate("acme", CHAT, input_bytes, max_tokens)
+    plain = max(1, input_bytes // 4)
+    assert 1 <= cost.prompt_tokens <= 16 * plain
+    assert 1 <= cost.output_tokens <= min(max_tokens or 512, 512)
+    assert cost.total == cost.prompt_tokens + 2 * cost.output_tokens
+
+
+def test_the_actual_cost() -> None:
+    assert actual_cost(used(100, 20)) == 140
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (used(100, 20), 140 - 200),
+        (used(100, 80), 260 - 200),
+        (used(0, 0, Outcome.EXPIRED), -200),
+        (used(30, 5, Outcome.CANCELLED), 40 - 200),
+        (used(0, 0, Outcome.REJECTED), -200),
+        (used(0, 0, Outcome.FAILED), 0),
+        (used(300, 0, Outcome.FAILED), 100),
+        (used(0, 0), 0),
+    ],
+)
+def test_what_was_charged_is_settled(usage: UsageEvent, expected: int) -> None:
+    assert correction(200, usage) == expected
+
+
+@given(charged=TOKENS, prompt=TOKENS, completion=TOKENS, outcome=st.sampled_from(tuple(Outcome)))
+def test_a_tenant_pays_what_was_spent_and_never_less_than_nothing(
+    charged: int, prompt: int, completion: int, outcome: Outcome
+) -> None:
+    usage = used(prompt, completion, outcome)
+    paid = charged + correction(charged, usage)
+    assert paid >= actual_cost(usage) >= 0
+    assert paid in {actual_cost(usage), charged}

@@ -1,0 +1,220 @@
+"""Between socket and routes: what is too large or too slow, what errors look like, and what is logged of a call."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import JSONResponse
+from structlog.testing import capture_logs
+
+from fairlane.outcomes import Code
+from fairlane.records import InferenceReply, TokenUsage
+from producers.gateway.edge import call_log, error_answers
+from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
+from producers.gateway.edge.call_log import CallLog
+from producers.gateway.edge.limited_protocol import MOST_HEAD_BYTES, MOST_HEADERS, LimitedProtocol
+from producers.gateway.errors import GatewayError
+from producers.gateway.pipeline.caller import present
+
+SECRET = "the launch code is 4711"
+MOST_BYTES = 1_000
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def application() -> FastAPI:
+    app = FastAPI()
+    error_answers.install(app)
+
+    @app.post("/v1/chat/completions")
+    @app.post("/v1/requests")
+    async def echo(request: Request) -> dict[str, int]:
+        return {"bytes": len(await request.body())}
+
+    @app.post("/v1/broken/{name}")
+    async def broken(name: str) -> None:
+        raise RuntimeError(SECRET)
+
+    @app.post("/v1/refused")
+    async def refused() -> None:
+        raise GatewayError(429, Code.OVERLOADED, "the queue is full", retry_after_ms=1_500, request_id="id-1")
+
+    @app.get("/v1/typed")
+    async def typed(limit: int) -> int:
+        return limit
+
+    @app.post("/v1/answered")
+    async def answered() -> JSONResponse:
+        caller = present.get()
+        assert caller is not None
+        caller.tenant, caller.subject, caller.request_id = "acme", "key-1", "id-7"
+        caller.reply = InferenceReply("id-7", "acme", "ok", usage=TokenUsage(10, 5))
+        return JSONResponse({"trace": [value.decode() for _, value in caller.trace]})
+
+    prefixed = APIRouter(prefix="/v2")
+
+    @prefixed.get("/things/{name}/parts")
+    async def parts(name: str) -> str:
+        return name
+
+    app.include_router(prefixed)
+    app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BYTES))
+    app.add_middleware(CallLog)
+    return app
+
+
+def call(method: str, path: str, app: FastAPI | None = None, **options: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app or application())
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(ask())
+
+
+async def pieces(count: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b"x" * size
+
+
+def error_of(answer: httpx.Response) -> Mapping[str, Any]:
+    error: Mapping[str, Any] = answer.json()["error"]
+    return error
+
+
+def test_a_body_within_its_bound_is_read() -> None:
+    assert call("POST", "/v1/requests", content=b"x" * MOST_BYTES).json() == {"bytes": MOST_BYTES}
+    assert call("POST", "/v1/requests", content=pieces(10, 100)).json() == {"bytes": MOST_BYTES}
+
+
+@pytest.mark.parametrize("path", ["/v1/requests", "/v1/chat/completions"])
+def test_a_body_that_says_it_is_too_large_is_not_read(path: str) -> None:
+    answer = call("POST", path, content=b"x" * (MOST_BYTES + 1))
+    assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+    assert error_of(answer)["code"] == Code.INVALID
+    assert ("param" if "chat" in path else "field") in error_of(answer)
+
+
+def test_a_body_that_does_not_say_so_is_read_no_further_than_its_bound() -> None:
+    taken = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 100
+            yield b"x" * 100
+
+    assert call("POST", "/v1/requests", content=endless()).status_code == 413
+    assert taken <= MOST_BYTES + 200
+
+
+def test_every_error_has_the_shape_of_its_path() -> None:
+    assert error_of(call("POST", "/v1/refused")) == {
+        "code": "overloaded",
+        "message": "the queue is full",
+        "retry_after_ms": 1_500,
+        "request_id": "id-1",
+    }
+    assert call("POST", "/v1/refused").headers["retry-after"] == "2"
+    assert error_of(call("GET", "/v1/nothing"))["code"] == "not_found"
+    assert error_of(call("GET", "/v1/requests"))["code"] == "method_not_allowed"
+    missing = call("GET", "/v1/typed")
+    assert (missing.status_code, error_of(missing)["field"]) == (400, "limit")
+    wrong = call("GET", f"/v1/typed?limit={SECRET}")
+    assert wrong.status_code == 400
+    assert SECRET not in wrong.text
+    assert set(error_of(call("GET", "/v1/chat/completions"))) == {"message", "type", "param", "code"}
+
+
+def test_a_mistake_of_ours_is_told_and_logged_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    with capture_logs() as logged:
+        answer = call("POST", "/v1/broken/name")
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")
+    (failed,) = [entry for entry in logged if entry["event"] == "call_failed"]
+    assert failed["error"] == "RuntimeError"
+    assert failed["path"] == "/v1/broken/{name}"
+    assert SECRET not in answer.text + str(logged)
+
+
+def test_a_call_is_logged_once_with_who_and_what_it_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    with capture_logs() as logged:
+        answer = call("POST", "/v1/answered", headers={"traceparent": PARENT, "authorization": SECRET})
+    assert answer.json() == {"trace": [PARENT]}
+    assert answer.headers["x-request-id"] == "id-7"
+    (entry,) = [entry for entry in logged if entry["event"] == "call"]
+    assert entry.pop("took_ms") >= 0
+    assert entry == {
+        "event": "call",
+        "log_level": "info",
+        "method": "POST",
+        "route": "/v1/answered",
+        "status": 200,
+        "tenant": "acme",
+        "subject": "key-1",
+        "request_id": "id-7",
+        "outcome": "ok",
+        "code": None,
+        "cost_tokens": 20,
+    }
+
+
+def test_what_stands_in_a_path_names_no_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    with capture_logs() as logged:
+        call("GET", f"/{SECRET}")
+        call("GET", f"/v2/things/{SECRET}/parts")
+    assert [entry["route"] for entry in logged] == ["none", "/v2/things/{name}/parts"]
+
+
+# Heads
+
+
+async def answered(head: bytes) -> bytes:
+    """What a real server says to these bytes."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        application(), http=LimitedProtocol, port=0, lifespan="off", log_config=None, access_log=False, ws="none"
+    )
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(head)
+        await writer.drain()
+        async with asyncio.timeout(20):
+            return await reader.read(12)
+    finally:
+        writer.close()
+        await server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"a: b\r\n\r\n", b"404"),
+        (b"a: " + b"b" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n", b"431"),
+        (b"a: " + b"b" * 2 * MOST_HEAD_BYTES, b"431"),
+        (b"a: b\r\n" * (MOST_HEADERS + 1) + b"\r\n", b"431"),
+        (b"nonsense", b""),
+    ],
+    ids=["small", "large", "endless", "many", "unfinished"],
+)
+def test_a_head_has_bounds(headers: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producers.gateway.edge.limited_protocol.HEAD_TIMEOUT_S", 0.2 if not status else 10.0)
+    head = b"GET /nothing HTTP/1.1\r\nhost: gateway\r\n" + headers
+    assert asyncio.run(answered(head)).removeprefix(b"HTTP/1.1 ")[:3] == status
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producers.gateway.edge.limited_protocol.BODY_TIMEOUT_S", 0.2)
+    begun = b"POST /v1/requests HTTP/1.1\r\nhost: gateway\r\ncontent-length: 10\r\n\r\n12345"
+    assert asyncio.run(answered(begun)) == b""

@@ -1,0 +1,340 @@
+"""Publishing: acknowledged, refused for sure, or uncertain; and when nothing is sent any more."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane.client.seams import KafkaHeaders
+from producers.gateway.errors import UNAVAILABLE, GatewayError
+from producers.gateway.pipeline.publisher import DeliveryReport, Publisher, PublishLimits
+from producers.gateway.reply_errors import UNCERTAIN
+from tests.waiting import eventually_async
+
+LIMITS = PublishLimits(4, 1_000)
+Report = tuple[DeliveryReport, KafkaError | None]
+
+
+@dataclass
+class Producer:
+    """Keeps what it was given until the test says what becomes of it."""
+
+    sent: list[tuple[bytes, DeliveryReport]] = field(default_factory=list)
+    refuses: Exception | None = None
+    dies: Exception | None = None
+    _reports: "SimpleQueue[Report]" = field(default_factory=SimpleQueue)
+
+    def produce(
+        self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
+    ) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.sent.append((key, on_delivery))
+
+    def poll(self, timeout: float) -> int:
+        if self.dies is not None:
+            raise self.dies
+        try:
+            report, error = self._reports.get(timeout=timeout)
+        except Empty:
+            return 0
+        report(error, Message())
+        return 1
+
+    def report(self, code: int | None = None) -> None:
+        """The oldest record was acknowledged, or given up with this error."""
+        _, on_delivery = self.sent.pop(0)
+        self._reports.put((on_delivery, None if code is None else KafkaError(code)))
+
+
+@dataclass
+class Bench:
+    producer: Producer = field(default_factory=Producer)
+    failures: list[BaseException] = field(default_factory=list)
+    now_ms: int = 1_000
+
+    def run(self, test: Callable[[Publisher], Awaitable[None]]) -> None:
+        async def main() -> None:
+            publisher = Publisher(
+                lambda _on_error: self.producer,
+                LIMITS,
+                self.failures.append,
+                CircuitBreaker(BreakerPolicy(failures=2)),
+                lambda: self.now_ms,
+            )
+            publisher.start()
+            try:
+                await test(publisher)
+            finally:
+                await publisher.close()
+
+        asyncio.run(main())
+
+
+def publish(
+    publisher: Publisher, number: int = 1, size: int = 10, topic: str = "requests.acme"
+) -> "asyncio.Future[None]":
+    return asyncio.ensure_future(publisher.publish(topic, f"id-{number}", b"x" * size, []))
+
+
+async def refused(publisher: Publisher, topic: str = "requests.acme") -> GatewayError:
+    with pytest.raises(GatewayError) as raised:
+        await publisher.publish(topic, "id-9", b"x", [])
+    return raised.value
+
+
+async def outcome_of(call: "asyncio.Future[None]") -> GatewayError | None:
+    try:
+        await call
+    except GatewayError as error:
+        return error
+    return None
+
+
+def test_it_returns_when_the_record_is_acknowledged() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        calls = [publish(publisher, number) for number in range(3)]
+        await asyncio.sleep(0)
+        assert not any(call.done() for call in calls)
+        assert publisher.on_the_way == 3
+        for _ in range(3):
+            bench.producer.report()
+        assert [await outcome_of(call) for call in calls] == [None] * 3
+        assert publisher.on_the_way == 0
+
+    bench.run(test)
+
+
+def test_when_waiting_ends_nobody_knows_what_became_of_what_is_on_its_way() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        call = publish(publisher)
+        await asyncio.sleep(0)
+        publisher.end_waiting()
+        error = await outcome_of(call)
+        assert error is not None
+        assert (error.code, error.request_id) == (UNCERTAIN, "id-1")
+        bench.producer.report()
+        await eventually_async(lambda: not publisher.on_the_way, what="its report")
+
+    bench.run(test)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError._MSG_TIMED_OUT, UNCERTAIN),
+        (KafkaError.REQUEST_TIMED_OUT, UNCERTAIN),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, UNAVAILABLE),
+        (KafkaError._UNKNOWN_TOPIC, UNAVAILABLE),
+    ],
+)
+def test_what_may_be_in_the_log_is_told_with_its_id(code: int, expected: str) -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        call = publish(publisher)
+        await asyncio.sleep(0)
+        bench.producer.report(code)
+        error = await outcome_of(call)
+        assert error is not None
+        assert (error.status, error.code) == (503, expected)
+        assert error.request_id == ("id-1" if expected == UNCERTAIN else None)
+        assert error.retry_after_ms
+
+    bench.run(test)
+
+
+def test_what_is_too_large_for_its_topic_is_the_callers_mistake() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        call = publish(publisher)
+        await asyncio.sleep(0)
+        bench.producer.report(KafkaError.MSG_SIZE_TOO_LARGE)
+        error = await outcome_of(call)
+        assert error is not None
+        assert (error.status, error.field) == (413, "input")
+
+    bench.run(test)
+
+
+def test_more_than_fits_is_refused_at_once_and_the_room_comes_back() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        calls = [publish(publisher, number) for number in range(4)]
+        await asyncio.sleep(0)
+        assert (await refused(publisher)).code == "overloaded"
+        bench.producer.report()
+        await calls[0]
+        calls.append(publish(publisher, size=980))
+        await asyncio.sleep(0)
+        assert (await outcome_of(calls.pop())) is not None, "too many bytes"
+        calls.append(publish(publisher))
+        await asyncio.sleep(0)
+        assert publisher.on_the_way == 4
+        for _ in range(4):
+            bench.producer.report()
+        assert [await outcome_of(call) for call in calls] == [None] * 5
+
+    bench.run(test)
+
+
+def test_a_record_that_is_alone_may_be_of_any_size() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        call = publish(publisher, size=5_000)
+        await asyncio.sleep(0)
+        bench.producer.report()
+        assert await outcome_of(call) is None
+
+    bench.run(test)
+
+
+def test_nothing_is_sent_while_the_oldest_record_waits_for_too_long() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        call = publish(publisher)
+        await asyncio.sleep(0)
+        bench.now_ms += 3_000
+        assert not publisher.is_available
+        assert (await refused(publisher)).code == UNAVAILABLE
+        assert len(bench.producer.sent) == 1, "nothing was handed to the producer: it is not accepted for sure"
+        bench.producer.report()
+        await call
+        assert publisher.is_available
+
+    bench.run(test)
+
+
+def test_a_topic_that_stalls_alone_is_refused_alone() -> None:
+    bench = Bench()
+    mine, theirs = "requests.acme", "requests.globex"
+
+    async def acknowledged(publisher: Publisher) -> None:
+        call = publish(publisher, topic=theirs)
+        await asyncio.sleep(0)
+        bench.producer.sent.reverse()
+        bench.producer.report()
+        bench.producer.sent.reverse()
+        await call
+
+    async def test(publisher: Publisher) -> None:
+        stuck = [publish(publisher, number, topic=mine) for number in range(2)]
+        await asyncio.sleep(0)
+        for _ in range(3):
+            bench.now_ms += 1_500
+            await acknowledged(publisher)
+        assert publisher.is_available
+        assert (await refused(publisher, mine)).code == UNAVAILABLE
+        for _ in stuck:
+            bench.producer.report(KafkaError._MSG_TIMED_OUT)
+        errors = [await outcome_of(call) for call in stuck]
+        assert [error and error.code for error in errors] == [UNCERTAIN] * 2
+        await acknowledged(publisher)
+        # Several that stall are the log itself.
+        for number, topic in enumerate((mine, theirs)):
+            publish(publisher, number, topic=topic)
+        await asyncio.sleep(0)
+        bench.now_ms += 1_500
+        last = publish(publisher, topic="requests.initech")
+        await asyncio.sleep(0)
+        bench.producer.sent.reverse()
+        bench.producer.report()
+        await last
+        bench.now_ms += 1_500
+        assert publisher.is_stalled(bench.now_ms)
+        assert (await refused(publisher, "requests.initech")).code == UNAVAILABLE
+        for _ in range(2):
+            bench.producer.report()
+        await eventually_async(lambda: not publisher.on_the_way, what="the end of all")
+
+    bench.run(test)
+
+
+def test_after_records_were_given_up_one_is_tried_now_and_then() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        calls = [publish(publisher, number) for number in range(2)]
+        await asyncio.sleep(0)
+        for _ in range(2):
+            bench.producer.report(KafkaError._MSG_TIMED_OUT)
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert (await refused(publisher)).code == UNAVAILABLE
+        bench.now_ms += 10_000
+        tried = publish(publisher)
+        await asyncio.sleep(0)
+        assert (await refused(publisher)).code == UNAVAILABLE
+        bench.producer.report()
+        await tried
+        again = publish(publisher)
+        await asyncio.sleep(0)
+        bench.producer.report()
+        await again
+
+    bench.run(test)
+
+
+def test_a_refused_topic_closes_nothing_for_others() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        for _ in range(3):
+            call = publish(publisher)
+            await asyncio.sleep(0)
+            bench.producer.report(KafkaError._UNKNOWN_TOPIC)
+            await outcome_of(call)
+        assert publisher.is_available
+
+    bench.run(test)
+
+
+@pytest.mark.parametrize("error", [BufferError(), KafkaException(KafkaError(KafkaError._INVALID_ARG))])
+def test_what_the_producer_does_not_take_is_not_accepted(error: Exception) -> None:
+    bench = Bench(Producer(refuses=error))
+
+    async def test(publisher: Publisher) -> None:
+        assert (await refused(publisher)).status == 503
+        assert publisher.on_the_way == 0
+
+    bench.run(test)
+
+
+def test_a_caller_who_is_gone_does_not_disturb_the_others() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        gone, here = publish(publisher, 1), publish(publisher, 2)
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        for _ in range(2):
+            bench.producer.report()
+        assert await outcome_of(here) is None
+        assert publisher.on_the_way == 0
+
+    bench.run(test)
+
+
+def test_a_producer_that_dies_is_told() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        bench.producer.dies = KafkaException(KafkaError(KafkaError._FATAL))
+        await eventually_async(lambda: bench.failures, what="the failure")
+
+    bench.run(test)
+    assert isinstance(bench.failures[0], KafkaException)
+    assert not any(thread.name == "publisher" for thread in threading.enumerate())

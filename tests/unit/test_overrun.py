@@ -1,0 +1,199 @@
+"""An engine that does not come back: what is said of it, what becomes of what waits behind it, and how it ends."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fairlane import names
+from fairlane.outcomes import Code, Decision, Health, Outcome
+from fairlane.ownership import Ownership
+from fairlane.schema_files import default_codec
+from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.capacity import CapacityMeter, MeasuredRun
+from inference_consumers.consumer import InferenceConsumer, Prefetch
+from inference_consumers.overrun import REPORTED_AFTER_MS, RunWatch
+from tests.unit.driver_bench import OK, PATIENCE, DriverBench, named
+
+STEP_MS = 500
+
+
+class Idle:
+    """A member of a group in which nothing is written."""
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        return []
+
+    def pause_priorities(self, full: set[str]) -> None: ...
+
+
+class Stuck:
+    """A consumer whose engine runs a batch until the test lets it go, on a clock that is the test's."""
+
+    def __init__(self) -> None:
+        self.bench = DriverBench(max_items=1)
+        loop: Any = self.bench.transactions
+        self.consumer = InferenceConsumer(
+            codec=default_codec(),
+            ownership=Ownership(1_000),
+            transactions=loop,
+            driver=self.bench.driver,
+            prefetch=Prefetch(100, 1_000_000),
+            clock=lambda: self.bench.now_ms,
+        )
+        self.bench.add(named("running"))
+        self.bench.start()
+
+    def add(self, *more: ReceivedWork) -> None:
+        self.bench.add(*more)
+
+    def cancel(self, tenant: str, request_id: str) -> None:
+        self.consumer.driver.cancellations.add(tenant, request_id, self.bench.now_ms)
+        self.consumer.cancel(tenant, request_id)
+
+    def poll_for(self, time_ms: int) -> None:
+        for _ in range(time_ms // STEP_MS):
+            self.bench.now_ms += STEP_MS
+            self.consumer.poll_once(Idle())
+
+
+@pytest.fixture
+def made() -> Stuck:
+    return Stuck()
+
+
+def test_one_whose_engine_does_not_come_back_says_that_it_fails(made: Stuck) -> None:
+    made.poll_for(PATIENCE.overdue_ms)
+    assert made.consumer.reading().health == Health.HEALTHY
+    made.poll_for(STEP_MS)
+    assert made.consumer.reading().health == Health.FAILING
+
+
+def test_one_that_makes_progress_is_not_stuck_however_long_it_takes(made: Stuck) -> None:
+    for _ in range(10):
+        made.poll_for(PATIENCE.overdue_ms)
+        made.bench.tell({})
+    assert made.consumer.reading().health == Health.HEALTHY
+    assert not made.bench.host.killed
+
+
+def test_what_a_run_is_predicted_to_take_says_nothing_of_its_steps() -> None:
+    watch = RunWatch(PATIENCE, 0, predicted_s=1_000.0)
+    for now_ms in range(0, PATIENCE.hung_ms + 2_000, 1_000):
+        watch.look(now_ms)
+    assert not watch.is_hung, "it may be an engine that tells of no steps"
+    watch.progressed(PATIENCE.hung_ms + 2_000)
+    for now_ms in range(PATIENCE.hung_ms + 2_000, 2 * PATIENCE.hung_ms + 5_000, 1_000):
+        watch.look(now_ms)
+    assert watch.is_hung
+
+
+def test_it_is_healthy_again_when_the_engine_comes_back_after_all(made: Stuck) -> None:
+    made.poll_for(PATIENCE.overdue_ms + STEP_MS)
+    made.bench.tell({0: OK})
+    made.bench.end()
+    assert made.consumer.reading().health == Health.HEALTHY
+
+
+def test_what_expires_behind_a_running_batch_is_answered_meanwhile(made: Stuck) -> None:
+    made.add(named("late", deadline_at_ms=5_000), named("early", deadline_at_ms=500_000))
+    made.poll_for(6_000)
+    (reply,) = made.bench.replies
+    assert (reply.request_id, reply.outcome) == ("late", Outcome.EXPIRED)
+    assert made.consumer.reading().held_items == 2
+
+
+def test_the_queue_of_a_stuck_engine_is_handed_back_when_the_dispatchers_know_that_it_is_stuck(made: Stuck) -> None:
+    returned = named("returned")
+    returned = replace(returned, item=replace(returned.item, handed_back=1))
+    made.add(named("waiting"), returned)
+    made.poll_for(PATIENCE.overdue_ms + REPORTED_AFTER_MS)
+    assert not made.bench.transactions.settlements
+    made.poll_for(STEP_MS)
+    (item,) = made.bench.written(names.returned_topic("gpu"))
+    assert item.handed_back == 1
+    (usage,) = made.bench.written(names.LEDGER_USAGE)
+    assert (usage.outcome, usage.code, usage.engine_ms) == (Outcome.REJECTED, Code.OVERLOADED, 0)
+    (audit,) = made.bench.written(names.LEDGER_AUDIT)
+    assert (audit.decision, audit.message) == (
+        Decision.HANDED_BACK,
+        "the engine has been busy with one batch for 62 s",
+    )
+    assert made.consumer.reading().held_items == 2, "the one that runs, and the one that came back once already"
+    # Whoever sends work here now has no better place for it.
+    made.add(named("later"))
+    made.poll_for(10 * STEP_MS)
+    assert len(made.bench.transactions.settlements) == 1
+
+
+def test_a_hung_engine_is_ended(made: Stuck, capsys: pytest.CaptureFixture[str]) -> None:
+    made.poll_for(PATIENCE.hung_ms)
+    assert not made.bench.host.killed
+    made.poll_for(STEP_MS)
+    assert made.bench.host.killed == ["it made no progress for 120 s"]
+    assert "engine_hung" in "".join(capsys.readouterr())
+
+
+def test_what_was_cancelled_is_answered_wherever_it_is(made: Stuck) -> None:
+    made.add(named("waiting"))
+    made.cancel("somebody-else", "waiting")
+    made.cancel("somebody-else", "running")
+    assert not made.bench.replies
+    assert not made.bench.host.cancelled
+    made.cancel("acme", "waiting")
+    made.cancel("acme", "running")
+    made.cancel("acme", "unknown")
+    (reply,) = made.bench.replies
+    assert (reply.request_id, reply.outcome, reply.attempts) == ("waiting", Outcome.CANCELLED, 0)
+    assert made.bench.host.cancelled == [(made.bench.run_id, (0,))]
+    assert made.consumer.reading().held_items == 1
+
+
+def test_one_whose_engine_died_says_that_it_fails_until_it_is_back(made: Stuck) -> None:
+    made.bench.die()
+    assert made.consumer.reading().health == Health.FAILING
+    made.bench.load()
+    assert made.consumer.reading().health == Health.HEALTHY
+
+
+def test_a_batch_that_was_predicted_to_take_long_may() -> None:
+    watch = RunWatch(PATIENCE, 0, predicted_s=20.0)
+    for now_ms in range(0, 200_001, 1_000):
+        watch.look(now_ms)
+    assert not watch.is_overdue(200_000)
+    assert watch.is_overdue(200_001)
+    assert not watch.is_hung
+    for now_ms in range(201_000, 400_001, 1_000):
+        watch.look(now_ms)
+    assert watch.is_reported
+    assert not watch.is_hung
+    watch.look(401_000)
+    assert watch.is_hung
+
+
+@pytest.mark.parametrize("jump_ms", [10**9, -(10**9)])
+def test_a_paused_process_or_a_clock_that_is_set_makes_no_hung_engine(jump_ms: int) -> None:
+    watch = RunWatch(PATIENCE, 0, None)
+    watch.look(jump_ms)
+    assert not watch.is_hung
+    assert not watch.is_reported
+    for step in range(1, 121):
+        watch.look(jump_ms + 1_000 * step)
+    assert watch.is_hung == (jump_ms > 0)
+
+
+def run(items: int, cost: int, seconds: float) -> MeasuredRun:
+    return MeasuredRun(items, cost, 0, cost, seconds)
+
+
+def test_a_batch_is_predicted_from_its_own_size_or_from_the_nearest_bound() -> None:
+    meter = CapacityMeter()
+    assert meter.predicted_s(1, 100) is None
+    meter.ran(run(32, 32_000, 4.0))
+    assert meter.predicted_s(32, 16_000) == pytest.approx(2.0)
+    # A lone one takes no longer than 32 of its like.
+    assert meter.predicted_s(1, 1_000) == pytest.approx(4.0)
+    meter.ran(run(1, 1_000, 1.0))
+    assert meter.predicted_s(1, 1_000) == pytest.approx(1.0)
+    # 64 are at most twice 32.
+    assert meter.predicted_s(64, 64_000) == pytest.approx(8.0)

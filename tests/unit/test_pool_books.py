@@ -1,0 +1,80 @@
+"""The sums of a pool by partition, however work comes and goes and whichever partitions are asked for."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION, PoolBooks
+
+PARTITIONS = 4
+OWNED = (None, frozenset[int](), frozenset({0}), frozenset({1, 2}), frozenset(range(PARTITIONS)))
+
+
+@dataclass
+class Plain:
+    """The same sums, added up anew each time."""
+
+    work: list[tuple[int, int, bool]] = field(default_factory=list)
+
+    def within(self, partitions: frozenset[int] | None) -> tuple[int, int, int, int]:
+        counted = [
+            (tokens, is_own)
+            for partition, tokens, is_own in self.work
+            if partitions is None or partition in partitions or partition == ANY_PARTITION
+        ]
+        own = [tokens for tokens, is_own in counted if is_own]
+        return sum(tokens for tokens, _ in counted), len(counted), sum(own), len(own)
+
+    def loads(self) -> Counter[int]:
+        loads: Counter[int] = Counter()
+        for partition, tokens, _ in self.work:
+            loads[partition] += tokens
+        return loads
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("comes"), st.integers(ANY_PARTITION, PARTITIONS - 1), st.integers(0, 9), st.booleans()),
+        st.tuples(st.just("goes"), st.integers(0, 100)),
+        st.tuples(st.just("within"), st.sampled_from(OWNED)),
+        st.tuples(st.just("chosen"), st.sampled_from(OWNED), st.sampled_from((2, PARTITIONS))),
+    ),
+    max_size=120,
+)
+
+
+@given(steps=STEPS)
+def test_the_sums_kept_are_the_sums_there_are(steps: list[tuple[object, ...]]) -> None:
+    books, plain = PoolBooks(), Plain()
+    for step in steps:
+        match step:
+            case ("comes", int(partition), int(tokens), bool(is_own)):
+                books.count(partition, tokens, 1, is_own=is_own)
+                plain.work.append((partition, tokens, is_own))
+            case ("goes", int(number)) if plain.work:
+                partition, tokens, is_own = plain.work.pop(number % len(plain.work))
+                books.count(partition, -tokens, -1, is_own=is_own)
+            case ("within", partitions):
+                assert partitions is None or isinstance(partitions, frozenset)
+                held = books.within(partitions)
+                found = held.tokens, held.items, held.own_tokens, held.own_items
+                assert found == plain.within(partitions)
+            case ("chosen", partitions, int(count)):
+                assert partitions is None or isinstance(partitions, frozenset)
+                among = set(range(count)) & (partitions or set()) or set(range(count))
+                loads = plain.loads()
+                chosen = books.least_loaded(count, partitions)
+                assert chosen in among
+                assert loads[chosen] == min(loads[partition] for partition in among)
+
+
+def test_an_order_forgets_what_is_outdated() -> None:
+    books = PoolBooks()
+    for _ in range(2_000):
+        chosen = books.least_loaded(3, None)
+        books.count(chosen, 10, 1, is_own=True)
+        books.count(chosen, -10, -1, is_own=True)
+    assert [books.least_loaded(3, None) for _ in range(3)] == [2, 0, 1], "equals take turns"
+    assert len(books._orders[3]._heap) < 100

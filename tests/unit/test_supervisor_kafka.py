@@ -1,0 +1,153 @@
+"""What the Kafka of a stack is made of: one node, or three that are one cluster."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.local.errors import StackError
+from deploy.local.kafka import BROKER_SETTINGS, HEAP, REPLICATED_SETTINGS, Kafka
+from deploy.local.kafka_cluster import KafkaCluster, compose_kafka, node_names, part_of
+from deploy.local.ports import PortClaims
+from deploy.local.process import ProcessSpec
+
+
+@pytest.fixture
+def ports() -> Iterator[PortClaims]:
+    claims = PortClaims()
+    yield claims
+    claims.close()
+
+
+@pytest.fixture
+def libs(tmp_path: Path) -> Path:
+    folder = tmp_path / "libs"
+    folder.mkdir()
+    (folder / "kafka_2.13-4.2.0.jar").touch()
+    return folder
+
+
+@pytest.fixture
+def three(tmp_path: Path, ports: PortClaims, libs: Path) -> KafkaCluster:
+    return compose_kafka(tmp_path / "kafka", 3, ports, libs)
+
+
+def properties(node: Kafka) -> dict[str, str]:
+    """What was written for a node."""
+    lines = (node.folder / "server.properties").read_text(encoding="utf-8").splitlines()
+    assert len({line.split("=")[0] for line in lines}) == len(lines)
+    return dict(line.split("=", 1) for line in lines)
+
+
+def by_name(specs: tuple[ProcessSpec, ...]) -> dict[str, ProcessSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+def cluster_ids(specs: tuple[ProcessSpec, ...]) -> set[str]:
+    """The ids that the data folders of new nodes would be formatted with."""
+    return {argument for spec in specs for argument in spec.argv if argument.startswith("--cluster-id=")}
+
+
+def test_one_node_keeps_one_copy_and_is_its_own_quorum(tmp_path: Path, ports: PortClaims, libs: Path) -> None:
+    cluster = compose_kafka(tmp_path / "kafka", 1, ports, libs)
+    (node,) = cluster.nodes
+    specs = by_name(cluster.specs())
+    assert list(specs) == ["kafka-format", "kafka"]
+    assert specs["kafka"].depends_on == ("kafka-format",)
+    assert f"-Xmx{HEAP}" in specs["kafka"].argv
+    written = properties(node)
+    assert written.items() >= BROKER_SETTINGS.items()
+    assert written["controller.quorum.voters"] == f"1@127.0.0.1:{node.controller_port}"
+    assert cluster.bootstrap_servers == f"127.0.0.1:{node.port}"
+
+
+def test_of_three_nodes_each_has_its_own_ports_data_and_log(three: KafkaCluster) -> None:
+    specs = by_name(three.specs())
+    assert [spec for spec in specs if not spec.endswith("-format")] == ["kafka-1", "kafka-2", "kafka-3"]
+    assert three.bootstrap_servers == ",".join(node.bootstrap_servers for node in three.nodes)
+    assert len({port for node in three.nodes for port in (node.port, node.controller_port)}) == 6
+    written = [properties(node) for node in three.nodes]
+    assert [found["node.id"] for found in written] == ["1", "2", "3"]
+    assert len({found["log.dirs"] for found in written}) == 3
+    for node, found in zip(three.nodes, written, strict=True):
+        assert f"PLAINTEXT://127.0.0.1:{node.port}," in found["advertised.listeners"]
+        assert found["log.dirs"].startswith(str(node.folder))
+
+
+def test_three_nodes_are_one_quorum_and_keep_three_copies_two_of_them_in_sync(three: KafkaCluster) -> None:
+    specs = three.specs()
+    voters = ",".join(f"{node.node_id}@127.0.0.1:{node.controller_port}" for node in three.nodes)
+    for node in three.nodes:
+        found = properties(node)
+        assert found["controller.quorum.voters"] == voters
+        assert found.items() >= REPLICATED_SETTINGS.items()
+        factors = {name: value for name, value in found.items() if name.endswith("replication.factor")}
+        assert len(factors) == 4
+        assert set(factors.values()) == {"3"}
+        in_sync = {name: value for name, value in found.items() if re.search(r"min\.(isr|insync\.replicas)$", name)}
+        assert len(in_sync) == 3
+        assert set(in_sync.values()) == {"2"}
+    assert len(cluster_ids(specs)) == 1
+
+
+def test_no_node_waits_for_another_one(three: KafkaCluster) -> None:
+    """They are ready together or not at all; each only waits until its own folder is formatted."""
+    for name, spec in by_name(three.specs()).items():
+        assert spec.depends_on == (() if name.endswith("-format") else (f"{name}-format",))
+
+
+def test_the_memory_of_each_of_three_nodes_is_bounded(three: KafkaCluster) -> None:
+    heaps = [argument for spec in three.specs() for argument in spec.argv if argument.startswith("-Xmx")]
+    assert heaps == ["-Xmx256m"] * 3
+
+
+def test_nodes_that_a_killed_run_did_not_format_join_the_cluster_of_the_others(
+    three: KafkaCluster, tmp_path: Path, ports: PortClaims, libs: Path
+) -> None:
+    first = three.specs()
+    (three.nodes[0].folder / "formatted").touch()
+    again = compose_kafka(tmp_path / "kafka", 3, ports, libs).specs()
+    assert [spec.name for spec in again] == ["kafka-1", "kafka-2-format", "kafka-2", "kafka-3-format", "kafka-3"]
+    assert cluster_ids(again) == cluster_ids(first)
+
+
+def test_the_addresses_may_be_others_after_a_restart(tmp_path: Path, libs: Path) -> None:
+    """Somebody else may have taken every port: nothing on disk but the properties file names one."""
+    seen = set()
+    for _ in range(2):
+        claims = PortClaims()
+        cluster = compose_kafka(tmp_path / "kafka", 3, claims, libs)
+        cluster.specs()
+        written = {properties(node)["controller.quorum.voters"] for node in cluster.nodes}
+        assert len(written) == 1
+        seen |= written
+        claims.close()
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
+def test_data_of_another_number_of_brokers_are_refused(
+    tmp_path: Path, ports: PortClaims, libs: Path, before: int, after: int
+) -> None:
+    folder = tmp_path / "kafka"
+    for node in compose_kafka(folder, before, ports, libs).nodes:
+        node.specs()
+        (node.folder / "formatted").touch()
+    with pytest.raises(StackError) as raised:
+        compose_kafka(folder, after, ports, libs)
+    assert str(raised.value) == (
+        f"{folder} holds the data of {before} Kafka broker(s), not of {after}: choose another folder"
+    )
+
+
+@pytest.mark.parametrize("brokers", [-1, 0, 2, 4])
+def test_another_number_of_brokers_is_refused(tmp_path: Path, ports: PortClaims, brokers: int) -> None:
+    with pytest.raises(StackError, match=f"{brokers} Kafka brokers: there can be 1 or 3"):
+        compose_kafka(tmp_path / "kafka", brokers, ports)
+
+
+def test_every_node_belongs_to_the_part_and_nothing_else_does() -> None:
+    assert {part_of(name) for brokers in (1, 3) for name in node_names(brokers)} == {"kafka"}
+    others = ["kafka-1-format", "kafka-", "postgres", "consumer-kafka-1", "setup-topics"]
+    assert [part_of(name) for name in others] == others

@@ -1,5 +1,6 @@
 """The real servers, started once per test run and only if a test asks for them, and what keeps tests apart on them."""
 
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if file is not None and os.environ.get("PYTEST_XDIST_WORKER") is None:
         failed = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
         with Path(file).open("a", encoding="utf-8") as out:
-            out.writelines(f"{report.nodeid}\n{_reason(report)}\n" for report in failed)
+            out.writelines(json.dumps({"test": one.nodeid, "reason": _reason(one)}) + "\n" for one in failed)
 
 
 def _reason(report: pytest.TestReport) -> str:

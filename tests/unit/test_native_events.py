@@ -146,6 +146,27 @@ def test_what_is_done_is_told_at_once(bench: Bench, url: str) -> None:
         assert [(name, body["status"]) for name, body in events] == [("status", "done"), ("result", "done")]
 
 
+def test_who_comes_after_the_end_is_told_the_text_as_well(bench: Bench, url: str) -> None:
+    bench.submitter.scripts.append(Script(deltas=(TextDelta("The capital"), TextDelta(" is Paris."))))
+    with client(url) as http:
+        request_id = http.post("/v1/requests", json=STREAMED).json()["id"]
+    bench.results.remember([bench.submitter.waiting[0]._reply])
+    with following(url, request_id) as events:
+        told = list(events)
+    assert [name for name, _ in told] == ["status", "delta", "delta", "result"]
+    assert [body["text"] for name, body in told if name == "delta"] == ["The capital", " is Paris."]
+    assert bench.submitter.waiting[0].forgotten
+
+
+def test_a_text_whose_end_does_not_come_holds_no_result_back(bench: Bench, url: str) -> None:
+    bench.submitter.scripts.append(Script(deltas=(TextDelta("The capital"), Gate())))
+    with client(url) as http:
+        request_id = http.post("/v1/requests", json=STREAMED).json()["id"]
+    bench.results.remember([bench.submitter.waiting[0]._reply])
+    with following(url, request_id) as events:
+        assert [name for name, _ in events] == ["status", "delta", "result"]
+
+
 def test_a_stream_lives_through_an_outage(bench: Bench, url: str) -> None:
     bench.store.decide(decided(Decision.ACCEPTED, 1))
     with following(url) as events:

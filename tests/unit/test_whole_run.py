@@ -1,5 +1,6 @@
 """The run of all tests in two parts: which part has which tests, and what comes of both."""
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from deploy.local.layout import PROJECT_ROOT
 from tests import __main__ as whole_run
-from tests.stack import CHOICE_VARIABLE
+from tests.stack import CHOICE_VARIABLE, FAILURES_VARIABLE
 from tests.waiting import eventually
 
 PASSED, FAILED, ENDED, NONE = 0, 1, 2, 5
@@ -129,6 +130,53 @@ def test_sigterm_ends_what_it_runs_and_an_interrupt_is_waited_for(tmp_path: Path
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == signal.SIGTERM
     assert not interrupted.exists()
+
+
+def failure(test: str) -> whole_run.Failure:
+    return whole_run.Failure(test, "the reason")
+
+
+@pytest.mark.parametrize(
+    ("tests", "may"),
+    [
+        ([], False),
+        (["tests/integration/test_a.py::test_it"], True),
+        (["tests/integration/test_a.py::test_it", "tests/integration/test_a.py::test_that"], True),
+        (["tests/integration/test_a.py::test_it", "tests/e2e/test_b.py::test_it"], True),
+        ([f"tests/integration/test_{name}.py::test_it" for name in "abc"], False),
+        (["tests/faults/test_kills.py::test_it"], False),
+        (["tests/unit/test_offsets.py::test_it"], False),
+        (["tests/integration/test_a.py::test_it", "tests/unit/test_offsets.py::test_it"], False),
+    ],
+)
+def test_only_a_few_tests_of_live_servers_may_run_again(tests: list[str], may: bool) -> None:
+    assert whole_run.may_run_again([failure(test) for test in tests]) is may
+
+
+@pytest.mark.parametrize(("again", "both"), [(PASSED, PASSED), (FAILED, FAILED), (NONE, FAILED), (3, FAILED)])
+@pytest.mark.parametrize("of_part", [0, 1])
+def test_what_failed_once_and_passes_alone_is_named_and_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], again: int, both: int, of_part: int
+) -> None:
+    test = "tests/integration/test_a.py::test_it"
+    commands: list[Sequence[str]] = []
+
+    def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+        commands.append(command)
+        if len(commands) > 2:
+            return again
+        if len(commands) != of_part + 1:
+            return PASSED
+        with Path(environment[FAILURES_VARIABLE]).open("a", encoding="utf-8") as out:
+            out.write(json.dumps({"test": test, "reason": "the reason"}) + "\n")
+        return FAILED
+
+    monkeypatch.setattr(whole_run, "run", run)
+    assert whole_run.main(("-k", "it")) == both
+    assert commands[2] == (*whole_run.PYTEST, test, "--numprocesses=0")
+    said = capfd.readouterr().err.splitlines()
+    assert said[-3:-1] == [f"unsteady: {test}" if both == PASSED else test, "the reason"]
+    assert said[-1].endswith("; again: passed") is (both == PASSED)
 
 
 def test_why_a_test_failed_is_said_last(

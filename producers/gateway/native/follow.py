@@ -44,6 +44,9 @@ class Event:
 
 _PING = Event(EventName.PING)
 
+_LATE_TEXT_S = 1.0
+"""Its reply was found already, so that its text is here, or does not come any more."""
+
 
 async def follow(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncGenerator[Event, None]:
     """From where it stands now to its result.
@@ -58,8 +61,8 @@ async def follow(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncG
         _, found = await _look(deps, tenant, request_id, with_status=status.status is Status.DONE)
         waiting = deps.kept.claim(tenant, request_id)
         try:
-            if waiting is not None and found is None:
-                async with aclosing(_text(waiting, status, deps.events)) as texts:
+            if waiting is not None:
+                async with aclosing(_text(waiting, status, deps.events, is_done=found is not None)) as texts:
                     async for event in texts:
                         yield event
         finally:
@@ -73,9 +76,11 @@ async def follow(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncG
                 yield event
 
 
-async def _text(waiting: Waiting, status: RequestStatus, policy: EventPolicy) -> AsyncGenerator[Event, None]:
-    deltas = Deltas(waiting, policy.longest_s)
-    told = status.status
+async def _text(
+    waiting: Waiting, status: RequestStatus, policy: EventPolicy, *, is_done: bool
+) -> AsyncGenerator[Event, None]:
+    deltas = Deltas(waiting, _LATE_TEXT_S if is_done else policy.longest_s)
+    told = Status.RUNNING if is_done else status.status
     try:
         while (delta := await deltas.next(policy.ping_s)) is not None:
             if isinstance(delta, Silence):

@@ -28,6 +28,7 @@ from benchmarks import (
     isolation,
     overload,
     pipeline_efficiency,
+    profiles,
     queue_cost,
     recovery,
     retrieval,
@@ -64,6 +65,7 @@ _MODULES = (
     grounded,
     gateway,
     sync_call,
+    profiles,
     backfill,
 )
 BENCHMARKS: dict[str, Callable[[], Result]] = {module.NAME: module.run for module in _MODULES}

@@ -40,7 +40,7 @@ class RequestSize:
 def load_trace(path: Path = TRACE_FILE) -> tuple[TraceRow, ...]:
     """The rows in the order of their arrival."""
     with path.open(encoding="utf-8", newline="") as file:
-        return tuple(read_trace(file))
+        return tuple(read_trace(file, str(path)))
 
 
 class TraceSampler:

@@ -68,8 +68,10 @@ def retrieval_key(
 
 
 def request_key(cache: CacheName, tenant: str, request_id: str) -> CacheKey:
-    """What is known of one request by its id alone."""
-    return cache_key(cache, tenant, request_id)
+    """What is known of one request by its id alone. An id is no text of anybody's: it stands there as it is."""
+    if not tenant:
+        raise ValueError("what is cached belongs to a tenant")
+    return CacheKey(cache, tenant, f"{cache}:{tenant}:{request_id}".encode())
 
 
 def canonical(value: Canonical) -> bytes:

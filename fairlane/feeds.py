@@ -3,16 +3,19 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from random import random
 from time import monotonic
 from typing import Generic, TypeVar
 from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane.backoff import Backoff
 from fairlane.catch_up import CatchUp
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import connection
 from fairlane.logs import get_logger
+from fairlane.registry import RegistryError
 from fairlane.settings import KafkaSettings
 
 log = get_logger(__name__)
@@ -21,6 +24,7 @@ RecordT = TypeVar("RecordT")
 
 _METADATA_TIMEOUT_S = 5.0
 _POLL_S = 0.25
+_SCHEMA_AGAIN = Backoff(first_s=0.25, longest_s=10.0)
 
 
 class FeedUnavailableError(Exception):
@@ -157,7 +161,18 @@ class Feed(TopicFollower, Generic[RecordT]):
         self._listeners.append(listener)
 
     def _take(self, message: Message) -> None:
-        if self._apply(message.key(), message.value()) and self._caught_up.is_set():
+        failures = 0
+        while True:
+            try:
+                is_changed = self._apply(message.key(), message.value())
+                break
+            except RegistryError as error:
+                # The record is not to blame, and those after it wait: of one key the newest counts.
+                failures += 1
+                log.warning("feed_schema_not_known", topic=self._topic, reason=str(error))
+                if self._stopping.wait(_SCHEMA_AGAIN.delay_s(failures, random())):  # noqa: S311 - jitter, no secret
+                    return
+        if is_changed and self._caught_up.is_set():
             self._publish()
 
     def _apply(self, key: object, value: bytes | None) -> bool:

@@ -180,6 +180,10 @@ GATEWAY_CALL_SECONDS = Histogram(
     ["route"],
     buckets=_LATENCY_BUCKETS_S,
 )
+GATEWAY_CONNECTIONS = Gauge("fairlane_gateway_connections", "Connections to the gateway that are open")
+GATEWAY_CONNECTIONS_CUT = Counter(
+    "fairlane_gateway_connections_cut_total", "Connections that were not let in, or ended for what they did", ["reason"]
+)
 GATEWAY_WAITING = Gauge("fairlane_gateway_waiting_calls", "Calls that wait for the reply to a request")
 GATEWAY_REFUSED_EARLY = Counter(
     "fairlane_gateway_refused_early_total", "Requests refused before they were published", ["code"]
@@ -189,8 +193,17 @@ GATEWAY_LOOK_UPS = Counter(
     "Look-ups of recorded replies, for calls whose partition moved on",
     ["result"],
 )
+BACKFILL_JOBS = Gauge("fairlane_backfill_jobs", "Offline jobs that have not ended, or failed, of the fleet", ["status"])
+BACKFILL_RUNNING_JOBS = Gauge("fairlane_backfill_running_jobs", "Offline jobs that run in this process")
+BACKFILL_WAITING_ROWS = Gauge(
+    "fairlane_backfill_waiting_rows", "Rows that are not done, of the fleet's jobs that are queued or run"
+)
+BACKFILL_ROWS = Counter("fairlane_backfill_rows_total", "Rows of offline jobs whose end is written", ["outcome"])
 GATEWAY_REPLY_PARTITIONS = Gauge(
     "fairlane_gateway_reply_partitions", "Partitions of the reply topic that are read here"
+)
+GATEWAY_UNREADABLE = Counter(
+    "fairlane_gateway_unreadable_records_total", "Replies and chunks that were passed over", ["record", "problem"]
 )
 
 

@@ -154,13 +154,6 @@ class Ownership:
         """The number of the newest assignment. A reader that hands records on later stamps them with it."""
         return self._epoch
 
-    def assigned_after(self, epoch: int) -> tuple[PartitionId, ...]:
-        """The partitions that were assigned later than this: ``deliver`` refuses what was fetched of them in it."""
-        with self._lock:
-            if epoch >= self._epoch:
-                return ()
-            return tuple(partition for partition, owned in self._owned.items() if owned.epoch > epoch)
-
     def deliver(self, partition: PartitionId, offset: int, fetched_in_epoch: int | None = None) -> Claim | None:
         """A record arrived. None when it must be skipped: it is done, known already, or not ours.
 

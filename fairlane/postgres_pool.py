@@ -16,7 +16,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from fairlane.postgres import defaults, reason
-from fairlane.retrieval.store import StoreError
+from fairlane.store_error import StoreError
 
 CUT_AFTER_S = 1.0
 """How long after its time a server that says nothing keeps its connection."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,6 +52,14 @@ end
 return table.concat(rows)
 """
 _ROW_LENGTH = struct.Struct(">I")
+
+# One reply for all of them, for the same reason.
+_SET_ALL = """
+for i, key in ipairs(KEYS) do
+  redis.call('SET', key, ARGV[2 * i - 1], 'PX', ARGV[2 * i])
+end
+return #KEYS
+"""
 
 _ADD_ROW = """
 redis.call('LPUSH', KEYS[1], ARGV[1])
@@ -107,6 +116,7 @@ class RedisCache:
         if redis is not None:
             self._rows = redis.register_script(_ROWS)
             self._add_row = redis.register_script(_ADD_ROW)
+            self._set_all = redis.register_script(_SET_ALL)
 
     @property
     def is_available(self) -> bool:
@@ -151,24 +161,23 @@ class RedisCache:
 
     async def put_all(self, entries: Sequence[tuple[CacheKey, bytes]]) -> None:
         """Store these payloads in one round trip, and count each: as with ``put``, or all of them in vain."""
-        redis = self._redis
         sealed = [(key, seal(key, payload, self._most_entry_bytes)) for key, payload in entries]
         fitting = [(key, entry) for key, entry in sealed if entry is not None]
         for key, entry in sealed:
             if entry is None:
                 _wrote(key, "too_large")
-
-        async def write(client: "Redis") -> object:
-            async with client.pipeline(transaction=False) as pipeline:
-                for key, entry in fitting:
-                    pipeline.set(key.name, entry, px=jittered_ttl_ms(self._ttl_s, random()))  # noqa: S311 - jitter
-                return await pipeline.execute()
-
         if not fitting:
             return
-        answer = Result.UNAVAILABLE if redis is None else await self._ask(lambda: write(redis))
-        for key, _ in fitting:
-            _wrote(key, "unavailable" if isinstance(answer, Result) else "stored")
+        answer: object = Result.UNAVAILABLE
+        if self._redis is not None:
+            names = [key.name for key, _ in fitting]
+            args: list[bytes | int] = []
+            for _, entry in fitting:
+                args += (entry, jittered_ttl_ms(self._ttl_s, random()))  # noqa: S311 - jitter, no secret
+            answer = await self._ask(lambda: self._set_all(keys=names, args=args))
+        result = "unavailable" if isinstance(answer, Result) else "stored"
+        for name, written in Counter(key.cache for key, _ in fitting).items():
+            metrics.CACHE_WRITES.labels(cache=name, result=result).inc(written)
 
     async def rows(self, key: CacheKey, most: int) -> Result | list[bytes | None]:
         """The payloads of the newest rows of a list, the newest first; None for a row that is none of this key's. A

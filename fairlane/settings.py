@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlane.records import MOST_INPUT_ITEMS
@@ -198,6 +198,18 @@ class Settings(KafkaSettings):
     gateway_max_in_flight: int = Field(
         10_000, ge=1, description="Most requests that wait for their answer at one gateway; more are refused"
     )
+    gateway_max_connections: int = Field(
+        20_000, ge=1, description="Most connections to one gateway that are open at once; more are answered with 503"
+    )
+    gateway_max_connections_per_address: int = Field(
+        10_000,
+        ge=1,
+        description="Most of those from one address, or one /64 network of IPv6; behind a balancer, which is one "
+        "address, as many as in all",
+    )
+    gateway_docs: bool = Field(
+        True, description="Whether the gateway shows /docs, /redoc and /openapi.json, to everybody"
+    )
     gateway_key_rate_per_s: float = Field(
         100.0, gt=0, description="Calls a second that one key or user may make for ever"
     )
@@ -217,9 +229,28 @@ class Settings(KafkaSettings):
     jwt_leeway_s: float = Field(30.0, ge=0, le=300, description="How far an issuer's clock may be off")
     result_cache_ttl_s: int = Field(300, ge=1, description="How long the gateway finds results in Redis")
     files_url: str = Field(
-        ".fairlane/files", description="Where files of offline jobs are kept: a folder, or s3://bucket/prefix"
+        ".fairlane/files",
+        validate_default=True,
+        min_length=1,
+        description="Where files of offline jobs are kept: a folder, or s3://bucket/prefix",
+    )
+    files_max_count: int = Field(10_000, ge=0, description="Most uploaded files that are kept for one tenant")
+    files_max_bytes: int = Field(
+        10_737_418_240, ge=0, description="Most bytes of uploaded files that are kept for one tenant"
+    )
+    files_ttl_s: int = Field(
+        2_592_000,
+        ge=3_600,
+        description="How long an uploaded file is kept, and what a batch wrote from its end on; an upload may ask for "
+        "less",
     )
     drain_timeout_s: float = Field(25.0, gt=0, description="How long a process may finish its work after SIGTERM")
+
+    @field_validator("files_url")
+    @classmethod
+    def _files_url_is_whole(cls, given: str) -> str:
+        # It stands in jobs, and whoever runs one may have been started in another folder.
+        return given if "://" in given else str(Path(given).absolute())
 
     @model_validator(mode="after")
     def _tokens_are_checked_whole(self) -> "Settings":

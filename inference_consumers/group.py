@@ -39,6 +39,8 @@ class PoolMember:
         self._topics = {priority_topic(pool, priority): str(priority) for priority in Priority}
         self._incremental = settings.consumer_group_protocol == "consumer"
         self._consumer = Consumer(_config(settings, pool_group(settings.group_prefix, pool), max_poll_interval_ms))
+        self._assigned: set[PartitionId] | None = None
+        """By the group since the last poll began, and not read yet; None when it assigned nothing."""
         self._paused_priorities: set[str] = set()
         self._paused: set[PartitionId] = set()
 
@@ -46,24 +48,23 @@ class PoolMember:
         """Subscribe; partitions arrive during ``poll``."""
         self._consumer.subscribe(
             list(self._topics),
-            on_assign=self._assigned,
-            on_revoke=partial(self._revoked, lost=False),
-            on_lost=partial(self._revoked, lost=True),
+            on_assign=self._on_assign,
+            on_revoke=partial(self._on_revoke, lost=False),
+            on_lost=partial(self._on_revoke, lost=True),
         )
 
     def poll(self, timeout_s: float) -> list[tuple[Claim, Message]]:
-        """Records to work on, at once when there are any. Serves rebalances. Raises KafkaException when fatal.
+        """Records to work on, at once when there are any. Serves rebalances; what it was assigned in them is read from
+        the next call on. Raises KafkaException when fatal.
 
         Records and ends of partitions are taken in order: an end that overtook a record would let its offset be
         committed as done.
         """
+        self._take_up()
         first = self._consumer.poll(timeout_s)
-        epoch = self._ownership.epoch
         messages = [] if first is None else [first, *self._consumer.consume(_MAX_POLL_RECORDS, 0)]
         self._refresh_membership()
-        claimed = [(claim, message) for message in messages if (claim := self._claim(message, epoch)) is not None]
-        self._reread(messages, epoch)
-        return claimed
+        return [(claim, message) for message in messages if (claim := self._claim(message)) is not None]
 
     def pause_priorities(self, full: Iterable[str]) -> None:
         """Fetch nothing of these priorities, nor of partitions that hold too much undone work; fetch all others."""
@@ -74,17 +75,7 @@ class PoolMember:
         """Leave the group."""
         self._consumer.close()
 
-    def _reread(self, messages: Iterable[Message], epoch: int) -> None:
-        """Go back in partitions that were assigned while these records were read: nothing of them was taken."""
-        new = set(self._ownership.assigned_after(epoch))
-        if not new:
-            return
-        start = self._ownership.resume_points()
-        touched = {(message.topic(), message.partition()) for message in messages if message.error() is None}
-        for partition in new & touched:
-            self._consumer.seek(TopicPartition(*partition, start[partition]))
-
-    def _claim(self, message: Message, epoch: int) -> Claim | None:
+    def _claim(self, message: Message) -> Claim | None:
         error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
         if topic is None or partition is None or offset is None:
             if error is not None and error.fatal():
@@ -92,9 +83,9 @@ class PoolMember:
             log.warning("consumer_error", error=None if error is None else error.name())
             return None
         if error is None:
-            return self._ownership.deliver(PartitionId(topic, partition), offset, epoch)
+            return self._ownership.deliver(PartitionId(topic, partition), offset)
         if error.code() == KafkaError._PARTITION_EOF:
-            self._ownership.advance(PartitionId(topic, partition), offset, epoch)
+            self._ownership.advance(PartitionId(topic, partition), offset)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             # Retention overtook this reader. The next assignment says how much is lost, and goes on from what is left.
             metrics.LOG_TRUNCATED.labels(topic=topic).inc()
@@ -105,36 +96,53 @@ class PoolMember:
             log.warning("consumer_error", error=error.name(), topic=topic)
         return None
 
-    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        wanted = [PartitionId(partition.topic, partition.partition) for partition in partitions]
-        found = resume_points(consumer, wanted, _ASSIGN_TIMEOUT_S)
-        self._ownership.assign(
-            {partition: resume.committed for partition, resume in found.items()}, self._membership(consumer)
-        )
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # Acknowledged, and begun at the next poll: a call in here that waits for a broker would crash the client
+        # library at the next callback of the same poll.
+        if self._incremental:
+            consumer.incremental_assign([])
+        else:
+            consumer.assign([])
+        self._assigned = (self._assigned or set()) | _ids(partitions)
+
+    def _take_up(self) -> None:
+        """Begin to read what was assigned, where the group left off. Raises KafkaException."""
+        if self._assigned is None:
+            return
+        wanted = sorted(self._assigned)
+        found = resume_points(self._consumer, wanted, _ASSIGN_TIMEOUT_S)
+        membership = self._membership(self._consumer)
+        if not membership.may_commit:
+            return  # lost meanwhile, as this poll will say
+        self._assigned = None
+        self._ownership.assign({partition: resume.committed for partition, resume in found.items()}, membership)
         start = [TopicPartition(*partition, found[partition].position) for partition in wanted]
         for partition in wanted:
             # A group that never committed here begins at this position, whatever is handed on first.
             self._ownership.advance(partition, found[partition].position)
         if self._incremental:
-            consumer.incremental_assign(start)
+            self._consumer.incremental_assign(start)
         else:
-            consumer.assign(start)
+            self._consumer.assign(start)
         # librdkafka remembers a pause over a reassignment, and would never fetch this partition again.
-        consumer.resume(start)
+        self._consumer.resume(start)
         self._paused.difference_update(wanted)
         self._apply_pauses()
         log.info("assigned", partitions=[f"{partition.topic}-{partition.partition}" for partition in wanted])
 
-    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
-        gone = [PartitionId(partition.topic, partition.partition) for partition in partitions]
-        self._ownership.revoke(gone)
-        self._paused.difference_update(gone)
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
+        gone = _ids(partitions)
+        begun = gone.intersection(self._ownership.partitions())
+        if self._assigned is not None:
+            self._assigned -= gone
+        self._ownership.revoke(begun)
+        self._paused -= begun
         self._on_revoked()
         if self._incremental:
-            consumer.incremental_unassign(partitions)
+            consumer.incremental_unassign([TopicPartition(*partition) for partition in begun])
         else:
             consumer.unassign()
-        log.info("revoked", partitions=len(gone), lost=lost)
+        log.info("revoked", partitions=len(begun), lost=lost)
 
     def _refresh_membership(self) -> None:
         """The epoch may rise while partitions stay. This runs after ``poll`` has served every revocation."""
@@ -158,6 +166,10 @@ class PoolMember:
         if resumed:
             self._consumer.resume([TopicPartition(*partition) for partition in resumed])
         self._paused = wanted
+
+
+def _ids(partitions: Iterable[TopicPartition]) -> set[PartitionId]:
+    return {PartitionId(partition.topic, partition.partition) for partition in partitions}
 
 
 def parse_group_metadata(metadata: bytes) -> tuple[int, str]:

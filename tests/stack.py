@@ -52,11 +52,16 @@ class PostgresServer:
 def empty_database(server: PostgresServer, unique: str) -> Iterator[PostgresServer]:
     """An empty database with the vector extension, dropped at the end."""
     name = f"test_{unique.replace('-', '_')}"
+    _as_owner(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield PostgresServer(dsn=_with_database(server.dsn, name), owner_dsn=_with_database(server.owner_dsn, name))
+    # Not WITH (FORCE): the owner may not end sessions of the services' role. Postgres waits 5 s for their end.
+    _as_owner(server, sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
+
+
+def _as_owner(server: PostgresServer, statement: sql.Composed) -> None:
+    # A connection for each: a test may have restarted the server since the last one.
     with psycopg.connect(server.owner_dsn, autocommit=True, connect_timeout=5) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        yield PostgresServer(dsn=_with_database(server.dsn, name), owner_dsn=_with_database(server.owner_dsn, name))
-        # Not WITH (FORCE): the owner may not end sessions of the services' role. Postgres waits 5 s for their end.
-        connection.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
+        connection.execute(statement)
 
 
 def _with_database(dsn: str, name: str) -> str:

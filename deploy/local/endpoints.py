@@ -12,6 +12,7 @@ KAFKA_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 POSTGRES_VARIABLE = "POSTGRES_DSN"
 POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"
 REDIS_VARIABLE = "REDIS_URL"
+FILES_VARIABLE = "FILES_URL"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -24,6 +25,7 @@ class Endpoints:
         postgres_owner_dsn: for migrations: the role that owns the tables.
         redis_url: `redis://host:port/db`.
         gateway_url: `http://host:port` of the gateway, for its callers; no service needs it.
+        files_url: where the gateway and the runner of jobs keep files: a path that is absolute, or `s3://bucket/prefix`.
     """
 
     kafka_bootstrap_servers: str = ""
@@ -31,6 +33,7 @@ class Endpoints:
     postgres_owner_dsn: str = ""
     redis_url: str = ""
     gateway_url: str = ""
+    files_url: str = ""
 
     @property
     def service_env(self) -> dict[str, str]:
@@ -39,6 +42,7 @@ class Endpoints:
             KAFKA_VARIABLE: self.kafka_bootstrap_servers,
             POSTGRES_VARIABLE: self.postgres_dsn,
             REDIS_VARIABLE: self.redis_url,
+            FILES_VARIABLE: self.files_url,
         }
         return {name: value for name, value in variables.items() if value}
 

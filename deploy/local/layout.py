@@ -37,6 +37,11 @@ class DataDir:
         return self.root / "logs"
 
     @property
+    def files(self) -> Path:
+        """Files of offline jobs, a folder for each tenant."""
+        return self.root / "files"
+
+    @property
     def run(self) -> Path:
         """What a running stack says about itself: lock, ports, endpoints, processes."""
         return self.root / "run"

@@ -125,6 +125,7 @@ def default_services(
         ),
         Service("recorder-1", ("-m", "stream_processors.recorder")),
         Service(GATEWAY, ("-m", "producers.gateway"), port_variable="GATEWAY_PORT"),
+        Service("backfill-1", ("-m", "producers.backfill", "run", "--all")),
         *(
             Service(f"consumer-{pool}-{number}", ("-m", "inference_consumers", "--pool", pool), override)
             for pool in read_pools(models_file)

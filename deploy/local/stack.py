@@ -10,6 +10,7 @@ from typing import Self
 
 from deploy.local import kafka, postgres, probes, redis
 from deploy.local.endpoints import (
+    FILES_VARIABLE,
     KAFKA_VARIABLE,
     POSTGRES_OWNER_VARIABLE,
     POSTGRES_VARIABLE,
@@ -42,7 +43,7 @@ class LocalStack:
             use(stack.endpoints)
 
     A part whose variable (`KAFKA_BOOTSTRAP_SERVERS`, `POSTGRES_DSN`, `REDIS_URL`) is set in `environ` is not started:
-    the one at that address is used.
+    the one at that address is used. `FILES_URL` likewise: otherwise files are kept in the data directory.
 
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
@@ -190,7 +191,8 @@ class LocalStack:
             cache = Redis(self.data_dir.redis, ports.take("redis"))
             specs += cache.specs()
             redis_url = cache.url
-        return tuple(specs), Endpoints(kafka_servers, postgres_dsn, postgres_owner_dsn, redis_url)
+        endpoints = Endpoints(kafka_servers, postgres_dsn, postgres_owner_dsn, redis_url, files_url=self._files_url())
+        return tuple(specs), endpoints
 
     def _compose_services(
         self, part_specs: Sequence[ProcessSpec], endpoints: Endpoints, ports: PortClaims
@@ -215,6 +217,13 @@ class LocalStack:
         if all(service.name != GATEWAY for service in self._services):
             return ""
         return f"http://{HOST}:{ports.take(_serving(GATEWAY))}"
+
+    def _files_url(self) -> str:
+        """Whole, since it stands in jobs: whoever runs one may have been started in another folder."""
+        given = self._environ.get(FILES_VARIABLE, "")
+        if "://" in given:
+            return given
+        return str(Path(given).resolve() if given else self.data_dir.files)
 
     def _external(self, part: str) -> str:
         """The address of a part that somebody else runs, empty if there is none.

@@ -18,7 +18,7 @@ from fairlane.api_keys.api_key import new_key
 from fairlane.api_keys.roles import Role, Scope
 from fairlane.logs import get_logger
 from fairlane.names import is_name
-from fairlane.postgres import ALL_TENANTS, act_for, connect, deadline, describe, reason
+from fairlane.postgres import ALL_TENANTS, KeptConnection, describe, reason
 
 APPLICATION_NAME = "fairlane-keys"
 CALL_TIMEOUT_S = 30.0
@@ -113,7 +113,7 @@ class ApiKeys:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._connection: psycopg.Connection[Any] | None = None
+        self._kept = KeptConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -123,9 +123,7 @@ class ApiKeys:
 
     def close(self) -> None:
         """Give the connection back; the next call opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._kept.close()
 
     def create(
         self,
@@ -223,25 +221,18 @@ class ApiKeys:
         )
 
     @contextmanager
-    def _transaction(self) -> "Iterator[psycopg.Connection[Any]]":
+    def _transaction(self) -> Iterator[psycopg.Connection]:
         """A bounded transaction for all tenants; psycopg's errors become ApiKeysError."""
         try:
-            if self._connection is None:
-                self._connection = connect(self._dsn, APPLICATION_NAME)
-            with deadline(self._connection, CALL_TIMEOUT_S), self._connection.transaction():
-                act_for(self._connection, ALL_TENANTS)
-                yield self._connection
+            with self._kept.transaction(ALL_TENANTS) as connection:
+                yield connection
         except psycopg.errors.InsufficientPrivilege:
-            self.close()
             raise ApiKeysError("this role may not read or write keys: POSTGRES_OWNER_DSN names one that may") from None
         except psycopg.errors.UndefinedTable:
-            self.close()
             raise ApiKeysError("there are no tables for keys yet: run `fairlane db upgrade`") from None
         except psycopg.errors.ForeignKeyViolation:
-            self.close()
             raise ApiKeysError("the tenant has no such user: `fairlane users set` makes one") from None
         except psycopg.Error as error:
-            self.close()
             raise ApiKeysError(reason(error)) from None
         except ValueError as error:
             raise ApiKeysError(str(error)) from None
@@ -255,7 +246,7 @@ def _check(tenant: str, name: str | None = None) -> None:
 
 
 def _insert(
-    connection: "psycopg.Connection[Any]",
+    connection: psycopg.Connection,
     tenant: str,
     name: str,
     role: Role,

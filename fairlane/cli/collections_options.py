@@ -28,7 +28,7 @@ def opened(tenant: str, options: "IngestOptions | None" = None) -> "Iterator[Col
     from fairlane.retrieval.embedder import EmbedderError
     from fairlane.retrieval.ingestion import IngestError
     from fairlane.retrieval.sources import SourcesError
-    from fairlane.retrieval.store import StoreError
+    from fairlane.store_error import StoreError
 
     try:
         with open_collections(settings_with(), tenant, options) as collections:

@@ -86,7 +86,7 @@ def opened(tenant: str) -> "Iterator[Conversations]":
         fail(f"--tenant {printable(tenant)}: no tenant can have this name")
     try:
         from fairlane.conversations.conversations import Conversations
-        from fairlane.retrieval.store import StoreError
+        from fairlane.store_error import StoreError
     except ImportError as error:
         fail(str(missing_extra(error)))
     try:

@@ -38,6 +38,7 @@ Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only what died 
 Offsets = Annotated[
     str | None, typer.Option(metavar="RANGE", help="Only these offsets: 12, 12-40, 12- or -40. Needs --topic.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
 def select(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fairlane.cli.dlq_options import DeadLetters, Partition, select, topics_of
+from fairlane.cli.dlq_options import DeadLetters, DryRun, Partition, Until, select, topics_of
 from fairlane.cli.options import AsJson, BootstrapServers, settings_with
 from fairlane.cli.output import fail, say, show_json
 from fairlane.cli.progress import progress_bar
@@ -21,10 +21,8 @@ _WHY_NOT = (
 OneTopic = Annotated[
     DeadLetters | None, typer.Option("--topic", help="dead-letter.requests or dead-letter.work; needed.")
 ]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="What died before: 2h (ago), or ISO 8601 (UTC).")]
 Offsets = Annotated[str | None, typer.Option(metavar="RANGE", help="Up to and with an offset: -40.")]
 Refused = Annotated[str | None, typer.Option(hidden=True)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 

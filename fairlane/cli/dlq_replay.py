@@ -14,6 +14,7 @@ from uuid import uuid4
 import typer
 
 from fairlane.cli.dlq_options import (
+    DryRun,
     ExceptionClass,
     Model,
     Offsets,
@@ -49,7 +50,6 @@ Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Send at mos
 Rate = Annotated[float, typer.Option(metavar="N", min=0.01, max=1_000.0, help="Send at most so many a second.")]
 Everything = Annotated[bool, typer.Option("--all", help="Replay everything; needed when no option says what to.")]
 Again = Annotated[bool, typer.Option("--again", help="Also what was replayed before.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
 def replay_command(

@@ -19,7 +19,7 @@ class Attempts:
     """What is needed to publish a request again, and what became of it so far.
 
     Attributes:
-        ending: while it waits for its next try, what its handle gets if there is none; None while it is under way.
+        ending: until its next try begins, what its handle gets if there is none; None while it is under way.
         due_ms: when that try is, by the clock of :class:`Retrier`.
         lost: whether the latest publication was not acknowledged, and will not be.
     """
@@ -89,7 +89,7 @@ class Retrier:
             return attempts.lost
 
     def take_due(self) -> list[Handle]:
-        """Those whose time has come; each counts as one more try from now on."""
+        """Those whose time has come, for ``begin_try``; each is given out once."""
         if not self._due:
             return []
         taken, over = [], []
@@ -101,17 +101,28 @@ class Retrier:
                 # What was answered or given up meanwhile stands here until its time.
                 if attempts is None or attempts.ending is None or attempts.due_ms != due_ms:
                     continue
-                attempts.ending = None
                 if handle.over:
+                    attempts.ending = None
                     over.append(handle)
-                    continue
-                attempts.tries += 1
-                attempts.lost = False
-                self.retried += 1
-                taken.append(handle)
+                else:
+                    taken.append(handle)
         for handle in over:
             handle.keep_published(None, None)  # its reply came when it was taken for lost: it is in the log
         return taken
+
+    def begin_try(self, handle: Handle) -> bool:
+        """One more try from now on; False: this one waits for none any more."""
+        attempts = handle.attempts
+        if attempts is None:
+            return False
+        with self._lock:
+            if attempts.ending is None:
+                return False
+            attempts.ending = None
+            attempts.tries += 1
+            attempts.lost = False
+            self.retried += 1
+            return True
 
     def give_up(self, handle: Handle) -> InferenceReply | PublishFailed | None:
         """No more tries of this one: what it ends with if it waited for one, None if it did not."""

@@ -92,13 +92,14 @@ class GroupMember:
         self._stopping = threading.Event()
         self._subscribed = False
         self._closed = False
+        self._assigned: tuple[int, ...] = ()
+        """By the group, and not read yet."""
         self._owned: set[int] = set()
         self._current: ReadRecord | None = None
         # The next offset to read per partition, for all replies done; and what of that was sent to the broker.
         self._done: dict[int, int] = {}
         self._sent: dict[int, int] = {}
         self._next_commit = 0.0
-        self._assign_failure: Exception | None = None
         self._blocking = Sequence()
 
     @property
@@ -124,6 +125,9 @@ class GroupMember:
                 self._subscribe()
                 self._commit_now_and_then()
                 message = self._poll()
+                if self._assigned:
+                    self._take_up()
+                    idle_since = monotonic()
                 if message is not None and (reply := self._reply_in(message)) is not None:
                     return reply
                 if message is not None:
@@ -181,9 +185,6 @@ class GroupMember:
     def _poll(self) -> Message | None:
         """A record; None when there is none or it was an error that passes."""
         message = self._consumer.poll(_POLL_S)
-        if self._assign_failure is not None:
-            self._stopping.set()
-            raise Unavailable(f"{self.topic}: where the group left off is not known") from self._assign_failure
         if message is None or (error := message.error()) is None:
             return message
         if error.fatal() or error.code() in PERMANENT_ERRORS:
@@ -278,27 +279,36 @@ class GroupMember:
         return [TopicPartition(self.topic, partition, offset) for partition, offset in self._done.items()]
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # An exception here would be met by the client library alone, so it waits for the end of the poll.
-        try:
-            self._take_up(consumer, partitions)
-        except Exception as error:  # noqa: BLE001 - raised by the poll that called this
-            self._assign_failure = error
+        # Acknowledged, and begun when the poll is over: a call in here that waits for a broker would crash the client
+        # library at the next callback of the same poll.
+        consumer.assign([])
+        self._assigned = tuple(partition.partition for partition in partitions)
 
-    def _take_up(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        ids = [PartitionId(self.topic, partition.partition) for partition in partitions]
+    def _take_up(self) -> None:
+        """Begin to read what was assigned. Raises Unavailable."""
+        try:
+            self._consumer.assign(self._starts())
+        except KafkaException as error:
+            self._stopping.set()
+            raise Unavailable(f"{self.topic}: where the group left off is not known") from error
+        self._owned = set(self._assigned)
+        self._assigned = ()
+        self._next_commit = 0.0
+
+    def _starts(self) -> list[TopicPartition]:
+        ids = [PartitionId(self.topic, partition) for partition in self._assigned]
         starts = []
         deadline = monotonic() + _ASSIGN_TIMEOUT_S
-        for partition, resume in ask(lambda timeout_s: resume_points(consumer, ids, timeout_s), deadline).items():
+        found = ask(lambda timeout_s: resume_points(self._consumer, ids, timeout_s), deadline)
+        for partition, resume in found.items():
             position = resume.position
             if resume.committed is None:
                 if not self._from_beginning:
-                    position = end_of(consumer, self.topic, partition.partition, deadline)
+                    position = end_of(self._consumer, self.topic, partition.partition, deadline)
                 # Committed at once: a crash before the first reply must not move the start.
                 self._done[partition.partition] = position
             starts.append(TopicPartition(self.topic, partition.partition, position))
-        consumer.assign(starts)
-        self._owned = {partition.partition for partition in ids}
-        self._next_commit = 0.0
+        return starts
 
     def _on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
         # Sent is enough: the coordinator takes it before the request to join again that follows it on the same
@@ -311,6 +321,7 @@ class GroupMember:
         self._forget()
 
     def _forget(self) -> None:
+        self._assigned = ()
         self._owned = set()
         self._done = {}
         self._sent = {}

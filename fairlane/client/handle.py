@@ -36,6 +36,7 @@ class Handle:
         "cancel_sent_at_ms",
         "held_bytes",
         "published_at_ms",
+        "queued_bytes",
         "received_at_ms",
         "replied",
         "reply_to",
@@ -63,6 +64,7 @@ class Handle:
         self._cancel = cancel
         self.attempts: Attempts | None = None
         self.held_bytes = 0
+        self.queued_bytes = 0
         self.acknowledged: Promise[SourceCoordinate | None] = Promise(lock)
         self.replied: Promise[InferenceReply] = Promise(lock)
 

@@ -67,6 +67,8 @@ class Publisher:
         self._clock = clock
         self._canceller = Canceller(producer, codec, clock, tenant)
         self._lock = threading.Lock()
+        # A request that is published again never stands behind its own cancellation.
+        self._trying = threading.Lock()
         self._promise_lock = threading.Lock()
         self.submitted = 0
         self.published = 0
@@ -88,22 +90,25 @@ class Publisher:
             # What may be sent again is kept until the reply is here, and so is its room.
             handle.attempts = Attempts(policy, request, prepared.headers, self._retrier.now_ms)
             handle.held_bytes = size
+        handle.queued_bytes = size - handle.held_bytes
         try:
             self._handles.enter(handle)
         except FairlaneError:
             self._window.release(requests=1, buffered_bytes=size)
             raise
-        queued_bytes = size - handle.held_bytes
         try:
-            self._produce(handle, prepared.value, prepared.headers, queued_bytes)
-        except (BufferError, KafkaException) as error:
-            self._window.release(buffered_bytes=queued_bytes)
+            self._produce(handle, prepared.value, prepared.headers)
+        except BaseException as error:  # also KeyboardInterrupt: the room must not be lost with the caller
+            handle.attempts = None
+            self._release_queued(handle)
             self._handles.leave(handle)
             if isinstance(error, BufferError):
                 raise Backpressure("the producer's queue is full") from None
             with self._lock:
                 self.publish_failed += 1
-            raise PublishFailed(handle.request_id, self._topic, reason_of(error)) from error
+            if isinstance(error, KafkaException):
+                raise PublishFailed(handle.request_id, self._topic, reason_of(error)) from error
+            raise
         with self._lock:
             self.submitted += 1
         return handle
@@ -113,10 +118,13 @@ class Publisher:
         if not handle.cancellable:
             return
         self._handles.raise_if_ended()
-        ending = self._retrier.give_up(handle)
-        if not isinstance(ending, InferenceReply):
-            # What is perhaps in the log is to be cancelled there, too; what was refused is not.
-            self._canceller.cancel(handle)
+        attempts = handle.attempts
+        with self._trying:
+            if attempts is None or not isinstance(attempts.ending, InferenceReply):
+                # What is perhaps in the log is to be cancelled there, too; what was refused is not.
+                self._canceller.cancel(handle)
+            # Only now: what cannot be cancelled waits on for its try, and ends by that.
+            ending = self._retrier.give_up(handle)
         if ending is not None:
             self.end(handle, ending)
 
@@ -147,30 +155,44 @@ class Publisher:
         attempts = handle.attempts
         assert attempts is not None  # noqa: S101 - a mistake in this package, not of a caller
         request = attempts.request_at(self._retrier.now_ms)
-        if request is None:
-            self.end(handle, PublishFailed(handle.request_id, self._topic, "no time is left for another try"))
+        value = None if request is None else self._codec.encode(request)
+        reason, is_full = None, False
+        with self._trying:
+            if not self._retrier.begin_try(handle):
+                return  # cancelled meanwhile
+            try:
+                if value is None:
+                    reason = "no time is left for another try"
+                else:
+                    self._produce(handle, value, attempts.headers)
+            except BufferError:
+                reason, is_full = "the producer's queue is full", True
+            except KafkaException as error:
+                reason = reason_of(error)
+        if reason is None:
             return
-        try:
-            self._produce(handle, self._codec.encode(request), attempts.headers, 0)
-        except (BufferError, KafkaException) as error:
-            full = isinstance(error, BufferError)
-            reason = "the producer's queue is full" if full else reason_of(error)
-            failure = PublishFailed(handle.request_id, self._topic, reason)
-            if not (full and self._retrier.keeps_lost(handle, failure)):
-                self.end(handle, failure)
+        failure = PublishFailed(handle.request_id, self._topic, reason)
+        if not (is_full and self._retrier.keeps_lost(handle, failure)):
+            self.end(handle, failure)
 
-    def _produce(self, handle: Handle, value: bytes, headers: KafkaHeaders, queued_bytes: int) -> None:
+    def _produce(self, handle: Handle, value: bytes, headers: KafkaHeaders) -> None:
         self._producer.produce(
             self._topic,
             value,
             handle.request_id.encode(),
             headers=headers,
-            on_delivery=partial(self._on_delivery, handle, queued_bytes),
+            on_delivery=partial(self._on_delivery, handle),
         )
 
-    def _on_delivery(self, handle: Handle, queued_bytes: int, error: KafkaError | None, message: Message) -> None:
-        # Runs inside the producer's poll or flush: an exception here would end the thread.
+    def _release_queued(self, handle: Handle) -> None:
+        """Give back the room of what was in the producer's queue, once."""
+        with self._lock:
+            queued_bytes, handle.queued_bytes = handle.queued_bytes, 0
         self._window.release(buffered_bytes=queued_bytes)
+
+    def _on_delivery(self, handle: Handle, error: KafkaError | None, message: Message) -> None:
+        # Runs inside the producer's poll or flush: an exception here would end the thread.
+        self._release_queued(handle)
         if error is None:
             with self._lock:
                 self.published += 1

@@ -11,15 +11,15 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import psycopg
 
 from fairlane.conversations.turn_reader import stored_name, turn_of
 from fairlane.conversations.turns import Turn
 from fairlane.names import is_name
-from fairlane.postgres import act_for, connect, deadline, reason
-from fairlane.retrieval.store import StoreError
+from fairlane.postgres import KeptConnection, reason
+from fairlane.store_error import StoreError
 
 APPLICATION_NAME = "fairlane-conversations"
 CALL_TIMEOUT_S = 30.0
@@ -60,9 +60,8 @@ class Conversations:
         """Raises ValueError for what cannot be a tenant's name."""
         if not is_name(tenant):
             raise ValueError(f"no tenant can have the name {tenant!r}")
-        self._dsn = dsn
         self._tenant = tenant
-        self._connection: psycopg.Connection[Any] | None = None
+        self._kept = KeptConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -72,9 +71,7 @@ class Conversations:
 
     def close(self) -> None:
         """Give the connection back; the next call opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._kept.close()
 
     def list(self, most: int = 1_000) -> Sequence[Conversation]:
         """The ``most`` that were gone on with last, latest first. Raises StoreError."""
@@ -104,14 +101,10 @@ class Conversations:
         return gone
 
     @contextmanager
-    def _transaction(self) -> "Iterator[psycopg.Connection[Any]]":
+    def _transaction(self) -> Iterator[psycopg.Connection]:
         """A bounded transaction for the tenant; psycopg's errors become StoreError."""
         try:
-            if self._connection is None:
-                self._connection = connect(self._dsn, APPLICATION_NAME)
-            with deadline(self._connection, CALL_TIMEOUT_S), self._connection.transaction():
-                act_for(self._connection, self._tenant)
-                yield self._connection
+            with self._kept.transaction(self._tenant) as connection:
+                yield connection
         except psycopg.Error as error:
-            self.close()
             raise StoreError(reason(error)) from None

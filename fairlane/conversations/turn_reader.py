@@ -7,7 +7,7 @@ from fairlane.conversations.turns import MOST_TURNS, Turn, Turns
 from fairlane.names import is_name
 from fairlane.postgres_pool import PromptPool, Question, Rows, rows_for
 from fairlane.records import Message
-from fairlane.retrieval.store import StoreError
+from fairlane.store_error import StoreError
 from fairlane.text import clean_text, without_nul
 
 # The tenant by name as well: the index begins with it. One more than is wanted shows whether there are more.

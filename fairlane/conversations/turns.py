@@ -61,7 +61,7 @@ class TurnStore(Protocol):
             max_tokens: as soon as the newest turns have so many, older ones are left out.
             timeout_s: it ends within this time.
 
-        Raises fairlane.retrieval.store.StoreError, TimeoutError.
+        Raises fairlane.store_error.StoreError, TimeoutError.
         """
 
     async def turns_with(

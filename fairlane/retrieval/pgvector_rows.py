@@ -12,7 +12,8 @@ from psycopg.pq import Format
 
 from fairlane.names import is_name
 from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.store import Collection, CollectionNotFoundError, StoreError
+from fairlane.retrieval.store import Collection, CollectionNotFoundError
+from fairlane.store_error import StoreError
 from fairlane.text import clean_text
 
 LARGEST_NUMBER = 65_504.0

@@ -18,7 +18,8 @@ from fairlane.retrieval.pgvector_rows import (
     plain,
     register,
 )
-from fairlane.retrieval.store import Collection, CollectionNotFoundError, Found, Hit, StoreError
+from fairlane.retrieval.store import Collection, CollectionNotFoundError, Found, Hit
+from fairlane.store_error import StoreError
 
 log = get_logger(__name__)
 

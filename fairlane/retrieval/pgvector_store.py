@@ -10,7 +10,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from fairlane.postgres import act_for, connect, deadline, reason
+from fairlane.postgres import DsnError, KeptConnection, reason
 from fairlane.retrieval.pgvector_rows import (
     SELECT_COLLECTIONS,
     Wire,
@@ -20,14 +20,8 @@ from fairlane.retrieval.pgvector_rows import (
     plain,
     register,
 )
-from fairlane.retrieval.store import (
-    Collection,
-    CollectionExistsError,
-    CollectionNotFoundError,
-    NewDocument,
-    NewPassage,
-    StoreError,
-)
+from fairlane.retrieval.store import Collection, CollectionExistsError, CollectionNotFoundError, NewDocument, NewPassage
+from fairlane.store_error import StoreError
 
 APPLICATION_NAME = "fairlane-collections"
 CALL_TIMEOUT_S = 120.0
@@ -45,10 +39,7 @@ MOST_COLLECTIONS = 1_000
 """Of a tenant."""
 
 _ROWS_PER_STATEMENT = 1_000
-_SETTINGS = (
-    "SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false), "
-    "set_config('idle_in_transaction_session_timeout', '60s', false), 'halfvec'::regtype::oid::bigint"
-)
+_IDLE_TIMEOUT_S = 60.0
 _BY_NAME = f"{SELECT_COLLECTIONS} WHERE tenant = %s AND name = %s".encode()
 # Who changes a collection goes through this lock: two ingests, or an ingest and a deletion, one after the other.
 _LOCKED = _BY_NAME + b" FOR NO KEY UPDATE"
@@ -78,10 +69,15 @@ class PgVectorCollections:
     threads wait for one another. Every call is bounded in time."""
 
     def __init__(self, dsn: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self._dsn = dsn
-        self._call_timeout_s = call_timeout_s
         self._lock = threading.Lock()
-        self._connection: psycopg.Connection | None = None
+        server_timeouts_s = {
+            "statement_timeout": call_timeout_s,
+            "lock_timeout": min(LOCK_TIMEOUT_S, call_timeout_s),
+            "idle_in_transaction_session_timeout": _IDLE_TIMEOUT_S,
+        }
+        self._kept = KeptConnection(
+            dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=server_timeouts_s, prepare=self._prepare
+        )
         self._vector_oid = 0
 
     def __enter__(self) -> Self:
@@ -93,24 +89,22 @@ class PgVectorCollections:
     def close(self) -> None:
         """Give the connection back; the next call opens another."""
         with self._lock:
-            self._disconnect()
+            self._kept.close()
 
     def create(self, tenant: str, name: str, embedder: str, dimensions: int) -> Collection:
         """A new collection, with a partition of its own. Raises CollectionExistsError, StoreError: also for one more
         than MOST_COLLECTIONS."""
         if not _fits(name, MAX_NAME_BYTES):
             raise StoreError(f"a collection's name is text of 1 to {MAX_NAME_BYTES} bytes")
-        try:
-            with self._transaction(tenant) as connection:
+        with self._transaction(tenant) as connection:
+            try:
                 connection.execute("SELECT create_collection(%s, %s, %s)", (name, plain(embedder), dimensions))
-                # Each is a table and its indexes, which every planner and every backup of the database has to do with.
-                if len(connection.execute(_ALL, (tenant,)).fetchall()) > MOST_COLLECTIONS:
-                    raise StoreError(f"a tenant has at most {MOST_COLLECTIONS} collections")
-                return _one(connection, _BY_NAME, tenant, name)
-        except _RefusedError as error:
-            if error.sqlstate == psycopg.errors.UniqueViolation.sqlstate:
+            except psycopg.errors.UniqueViolation:
                 raise CollectionExistsError(f"there is a collection {name!r} already") from None
-            raise
+            # Each is a table and its indexes, which every planner and every backup of the database has to do with.
+            if len(connection.execute(_ALL, (tenant,)).fetchall()) > MOST_COLLECTIONS:
+                raise StoreError(f"a tenant has at most {MOST_COLLECTIONS} collections")
+            return _one(connection, _BY_NAME, tenant, name)
 
     def get(self, tenant: str, name: str) -> Collection:
         """Raises CollectionNotFoundError, StoreError."""
@@ -186,54 +180,21 @@ class PgVectorCollections:
     def _transaction(self, tenant: str, timeout_s: float | None = None) -> Iterator[psycopg.Connection]:
         """A bounded transaction that acts for the tenant; psycopg's errors become ours."""
         with self._lock:
+            check_tenant(tenant)
             try:
-                check_tenant(tenant)
-                connection = self._connect()
-                with deadline(connection, timeout_s or self._call_timeout_s), connection.transaction():
-                    if timeout_s is not None:
-                        connection.execute("SELECT set_config('statement_timeout', %s, true)", (_ms(timeout_s),))
-                    act_for(connection, tenant)
+                with self._kept.transaction(tenant, timeout_s) as connection:
                     yield connection
-            except (psycopg.Error, UnicodeError) as error:
-                said = reason(error) if isinstance(error, psycopg.Error) else type(error).__name__
-                if isinstance(error, psycopg.Error) and error.sqlstate and not self._broken():
-                    raise _RefusedError(said, error.sqlstate) from None
-                self._disconnect()
-                raise StoreError(said) from None
-
-    def _connect(self) -> psycopg.Connection:
-        if self._connection is None:
-            try:
-                connection = connect(self._dsn, APPLICATION_NAME)
-            except ValueError as error:
+            except psycopg.Error as error:
+                raise StoreError(reason(error)) from None
+            except DsnError as error:
                 raise StoreError(f"POSTGRES_DSN: {error}") from None
-            try:
-                register(connection)
-                with deadline(connection, self._call_timeout_s), connection.transaction():
-                    timeouts = (_ms(self._call_timeout_s), _ms(min(LOCK_TIMEOUT_S, self._call_timeout_s)))
-                    row = connection.execute(_SETTINGS, timeouts).fetchone()
-                self._vector_oid = int(row[3]) if row else 0
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-        return self._connection
+            except UnicodeError as error:
+                raise StoreError(type(error).__name__) from None
 
-    def _broken(self) -> bool:
-        return self._connection is None or self._connection.closed
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-class _RefusedError(StoreError):
-    """Postgres said no, and the connection is as good as before."""
-
-    def __init__(self, message: str, sqlstate: str) -> None:
-        super().__init__(message)
-        self.sqlstate = sqlstate
+    def _prepare(self, connection: psycopg.Connection) -> None:
+        register(connection)
+        row = connection.execute("SELECT 'halfvec'::regtype::oid::bigint").fetchone()
+        self._vector_oid = int(row[0]) if row else 0
 
 
 _Row = tuple[str, int, NewPassage, Any]
@@ -299,7 +260,3 @@ def _check(documents: Sequence[NewDocument], collection: Collection) -> None:
 def _fits(text: str, max_bytes: int) -> bool:
     """Whether it can be stored, as it is, and be part of a key."""
     return text == plain(text) and 0 < len(text.encode()) <= max_bytes
-
-
-def _ms(seconds: float) -> str:
-    return f"{max(1, round(seconds * 1000))}ms"

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fairlane.retrieval.embedder import FloatArray
-
-
-class StoreError(Exception):
-    """The store could not do it; the message is one line and quotes no passage."""
+from fairlane.store_error import StoreError
 
 
 class CollectionNotFoundError(StoreError):

@@ -1,14 +1,17 @@
-"""Composition root: a job that this process runs, with everything it needs."""
+"""Composition root of a job that this process runs, with everything it needs."""
 
 import os
 import random
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from time import monotonic
+from typing import TypeVar
 
+from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
@@ -21,27 +24,29 @@ from producers.backfill.database import CALL_TIMEOUT_S
 from producers.backfill.files import blob_of
 from producers.backfill.guard import guarded
 from producers.backfill.inputs import source_of
-from producers.backfill.job import Job, Status, Tally
+from producers.backfill.job import Job, Status, Tally, Wanted
 from producers.backfill.job_log import PostgresJobLog
 from producers.backfill.job_store import JobStore
 from producers.backfill.lease import LEASE_S, LeaseKeeper
 from producers.backfill.outputs import FileParts
+from producers.backfill.patience import LeftError, Patience
 from producers.backfill.publisher import KafkaPublisher
 from producers.backfill.reply_reader import KafkaReplies
 from producers.backfill.row_ids import RowIds
 from producers.backfill.runner import GRACE_MS, Runner
-from producers.backfill.seams import AwayError, InputChangedError, JobFailedError, LeaseLostError
+from producers.backfill.seams import AwayError, Control, InputChangedError, JobFailedError
 from producers.backfill.submission import survey
 
 log = get_logger(__name__)
 
-_IDLE_S = 1.0
 _LOOK_S = 0.5
 _LOCKED_S = 2 * CALL_TIMEOUT_S
-_MOST_SKIPPED = 10
 _WITH_A_RUNNER = (Status.RUNNING, Status.CANCELLING, Status.FINALIZING)
 _BACKOFF = Backoff(first_s=0.2, longest_s=5.0)
 
+_ROW_OUTCOMES = ("ok", "failed", "expired", "cancelled")
+
+T = TypeVar("T")
 OnProgress = Callable[[Job, Tally], None]
 
 
@@ -54,11 +59,11 @@ class NotToBeRunError(Exception):
 
 
 class JobRunner:
-    """Runs jobs one after the other in this process.
+    """Runs jobs in this process, each in the thread that calls.
 
     Args:
         settings: of everything outside.
-        stop: tells the loop to leave the job as it is.
+        stop: tells every job to be left as it is.
         lease_s: how long a runner that says nothing keeps its job.
         grace_ms: see ``producers.backfill.runner``.
     """
@@ -74,45 +79,39 @@ class JobRunner:
         self._codec: Codec = codec_for(settings)
         self._name = f"{settings.instance_id}@{socket.gethostname()}:{os.getpid()}"
 
-    def run(self, job_id: str, on_progress: OnProgress = _unheard, *, wait_s: float = 0.0) -> Status:
-        """Take a job and run it. Returns where it stands then; PAUSED also when this process is to end.
+    def run(
+        self,
+        job_id: str,
+        on_progress: OnProgress = _unheard,
+        *,
+        wait_s: float = 0.0,
+        give_way: threading.Event | None = None,
+    ) -> Status:
+        """Take a job and run it. Returns where it stands then; PAUSED also when it is left to be gone on with.
 
         ``wait_s``: how long to wait for a runner that may be dead to lose it, and a little longer for a Postgres that
-        does not answer. Raises NotToBeRunError, LeaseLostError, AwayError and JobFailedError.
+        does not answer. ``give_way`` is set when it is to be left for the sake of another job. Raises NotToBeRunError,
+        LeaseLostError, AwayError and JobFailedError.
         """
         job, row_cost = self._take(job_id, wait_s)
         with ExitStack() as open_parts:
             keeper_log = PostgresJobLog(self._dsn, job_id, job.token, now_ms)
             control = open_parts.enter_context(
-                LeaseKeeper(keeper_log, self._stop, job.spec.max_cost_tokens, self._lease_s)
+                LeaseKeeper(keeper_log, self._stop, job.spec.max_cost_tokens, self._lease_s, give_way)
             )
             job_log = PostgresJobLog(self._dsn, job_id, job.token, now_ms)
             open_parts.callback(job_log.close)
 
             def work() -> Status:
-                whole, cost = (job, row_cost) if job.counted else _counted(job, job_log)
+                whole, cost = job, row_cost
+                if not job.counted:
+                    found = _counted(job, job_log, control)
+                    if isinstance(found, Status):
+                        return found
+                    whole, cost = found
                 return self._runner(whole, cost, job_log, control, open_parts, on_progress).run()
 
             return guarded(job, job_log, work)
-
-    def run_all(self) -> None:
-        """Run whatever waits to be run, until told to stop."""
-        failures = 0
-        while not self._stop.stopping:
-            try:
-                found = self._next(failures)
-                if found is None:
-                    self._stop.wait(_IDLE_S)
-                else:
-                    status = self.run(found)
-                    log.info("job_left", job_id=found, status=status.value)
-                failures = 0
-            except (NotToBeRunError, LeaseLostError):
-                log.info("job_is_with_another_runner")
-            except (AwayError, JobFailedError) as error:
-                failures += 1
-                log.warning("no_job_can_be_run", reason=str(error))
-                self._stop.wait(_BACKOFF.delay_s(failures, random.random()))  # noqa: S311 - jitter, not a secret
 
     def _take(self, job_id: str, wait_s: float) -> tuple[Job, float]:
         given_up_at = monotonic() + wait_s
@@ -141,14 +140,6 @@ class JobRunner:
         finally:
             store.close()
 
-    def _next(self, failures: int) -> str | None:
-        store = JobStore(self._dsn)
-        try:
-            # A job whose input is out of reach must not keep those behind it waiting.
-            return store.next_waiting(failures % _MOST_SKIPPED) or store.next_waiting()
-        finally:
-            store.close()
-
     def _runner(
         self,
         job: Job,
@@ -160,7 +151,7 @@ class JobRunner:
     ) -> Runner:
         """Raises AwayError and JobFailedError."""
         partition = RowIds(job.job_id, job.partitions).partition
-        source = source_of(blob_of(job.spec.input, job.spec.endpoint), job.fingerprint, job.spec)
+        source = _in_time(job, lambda: source_of(blob_of(job.spec.input, job.spec.endpoint), job.fingerprint, job.spec))
         open_parts.callback(source.close)
         publisher = KafkaPublisher(self._settings, self._codec, job.tenant, job.job_id, partition, _end_if_hung)
         open_parts.callback(publisher.close)
@@ -179,17 +170,64 @@ class JobRunner:
             budget=Budget(job.spec.max_cost_tokens, row_cost),
             max_timeout_ms=self._settings.max_timeout_ms,
             grace_ms=self._grace_ms,
-            on_progress=lambda done: on_progress(job, done),
+            on_progress=_Progress(job, on_progress),
         )
 
 
-def _counted(job: Job, job_log: PostgresJobLog) -> tuple[Job, float]:
-    """The job with its rows counted. Raises AwayError, LeaseLostError, JobFailedError."""
-    estimate, fingerprint = survey(job.tenant, job.spec)
+class _Progress:
+    """Counts what becomes of rows here, and passes on how far the job is."""
+
+    def __init__(self, job: Job, on_progress: OnProgress) -> None:
+        self._job = job
+        self._on_progress = on_progress
+        self._told = job.tally
+
+    def __call__(self, done: Tally) -> None:
+        for outcome in _ROW_OUTCOMES:
+            metrics.BACKFILL_ROWS.labels(outcome).inc(getattr(done, outcome) - getattr(self._told, outcome))
+        self._told = done
+        self._on_progress(self._job, done)
+
+
+def _counted(job: Job, job_log: PostgresJobLog, control: Control) -> tuple[Job, float] | Status:
+    """The job with its rows counted, or where it stands if it is not to be run any more.
+
+    Raises AwayError, LeaseLostError, JobFailedError.
+    """
+    patience = Patience(job.job_id, job_log, control)
+
+    def heed() -> None:
+        patience.heed()
+        if control.wanted is Wanted.CANCEL:
+            raise _CancelHeardError
+
+    try:
+        heed()
+        estimate, fingerprint = _in_time(job, lambda: survey(job.tenant, job.spec, heed))
+    except LeftError:
+        return Status.PAUSED
+    except _CancelHeardError:
+        # Nothing of it was sent, and nothing has to be read to say so.
+        job_log.move(Status.CANCELLED)
+        return Status.CANCELLED
     if fingerprint != job.fingerprint:
         raise InputChangedError(f"{job.spec.input} has changed since the job was submitted")
     job_log.count(estimate.rows, estimate.row_cost)
     return replace(job, total_rows=estimate.rows, counted=True), estimate.row_cost
+
+
+class _CancelHeardError(Exception):
+    """The job is to be cancelled, and was never begun."""
+
+
+def _in_time(job: Job, call: Callable[[], T]) -> T:
+    """An input that does not answer is asked again, but not for ever. Raises AwayError, JobFailedError."""
+    try:
+        return call()
+    except AwayError as error:
+        if job.deadline_at_ms is None or now_ms() < job.deadline_at_ms:
+            raise
+        raise JobFailedError(f"the input could not be read in time: {error}") from None
 
 
 def _end_if_hung(name: str) -> None:

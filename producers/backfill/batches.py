@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg.rows import dict_row
@@ -12,18 +12,47 @@ from producers.backfill.database import Database
 from producers.backfill.job import Job
 from producers.backfill.job_store import COLUMNS, INSERT, inserted, job_of
 
+INPUT_PURPOSE = "batch"
+"""Of what was uploaded."""
 OUTPUT_PURPOSE = "batch_output"
 """Of what a batch is answered with."""
 
-_FILE_COLUMNS = "file_id, tenant, purpose, filename, size_bytes, created_at_ms"
-_ADD_FILE = f"INSERT INTO files ({_FILE_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s)"  # noqa: S608 - our own names
-_FILE = f"SELECT {_FILE_COLUMNS} FROM files WHERE file_id = %s"  # noqa: S608 - our own names
+_COMING = "upload"
+"""The purpose of a file while it is written: it has its place in the quota, and nobody finds it."""
+
+_FILE_COLUMNS = "file_id, tenant, purpose, filename, size_bytes, created_at_ms, expires_at_ms"
+_ADD_FILE = f"INSERT INTO files ({_FILE_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s)"  # noqa: S608 - our own names
+_FOUND = f"purpose <> '{_COMING}' AND (expires_at_ms IS NULL OR expires_at_ms > %(now_ms)s)"
+_FILE = f"SELECT {_FILE_COLUMNS} FROM files WHERE file_id = %(file_id)s AND {_FOUND}"  # noqa: S608 - our own names
 _FILES = f"""
 SELECT {_FILE_COLUMNS} FROM files
-WHERE size_bytes IS NOT NULL AND (%(purpose)s::text IS NULL OR purpose = %(purpose)s)
+WHERE {_FOUND} AND size_bytes IS NOT NULL AND (%(purpose)s::text IS NULL OR purpose = %(purpose)s)
     AND (%(after)s::text IS NULL OR (created_at_ms, file_id) <
         (SELECT created_at_ms, file_id FROM files WHERE file_id = %(after)s))
 ORDER BY created_at_ms DESC, file_id DESC LIMIT %(limit)s
+"""  # noqa: S608 - our own names
+_LOCK_QUOTA = "SELECT pg_advisory_xact_lock(hashtextextended('fairlane.files.' || %s, 0))"
+_KEPT = f"""
+SELECT count(*), coalesce(sum(size_bytes), 0)::bigint FROM files
+WHERE tenant = %s AND purpose IN ('{INPUT_PURPOSE}', '{_COMING}')
+"""  # noqa: S608 - our own names
+_SETTLE_UPLOAD = f"""
+UPDATE files SET purpose = '{INPUT_PURPOSE}', expires_at_ms = %s WHERE file_id = %s AND purpose = '{_COMING}'
+"""  # noqa: S608 - our own names
+_IN_USE = """
+SELECT unnest(ARRAY[input_file_id, output_file_id, error_file_id]) FROM batches JOIN backfill_jobs USING (job_id)
+WHERE status NOT IN ('completed', 'expired', 'cancelled', 'failed')
+"""
+_DATE = f"""
+UPDATE files SET expires_at_ms = %s WHERE file_id IN (
+    SELECT file_id FROM files WHERE expires_at_ms IS NULL AND file_id NOT IN ({_IN_USE}) LIMIT %s
+)
+"""  # noqa: S608 - our own names
+_EXPIRED = f"""
+SELECT {_FILE_COLUMNS} FROM files
+WHERE expires_at_ms <= %(now_ms)s AND (expires_at_ms, file_id) > (%(behind_ms)s, %(behind_id)s)
+    AND file_id NOT IN ({_IN_USE})
+ORDER BY expires_at_ms, file_id LIMIT %(limit)s
 """  # noqa: S608 - our own names
 _ADD_BATCH = """
 INSERT INTO batches (batch_id, tenant, job_id, input_file_id, output_file_id, error_file_id, metadata, created_at_ms)
@@ -45,7 +74,8 @@ ORDER BY batches.created_at_ms DESC, batch_id DESC LIMIT %(limit)s
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of a tenant. ``size_bytes`` is None while a job has yet to write it."""
+    """A file of a tenant. ``size_bytes`` is None while a job has yet to write it, ``expires_at_ms`` until the end of
+    that job, or of an older file, was noticed."""
 
     file_id: str
     tenant: str
@@ -53,6 +83,11 @@ class StoredFile:
     filename: str
     size_bytes: int | None
     created_at_ms: int
+    expires_at_ms: int | None = None
+
+
+class QuotaReachedError(Exception):
+    """A tenant has as many uploaded files as it may. The message names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +116,54 @@ class BatchStore:
     def close(self) -> None:
         self._database.close()
 
-    def add_file(self, file: StoredFile) -> None:
-        """Register a file that is stored already."""
-        with self._database.transaction() as connection:
-            connection.execute(_ADD_FILE.encode(), _values(file))
+    def reserve_file(self, file: StoredFile, until_ms: int, most_files: int, most_bytes: int) -> None:
+        """Take the place of an upload before it is written; nobody finds it until ``settle_upload``. What never gets
+        there is removed as an expired file is, at ``until_ms``.
 
-    def file(self, file_id: str) -> StoredFile | None:
+        Raises QuotaReachedError: the uploaded files of its tenant would be more, or have more bytes, than that.
+        """
+        size_bytes = file.size_bytes or 0
+        with self._database.transaction() as connection:
+            connection.execute(_LOCK_QUOTA, (file.tenant,))
+            kept = connection.execute(_KEPT.encode(), (file.tenant,)).fetchone()
+            files, kept_bytes = kept or (0, 0)
+            if files >= most_files:
+                raise QuotaReachedError(f"a tenant keeps at most {most_files} uploaded files, and {files} are there")
+            if kept_bytes + size_bytes > most_bytes:
+                raise QuotaReachedError(
+                    f"a tenant keeps at most {most_bytes} bytes of uploaded files: {kept_bytes} are there, and this "
+                    f"one has {size_bytes}"
+                )
+            coming = replace(file, purpose=_COMING, expires_at_ms=until_ms)
+            connection.execute(_ADD_FILE.encode(), _values(coming))
+
+    def settle_upload(self, file: StoredFile) -> bool:
+        """An upload is written, and is found from now on; False: its place was removed meanwhile."""
+        with self._database.transaction() as connection:
+            done = connection.execute(_SETTLE_UPLOAD.encode(), (file.expires_at_ms, file.file_id))
+            return done.rowcount == 1
+
+    def file(self, file_id: str, now_ms: int) -> StoredFile | None:
         """The file, if it is there to be seen."""
-        rows = self._rows(_FILE, (file_id,))
+        rows = self._rows(_FILE, {"file_id": file_id, "now_ms": now_ms})
         return StoredFile(**rows[0]) if rows else None
 
-    def files(self, limit: int, after: str | None, purpose: str | None) -> list[StoredFile]:
+    def files(self, now_ms: int, limit: int, after: str | None, purpose: str | None) -> list[StoredFile]:
         """The latest files that are whole, newest first, after the one of this id."""
-        rows = self._rows(_FILES, {"limit": limit, "after": after, "purpose": purpose})
+        rows = self._rows(_FILES, {"now_ms": now_ms, "limit": limit, "after": after, "purpose": purpose})
         return [StoredFile(**row) for row in rows]
+
+    def date_files(self, expires_at_ms: int, limit: int) -> None:
+        """Let so many files end then that nothing says the end of, and that no batch which goes on reads or writes."""
+        with self._database.transaction() as connection:
+            connection.execute(_DATE.encode(), (expires_at_ms, limit))
+
+    def expired_files(self, now_ms: int, limit: int, behind: StoredFile | None) -> list[StoredFile]:
+        """Files that nobody finds any more, the longest expired first, after this one; none that a batch which goes on
+        reads or writes."""
+        behind_ms, behind_id = (-1, "") if behind is None else (behind.expires_at_ms, behind.file_id)
+        values = {"now_ms": now_ms, "limit": limit, "behind_ms": behind_ms, "behind_id": behind_id}
+        return [StoredFile(**row) for row in self._rows(_EXPIRED, values)]
 
     def settle_file(self, file_id: str, size_bytes: int) -> None:
         """A job has written this file."""
@@ -136,7 +205,8 @@ class BatchStore:
 
 
 def _values(file: StoredFile) -> tuple[Any, ...]:
-    return (file.file_id, file.tenant, file.purpose, file.filename, file.size_bytes, file.created_at_ms)
+    name = (file.file_id, file.tenant, file.purpose, file.filename)
+    return (*name, file.size_bytes, file.created_at_ms, file.expires_at_ms)
 
 
 def _batch(row: Mapping[str, Any]) -> Batch:

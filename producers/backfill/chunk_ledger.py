@@ -59,6 +59,11 @@ class ChunkLedger:
         return len(self._open)
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of those that are open."""
+        return tuple(self._open)
+
+    @property
     def open_rows(self) -> int:
         """Rows of open chunks."""
         return sum(chunk.plan.rows for chunk in self._open.values())
@@ -122,6 +127,16 @@ class ChunkLedger:
                 due[chunk.plan] = frozenset(rows)
             self._plan_retries(chunk)
         return due
+
+    def ask_again(self, numbers: Iterable[int], now_ms: int) -> None:
+        """The rows of these chunks that are not answered are due to be sent once more, whatever was tried before."""
+        for number in numbers:
+            chunk = self._open.get(number)
+            if chunk is None or not chunk.awaited:
+                continue
+            for one in chunk.awaited.values():
+                one.retry_at_ms = now_ms
+            self._retries_due[number] = now_ms
 
     def awaited(self) -> list[str]:
         """The request ids of all rows that are not answered."""

@@ -15,10 +15,11 @@ from fairlane.cli.output import FAILURE, fail, say, show_json, show_table
 from fairlane.cli.progress import progress_bar
 from fairlane.clock import now_ms
 from fairlane.registry import RegistryError
-from fairlane.service import HealthServer, Readiness, StopSignal
+from fairlane.service import StopSignal
 from fairlane.settings import Settings
 from producers.backfill import views
 from producers.backfill.app import JobRunner, NotToBeRunError
+from producers.backfill.files import absolute
 from producers.backfill.job import (
     DEFAULT_WINDOW_MS,
     MAX_COST_REACHED,
@@ -29,10 +30,12 @@ from producers.backfill.job import (
     Wanted,
 )
 from producers.backfill.job_store import JobStore
+from producers.backfill.job_turns import MAX_JOBS
 from producers.backfill.lease import LEASE_S
 from producers.backfill.options import check_rows_under_way, defaults_of, format_of, pairs, window_ms
 from producers.backfill.reply_reader import reply_partitions
 from producers.backfill.seams import AwayError, JobFailedError, LeaseLostError
+from producers.backfill.service import serve
 from producers.backfill.submission import TooExpensiveError, submit, survey
 
 EXIT_CODES = {
@@ -97,12 +100,13 @@ def submit_command(
         fail("OUTPUT is missing")
     check_rows_under_way(chunk_rows, max_open_chunks)
     fields = {**defaults_of(default or ()), **({} if model is None else {"model": model})}
+    # Whoever runs it may have been started in another folder.
     spec = JobSpec(
-        source,
-        output or "",
+        absolute(source),
+        absolute(output or ""),
         input_format or format_of(source, Format.JSONL),
         output_format or format_of(output or "", Format.JSONL),
-        errors,
+        errors and absolute(errors),
         pairs("--column", column or ()),
         fields,
         ordered,
@@ -134,6 +138,7 @@ def run_command(
     lease_s: Annotated[
         float, typer.Option(min=1.0, max=600.0, help="How long a runner that was killed keeps its job.")
     ] = LEASE_S,
+    max_jobs: Annotated[int, typer.Option(min=1, max=64, help="With --all: most jobs at a time.")] = MAX_JOBS,
     as_json: AsJson = False,
 ) -> int:
     """Run a job to its end, or every job that is queued. SIGINT and SIGTERM leave it as it is, to be gone on with."""
@@ -143,16 +148,7 @@ def run_command(
     if job_id is not None:
         return _run(settings, job_id, lease_s=lease_s, as_json=as_json)
     logs.configure(settings, "backfill")
-    stop = StopSignal()
-    stop.install()
-    readiness = Readiness("running")
-    health = HealthServer(readiness, settings.metrics_host, settings.metrics_port)
-    health.start()
-    readiness.set("running")
-    try:
-        JobRunner(settings, stop, lease_s=lease_s).run_all()
-    finally:
-        health.stop()
+    serve(settings, lease_s=lease_s, max_jobs=max_jobs)
     return 0
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from fairlane.postgres import act_for, connect, deadline, explain
+from fairlane.postgres import KeptConnection, explain
 from producers.backfill.seams import AwayError, JobFailedError
 
 CALL_TIMEOUT_S = 10.0
@@ -19,15 +19,12 @@ class Database:
 
     def __init__(self, dsn: str, tenant: str) -> None:
         """``tenant``: whose rows are seen and written; ALL_TENANTS for a trusted service."""
-        self._dsn = dsn
         self._tenant = tenant
-        self._connection: psycopg.Connection | None = None
+        self._kept = KeptConnection(dsn, _APPLICATION, CALL_TIMEOUT_S, server_timeouts_s=_SERVER_TIMEOUTS_S)
 
     def close(self) -> None:
         """Give the connection back; the next call opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._kept.close()
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection]:
@@ -36,21 +33,12 @@ class Database:
         Raises AwayError: whether it was committed is unknown; JobFailedError: Postgres will never take this.
         """
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-            with deadline(self._connection, CALL_TIMEOUT_S), self._connection.transaction():
-                act_for(self._connection, self._tenant)
-                yield self._connection
+            with self._kept.transaction(self._tenant) as connection:
+                yield connection
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             # Its text may quote a row.
             raise JobFailedError(f"Postgres refused it: {type(error).__name__} ({error.sqlstate})") from None
         except psycopg.errors.UndefinedTable:
-            self.close()
             raise JobFailedError("Postgres has no tables for jobs; `fairlane db upgrade` makes them") from None
         except psycopg.Error as error:
-            self.close()
             raise AwayError(f"Postgres: {explain(error)}") from None
-
-    def _connect(self) -> psycopg.Connection:
-        options = " ".join(f"-c {name}={seconds}s" for name, seconds in _SERVER_TIMEOUTS_S.items())
-        return connect(self._dsn, _APPLICATION, options=options, autocommit=True)

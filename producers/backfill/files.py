@@ -224,6 +224,11 @@ def blob_of(url: str, endpoint: str | None = None) -> Blob:
     return LocalFile(Path(url))
 
 
+def absolute(url: str) -> str:
+    """The same file, whatever folder a process runs in."""
+    return url if not url or "://" in url else str(Path(url).absolute())
+
+
 def are_same(url: str, other: str) -> bool:
     """Whether two URLs name one file or object, however they are written."""
     return _whole(url) == _whole(other)

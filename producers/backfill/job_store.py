@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from psycopg.rows import dict_row
@@ -10,6 +10,8 @@ from psycopg.rows import dict_row
 from fairlane.postgres import ALL_TENANTS
 from producers.backfill.database import Database
 from producers.backfill.job import Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
+from producers.backfill.job_turns import WaitingJob
+from producers.backfill.seams import JobFailedError
 
 COLUMNS = """
 job_id, tenant, spec, input_bytes, input_version, total_rows, partitions, status, wanted, reason, ok_rows, failed_rows,
@@ -63,11 +65,25 @@ UPDATE backfill_jobs SET
 WHERE job_id = %(job_id)s AND {_RUNNABLE} AND coalesce(lease_until < clock_timestamp(), true)
 RETURNING {COLUMNS}, estimated_row_cost
 """  # noqa: S608 - our own names
+_MOST_WAITING = 1_000
 _WAITING = f"""
-SELECT job_id FROM backfill_jobs
-WHERE {_RUNNABLE} AND coalesce(lease_until < clock_timestamp(), true)
-ORDER BY created_at_ms, job_id LIMIT 1 OFFSET %s
+SELECT job_id, tenant, created_at_ms FROM (
+    SELECT job_id, tenant, created_at_ms,
+        row_number() OVER (PARTITION BY tenant ORDER BY created_at_ms, job_id) AS place
+    FROM backfill_jobs
+    WHERE {_RUNNABLE} AND coalesce(lease_until < clock_timestamp(), true) AND NOT job_id = ANY(%(left_out)s)
+) AS line
+WHERE place <= %(per_tenant)s ORDER BY place, created_at_ms, job_id LIMIT %(most)s
 """  # noqa: S608 - our own names
+_UNFINISHED = """
+SELECT status, count(*) AS jobs,
+    sum(coalesce(total_rows, 0) - ok_rows - failed_rows - expired_rows - cancelled_rows)::bigint AS rows
+FROM backfill_jobs WHERE status NOT IN ('completed', 'expired', 'cancelled') GROUP BY status
+"""
+_UNREADABLE = """
+UPDATE backfill_jobs SET status = 'failed', reason = %(reason)s, ended_at_ms = %(now_ms)s, lease_until = NULL
+WHERE job_id = %(job_id)s AND token = %(token)s
+"""
 
 
 def new_job_id() -> str:
@@ -109,15 +125,30 @@ class JobStore:
 
     def take(self, job_id: str, runner: str, lease_s: float, now_ms: int) -> tuple[Job, float] | None:
         """Take the lease of a job that is to run. Returns the job and the estimated cost of a row; None if another
-        runner has it, or it is not to run."""
+        runner has it, or it is not to run. Raises JobFailedError, and the job has failed, if this version of the
+        runner cannot read it."""
         values = {"job_id": job_id, "runner": runner, "lease_s": lease_s, "now_ms": now_ms}
         rows = self._rows(_TAKE, values)
-        return (job_of(rows[0]), float(rows[0]["estimated_row_cost"])) if rows else None
+        if not rows:
+            return None
+        try:
+            job = job_of(rows[0])
+        except (KeyError, TypeError, ValueError):
+            reason = "its specification cannot be read by this version of the runner"
+            failed = {"job_id": job_id, "token": rows[0]["token"], "reason": reason, "now_ms": now_ms}
+            with self._database.transaction() as connection:
+                connection.execute(_UNREADABLE, failed)
+            raise JobFailedError(reason) from None
+        return job, float(rows[0]["estimated_row_cost"])
 
-    def next_waiting(self, skip: int = 0) -> str | None:
-        """The oldest job that is to run and that nobody runs, leaving out so many that are older."""
-        rows = self._rows(_WAITING, (skip,))
-        return str(rows[0]["job_id"]) if rows else None
+    def waiting(self, per_tenant: int, left_out: Collection[str] = ()) -> list[WaitingJob]:
+        """Jobs that are to run and that nobody runs: the oldest of each tenant, without those that are left out."""
+        values = {"per_tenant": per_tenant, "left_out": list(left_out), "most": _MOST_WAITING}
+        return [WaitingJob(**row) for row in self._rows(_WAITING, values)]
+
+    def unfinished(self) -> dict[Status, tuple[int, int]]:
+        """How many jobs have not ended, and how many of their rows that are counted are not done, by status."""
+        return {Status(row["status"]): (row["jobs"], row["rows"]) for row in self._rows(_UNFINISHED, ())}
 
     def _rows(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[dict[str, Any]]:
         with self._database.transaction() as connection, connection.cursor(row_factory=dict_row) as cursor:

@@ -27,11 +27,17 @@ class LeaseKeeper:
     """
 
     def __init__(
-        self, job_log: PostgresJobLog, stop: StopSignal, max_cost_tokens: int | None, lease_s: float = LEASE_S
+        self,
+        job_log: PostgresJobLog,
+        stop: StopSignal,
+        max_cost_tokens: int | None,
+        lease_s: float = LEASE_S,
+        give_way: threading.Event | None = None,
     ) -> None:
-        """``job_log`` is for this thread alone."""
+        """``job_log`` is for this thread alone. ``give_way`` is set when another job is to have this one's place."""
         self._log = job_log
         self._stop = stop
+        self._give_way = give_way or threading.Event()
         self._lease_s = lease_s
         self._wanted = Wanted.RUN
         self._max_cost_tokens = max_cost_tokens
@@ -68,6 +74,10 @@ class LeaseKeeper:
     @property
     def stopping(self) -> bool:
         return self._stop.stopping
+
+    @property
+    def gives_way(self) -> bool:
+        return self._give_way.is_set()
 
     @property
     def max_cost_tokens(self) -> int | None:

@@ -1,6 +1,6 @@
 """The job's partition of the reply topic, read from an offset that the runner names. No group, nothing is committed."""
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.cluster import LastError, quiet, reason_of
 from fairlane.codec import Codec, DecodeError
@@ -20,12 +20,12 @@ _MOST_MESSAGES = 2_000
 _QUEUED_KIB = 16_384
 
 
-def reply_partitions(settings: Settings) -> int:
+def reply_partitions(settings: Settings, timeout_s: float = _CALL_TIMEOUT_S) -> int:
     """How many partitions the topic of the replies has. Raises AwayError."""
     errors = LastError()
     consumer = Consumer(quiet(read_committed_consumer(settings, f"{settings.group_prefix}.jobs"), errors))
     try:
-        found = consumer.list_topics(JOBS_REPLIES, timeout=_CALL_TIMEOUT_S).topics[JOBS_REPLIES]
+        found = consumer.list_topics(JOBS_REPLIES, timeout=timeout_s).topics[JOBS_REPLIES]
         if found.error is not None:
             raise AwayError(f"{JOBS_REPLIES}: {found.error.str()}; `fairlane topics apply` makes it")
         return len(found.partitions)
@@ -51,6 +51,8 @@ class KafkaReplies:
         config |= {"queued.max.messages.kbytes": _QUEUED_KIB, "enable.partition.eof": True}
         self._consumer = Consumer(quiet(config, self._errors))
         self._position = 0
+        self._losses = 0
+        self._is_out_of_range = False
 
     def close(self) -> None:
         """Disconnect."""
@@ -59,6 +61,10 @@ class KafkaReplies:
     @property
     def position(self) -> int:
         return self._position
+
+    @property
+    def losses(self) -> int:
+        return self._losses
 
     def start(self, offset: int | None) -> None:
         place = TopicPartition(JOBS_REPLIES, self._partition)
@@ -70,10 +76,14 @@ class KafkaReplies:
                     f"{self._partitions}"
                 )
             low, high = self._consumer.get_watermark_offsets(place, timeout=_CALL_TIMEOUT_S)
-            if offset is not None and offset < low:
-                log.error("replies_were_removed", partition=self._partition, wanted=offset, first=low)
-            self._position = high if offset is None else min(max(offset, low), high)
-            self._consumer.assign([TopicPartition(JOBS_REPLIES, self._partition, self._position)])
+            is_lost = offset is not None and not low <= offset <= high
+            # A topic that was made anew begins at its beginning.
+            position = high if offset is None else low if is_lost else offset
+            self._consumer.assign([TopicPartition(JOBS_REPLIES, self._partition, position)])
+            self._position = position
+            if is_lost:
+                self._losses += 1
+                log.error("replies_were_removed", partition=self._partition, wanted=offset, first=low, end=high)
         except KafkaException as error:
             raise AwayError(f"Kafka: {self._errors.text or reason_of(error)}") from None
 
@@ -85,6 +95,9 @@ class KafkaReplies:
             raise AwayError(f"Kafka: {self._errors.text or reason_of(error)}") from None
 
     def read(self, timeout_s: float) -> list[InferenceReply]:
+        if self._is_out_of_range:
+            self.start(self._position)
+            self._is_out_of_range = False
         try:
             first = self._consumer.consume(1, timeout_s)
             messages = [*first, *self._consumer.consume(_MOST_MESSAGES, 0)] if first else []
@@ -113,9 +126,8 @@ class KafkaReplies:
 
     def _note(self, error: KafkaError) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            # Retention was faster than this job: what it took is asked for again when the rows' time is up.
-            log.error("replies_were_removed", partition=self._partition, wanted=self._position)
-            self._consumer.assign([TopicPartition(JOBS_REPLIES, self._partition, OFFSET_BEGINNING)])
+            # Retention was faster than this job. Nothing more is read until it is assigned again.
+            self._is_out_of_range = True
         elif error.fatal():
             raise AwayError(f"Kafka: {error.str()}")
         else:

@@ -10,14 +10,11 @@ is killed anywhere leaves a job that another one goes on with:
 - all done: the parts are joined again.
 """
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import TypeVar
 
-from fairlane.backoff import Backoff
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.names import JOBS_REPLIES
@@ -26,7 +23,8 @@ from fairlane.records import InferenceRequest
 from producers.backfill.answers import tally_of
 from producers.backfill.budget import Budget
 from producers.backfill.chunk_ledger import ChunkLedger
-from producers.backfill.job import MAX_COST_REACHED, ChunkPlan, Job, Status, Tally, Wanted
+from producers.backfill.job import MAX_COST_REACHED, ChunkPlan, Job, Position, Status, Tally, Wanted
+from producers.backfill.patience import LeftError, Patience
 from producers.backfill.row import BadRow, ParsedRow, RowContent
 from producers.backfill.row_ids import RowIds
 from producers.backfill.rows import parse_row
@@ -35,7 +33,6 @@ from producers.backfill.seams import (
     Control,
     JobFailedError,
     JobLog,
-    LeaseLostError,
     Parts,
     Publisher,
     Replies,
@@ -54,9 +51,6 @@ GRACE_MS = 30_000
 """How long after its deadline, or after it was cancelled, a row is waited for: its reply may be on its way."""
 
 _READ_S = 0.2
-_BACKOFF = Backoff(first_s=0.2, longest_s=5.0)
-
-T = TypeVar("T")
 
 
 class Runner:
@@ -100,6 +94,7 @@ class Runner:
         self._max_timeout_ms = max_timeout_ms
         self._grace_ms = grace_ms
         self._on_progress = on_progress
+        self._patiently = Patience(job.job_id, log_, control)
         self._ids = RowIds(job.job_id, job.partitions)
         self._ledger = ChunkLedger(job.tenant, self._ids)
         self._done = job.tally
@@ -109,23 +104,39 @@ class Runner:
         self._cancelled_at_ms: int | None = None
         self._begun_at_ms = clock()
         self._replies_end: int | None = None
+        self._losses = 0
+        self._doubtful: tuple[int, ...] = ()  # chunks of which replies may be lost
+        self._doubt_ends = 0
+        self._came_on = False  # beyond what it reads again of what the runner before it had read
 
     def run(self) -> Status:
-        """Where the job stands when this returns; PAUSED also when the process is to end.
+        """Where the job stands when this returns; PAUSED also when it is left for another runner to go on with.
 
         Raises LeaseLostError: another runner has it.
         """
         try:
+            try:
+                return self._run()
+            except JobFailedError as error:
+                reason = str(error)
+                log.error("job_failed", job_id=self._job.job_id, tenant=self._job.tenant, reason=reason)
+                self._patiently.is_ending = True
+                self._patiently(lambda: self._log.move(Status.FAILED, reason))
+                return Status.FAILED
+        except LeftError:
+            return Status.PAUSED
+
+    def _run(self) -> Status:
+        try:
             self._begin()
             while (ended := self._step()) is None:
-                pass
-        except _StoppedError:
-            return Status.PAUSED
+                if self._control.gives_way and self._came_on:
+                    raise LeftError
         except JobFailedError as error:
-            reason = str(error)
-            log.error("job_failed", job_id=self._job.job_id, tenant=self._job.tenant, reason=reason)
-            self._patiently(lambda: self._log.move(Status.FAILED, reason))
-            return Status.FAILED
+            if self._control.wanted is not Wanted.CANCEL or self._patiently.is_ending:
+                raise
+            # What its owner wants to end must come to an end though its input is gone: with what is known by now.
+            return self._end_cancelled(str(error))
         return ended
 
     def _begin(self) -> None:
@@ -143,20 +154,22 @@ class Runner:
 
     def _step(self) -> Status | None:
         """One round. Returns where the job stands once it has ended, else None."""
-        self._heed()
+        self._patiently.heed()
         if self._control.wanted is Wanted.CANCEL and self._cancelled_at_ms is None:
             self._cancel()
         if rows := self._rows_to_open():
             self._open_next(rows)
         wait_s = 0.0 if self._rows_to_open() else _READ_S
         now_ms = self._clock()
-        for reply in self._patiently(lambda: self._replies.read(wait_s)):
+        found = self._patiently(lambda: self._replies.read(wait_s))
+        for reply in found:
             self._ledger.take(reply, now_ms)
+        self._came_on |= not found
+        self._doubt_if_lost(now_ms)
         if self._may_send:
             self._send_again()
         self._give_up_if_late()
-        for plan in self._ledger.complete():
-            self._finish(plan)
+        self._finish_complete()
         if self._ledger.chunks:
             return None
         if self._cancelled_at_ms is not None or self._all_planned:
@@ -205,21 +218,13 @@ class Runner:
         budget = replace(self._budget, max_cost_tokens=self._control.max_cost_tokens)
         return budget.affordable_rows(self._done, self._ledger.open_rows)
 
-    def _heed(self) -> None:
-        """Raises _StoppedError when the job is to pause or the process to end, LeaseLostError when it is another's."""
-        if self._control.lost:
-            raise LeaseLostError
-        if self._control.stopping:
-            raise _StoppedError
-        if self._control.wanted is Wanted.PAUSE:
-            self._patiently(lambda: self._log.move(Status.PAUSED))
-            raise _StoppedError
-
     # Steps
 
     def _open_next(self, most_rows: int) -> None:
-        most_bytes = self._job.spec.chunk_bytes
-        contents, end = self._patiently(lambda: self._source.read(self._position, most_rows, most_bytes))
+        with suppress(_CancelHeardError):
+            self._plan_next(*self._read(self._position, most_rows, self._job.spec.chunk_bytes))
+
+    def _plan_next(self, contents: Sequence[RowContent], end: Position) -> None:
         if not contents:
             raise JobFailedError(f"the input ends after {self._planned} rows; {self._job.total_rows} were counted")
         rows = self._parsed(contents)
@@ -235,10 +240,29 @@ class Runner:
 
     def _rows_of(self, plan: ChunkPlan) -> list[ParsedRow]:
         # So many bytes as the chunk has: their number was bounded when it was planned.
-        contents, end = self._patiently(lambda: self._source.read(plan.begin, plan.rows, _ANY_BYTES))
+        contents, end = self._read(plan.begin, plan.rows, _ANY_BYTES)
         if len(contents) != plan.rows or end != plan.end:
             raise JobFailedError(f"the input has changed: rows {plan.first_row} and on are not where they were")
         return self._parsed(contents)
+
+    def _read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
+        """An input that does not answer is waited for until the job is cancelled or its time is up.
+
+        Raises JobFailedError.
+        """
+
+        def read() -> tuple[list[RowContent], Position]:
+            try:
+                return self._source.read(begin, most_rows, most_bytes)
+            except AwayError as error:
+                reason = f"the input could not be read in time: {error}"
+                if self._control.wanted is Wanted.CANCEL:
+                    raise _CancelHeardError(reason) from None
+                if self._is_late:
+                    raise JobFailedError(reason) from None
+                raise
+
+        return self._patiently(read)
 
     def _parsed(self, contents: Sequence[RowContent]) -> list[ParsedRow]:
         spec, tenant = self._job.spec, self._job.tenant
@@ -286,8 +310,19 @@ class Runner:
     def _send_again(self) -> None:
         for plan, numbers in self._ledger.due(self._clock()).items():
             # Rows are not kept: those that were refused for now are few, and are read once more.
-            records = self._records(plan, self._rows_of(plan), numbers)
-            self._patiently(partial(self._publisher.send_again, records))
+            with suppress(_CancelHeardError):
+                records = self._records(plan, self._rows_of(plan), numbers)
+                self._patiently(partial(self._publisher.send_again, records))
+
+    def _doubt_if_lost(self, now_ms: int) -> None:
+        """Once everything is read that is left of replies of which some were removed, the rows without one are sent
+        again under their ids: the dispatcher answers an id that it answered before with the same reply."""
+        if self._replies.losses != self._losses:
+            self._doubt_ends = self._patiently(self._replies.end)
+            self._losses, self._doubtful = self._replies.losses, self._ledger.numbers
+        if self._doubtful and self._replies.position >= self._doubt_ends:
+            self._ledger.ask_again(self._doubtful, now_ms)
+            self._doubtful = ()
 
     def _cancel(self) -> None:
         self._patiently(lambda: self._log.move(Status.CANCELLING))
@@ -295,6 +330,15 @@ class Runner:
         if awaited:
             self._patiently(lambda: self._publisher.cancel(awaited))
         self._cancelled_at_ms = self._clock()
+
+    def _end_cancelled(self, reason: str) -> Status:
+        if self._cancelled_at_ms is None:
+            with suppress(JobFailedError):
+                self._cancel()
+        self._cancelled_at_ms = self._cancelled_at_ms or self._clock()
+        self._ledger.give_up(Outcome.CANCELLED)
+        self._finish_complete()
+        return self._finalize(reason)
 
     def _give_up_if_late(self) -> None:
         late_from_ms = self._job.deadline_at_ms if self._cancelled_at_ms is None else self._cancelled_at_ms
@@ -308,27 +352,39 @@ class Runner:
         if self._replies.position >= self._replies_end:
             self._ledger.give_up(Outcome.EXPIRED if self._cancelled_at_ms is None else Outcome.CANCELLED)
 
+    def _finish_complete(self) -> None:
+        for plan in self._ledger.complete():
+            self._finish(plan)
+
     def _finish(self, plan: ChunkPlan) -> None:
         answers = self._ledger.answers_of(plan.number, ordered=self._job.spec.ordered)
         tally = tally_of(answers)
         part = self._patiently(lambda: self._parts.write(plan.number, answers))
         self._patiently(lambda: self._log.finish(plan, part, tally))
         self._ledger.close(plan.number)
+        self._came_on = True
         self._done += tally
         self._on_progress(self._done)
 
-    def _finalize(self) -> Status:
+    def _finalize(self, reason: str | None = None) -> Status:
+        self._patiently.is_ending = True
         self._patiently(lambda: self._log.move(Status.FINALIZING))
-        ordered = self._job.spec.ordered
-        self._patiently(lambda: self._parts.join(lambda: self._log.parts(ordered=ordered)))
+        self._patiently(lambda: self._parts.join(self._done_parts))
         status = Status.COMPLETED
         if self._cancelled_at_ms is not None:
             status = Status.CANCELLED
         elif self._done.expired and self._is_late:
             status = Status.EXPIRED
-        self._patiently(lambda: self._log.move(status))
+        self._patiently(lambda: self._log.move(status, reason))
         self._clean_up()
         return status
+
+    def _done_parts(self) -> Iterator[str]:
+        """A process that is to end does not wait until gigabytes are joined."""
+        for part in self._log.parts(ordered=self._job.spec.ordered):
+            if self._control.stopping:
+                raise LeftError
+            yield part
 
     def _clean_up(self) -> None:
         try:
@@ -336,24 +392,9 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - the job has ended, whatever becomes of its parts
             log.warning("parts_left_behind", job_id=self._job.job_id, reason=type(error).__name__)
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Make a call until it is answered, or the job is to stop."""
-        for failures in count(1):
-            try:
-                return call()
-            except AwayError as error:
-                if self._control.lost:
-                    raise LeaseLostError from None
-                if self._control.stopping:
-                    raise _StoppedError from None
-                delay_s = _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
-                log.warning("waiting", job_id=self._job.job_id, reason=str(error), failures=failures)
-                self._control.wait(delay_s)
-        raise AssertionError("count() has no end")
-
 
 _ANY_BYTES = 2**62
 
 
-class _StoppedError(Exception):
-    """The job is to be left as it is."""
+class _CancelHeardError(JobFailedError):
+    """The input does not answer, and the job is to be cancelled: that can be done without it."""

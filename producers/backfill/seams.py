@@ -103,6 +103,11 @@ class Replies(Protocol):
         """The offset that is read next."""
         ...
 
+    @property
+    def losses(self) -> int:
+        """How often replies were removed from the topic before they were read."""
+        ...
+
     def start(self, offset: int | None) -> None:
         """Read from here on; None: from what is appended next."""
         ...
@@ -146,6 +151,11 @@ class Control(Protocol):
     @property
     def stopping(self) -> bool:
         """Whether this process is to end."""
+        ...
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether another job is to have this one's place in the process. Unlike ``stopping`` it can wait."""
         ...
 
     @property

@@ -1,5 +1,6 @@
 """Registering a job: look at its input once, say what it will cost, refuse what would cost too much."""
 
+from collections.abc import Callable
 from contextlib import closing
 
 from fairlane.clock import ClockMs
@@ -23,8 +24,10 @@ class TooExpensiveError(Exception):
         self.estimate = estimate
 
 
-def survey(tenant: str, spec: JobSpec) -> tuple[Estimate, Fingerprint]:
-    """Read the whole input once: count its rows, look into some. Raises AwayError and JobFailedError."""
+def survey(tenant: str, spec: JobSpec, heed: Callable[[], None] = lambda: None) -> tuple[Estimate, Fingerprint]:
+    """Read the whole input once: count its rows, look into some. Raises AwayError and JobFailedError.
+
+    ``heed`` is called now and then, and may raise what ends this."""
     if not is_name(tenant):
         raise JobFailedError("tenant: not a name of one")
     check_places(spec)
@@ -33,6 +36,7 @@ def survey(tenant: str, spec: JobSpec) -> tuple[Estimate, Fingerprint]:
     estimate, position = Estimate(), Position()
     with closing(source_of(blob, fingerprint, spec)) as source:
         while True:
+            heed()
             contents, position = source.read(position, spec.chunk_rows, spec.chunk_bytes)
             if not contents:
                 break

@@ -29,9 +29,10 @@ from producers.gateway.identity.gate import GateHeaders
 from producers.gateway.identity.principal import Identity
 from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.router import router as native_router
-from producers.gateway.openai.batch_deps import BatchDeps
+from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router as batch_router
 from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.file_sweep import keep_swept
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.caller import present
@@ -43,6 +44,7 @@ CONDITIONS = ("log", "serving")
 FILES_PATH = "/v1/files"
 
 _UPKEEP_S = 0.25
+_STORE_CHECK_S = 1.0
 _REDIS_TIMEOUT_S = 0.25
 _DESCRIPTION = "Inference on Kafka behind HTTP: OpenAI's API and Fairlane's own."
 
@@ -69,7 +71,15 @@ class Gateway:
         )
         self.calls: CallLog | None = None
         self.app = FastAPI(
-            title="Fairlane", description=_DESCRIPTION, version="0.1.0", lifespan=self._lifespan, redirect_slashes=False
+            title="Fairlane",
+            description=_DESCRIPTION,
+            version="0.1.0",
+            lifespan=self._lifespan,
+            redirect_slashes=False,
+            # Without it there are no pages either.
+            openapi_url="/openapi.json" if settings.gateway_docs else None,
+            # FastAPI's own would tell of exceptions with their texts, which may quote a caller.
+            telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         )
         error_answers.install(self.app)
         self._add_routes()
@@ -85,8 +95,10 @@ class Gateway:
         return 0 if self.calls is None else self.calls.open_calls
 
     def drain(self) -> None:
-        """Take no new requests; those that were taken are waited for."""
+        """Take no new requests; those that were taken are waited for. Who only listens is sent away: what is told can
+        be asked for anywhere. On the event loop."""
         self.pipeline.submitter.is_draining = True
+        self._native.slots.ending.set()
         self.readiness.set("serving", "draining")
 
     def end_waiting(self) -> None:
@@ -124,17 +136,25 @@ class Gateway:
             settings.gateway_wait_s,
             on_accepted=self._results.accepted,
         )
-        batches = BatchDeps(
+        batches = self._batches = BatchDeps(
             self._authenticate,
             settings.postgres_dsn.get_secret_value(),
             settings.files_url,
             partial(reply_partitions, settings),
+            limits=FileLimits(settings.files_max_count, settings.files_max_bytes, settings.files_ttl_s),
         )
         native = self._native = NativeDeps(
-            submitter, self._authenticate, self._results, idempotency, settings.gateway_wait_s
+            submitter,
+            self._authenticate,
+            self._results,
+            idempotency,
+            settings.gateway_wait_s,
+            identify=self._identity.gate.identify,
         )
-        # Routes are looked for in this order: first those that are called most often.
-        for router in (native_router(native), openai_router(openai), batch_router(batches)):
+        # Routes are looked for in this order: first those that are called most often, before FastAPI's own pages. Of a
+        # router that is included each is looked for twice.
+        self.app.router.routes[:0] = native_router(native).routes
+        for router in (openai_router(openai), batch_router(batches)):
             self.app.include_router(router)
 
     async def _authenticate(self, connection: HTTPConnection) -> Identity:
@@ -163,9 +183,11 @@ class Gateway:
             except FeedUnavailableError as error:
                 log.error("gateway_failed", reason=str(error))
                 raise
-            upkeep = asyncio.create_task(self._upkeep(), name="upkeep")
-            upkeep.add_done_callback(self._upkeep_ended)
-            stack.push_async_callback(_cancelled, upkeep)
+            works = {"upkeep": self._upkeep(), "store check": self._check_store(), "sweep": keep_swept(self._batches)}
+            for name, work in works.items():
+                task = asyncio.create_task(work, name=name)
+                task.add_done_callback(self._upkeep_ended)
+                stack.push_async_callback(_cancelled, task)
             self.readiness.set("serving")
             yield
             self.drain()
@@ -175,6 +197,12 @@ class Gateway:
         while True:
             self.readiness.set("log", self.pipeline.trouble())
             await asyncio.sleep(_UPKEEP_S)
+
+    async def _check_store(self) -> None:
+        """See that Postgres is away, or back, though nobody looks anything up."""
+        while True:
+            await self._results.check_store()
+            await asyncio.sleep(_STORE_CHECK_S)
 
     def _upkeep_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -1,7 +1,6 @@
 """Where claims of idempotency keys are kept: in Redis for all instances, or in this process alone."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
 
@@ -9,6 +8,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fairlane.redis_watch import RedisTurns, RedisWatch
+from producers.gateway.tenant_map import TenantMap
 
 TTL_S = 86_400
 MOST_LOCAL_CLAIMS = 20_000
@@ -32,7 +32,7 @@ return ARGV[2]
 
 
 class LocalClaims:
-    """Claims of this process, gone with it. Of too many the oldest is forgotten.
+    """Claims of this process, gone with it. Of too many the oldest is forgotten of the tenant that has most.
 
     Args:
         ttl_s: how long each is kept, in seconds.
@@ -44,30 +44,28 @@ class LocalClaims:
         self, ttl_s: float = TTL_S, most: int = MOST_LOCAL_CLAIMS, clock_s: Callable[[], float] = monotonic
     ) -> None:
         self._ttl_s = ttl_s
-        self._most = most
         self._clock_s = clock_s
-        self._claims: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._claims: TenantMap[tuple[float, str]] = TenantMap(most)
 
-    async def swap(self, name: str, expected: str | None, new: str | None) -> str | None:
-        there = self.get(name)
+    async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
+        there = self.get(tenant, name)
         if there != expected:
             return there
-        self.put(name, new)
+        self.put(tenant, name, new)
         return new
 
-    def put(self, name: str, claim: str | None) -> None:
+    def put(self, tenant: str, name: str, claim: str | None) -> None:
         """Whatever is there."""
-        self._claims.pop(name, None)
-        if claim is not None:
-            self._claims[name] = self._clock_s() + self._ttl_s, claim
-            if len(self._claims) > self._most:
-                self._claims.popitem(last=False)
+        if claim is None:
+            self._claims.pop(tenant, name)
+        else:
+            self._claims.put(tenant, name, (self._clock_s() + self._ttl_s, claim))
 
-    def get(self, name: str) -> str | None:
+    def get(self, tenant: str, name: str) -> str | None:
         """What is there."""
-        ends_at, claim = self._claims.get(name, (0.0, None))
+        ends_at, claim = self._claims.get(tenant, name) or (0.0, None)
         if claim is not None and ends_at <= self._clock_s():
-            del self._claims[name]
+            self._claims.pop(tenant, name)
             return None
         return claim
 
@@ -93,26 +91,26 @@ class RedisClaims:
         self._own = LocalClaims(ttl_s)
         """What of that this instance wrote: nobody else gives it back."""
 
-    async def swap(self, name: str, expected: str | None, new: str | None) -> str | None:
-        own, seen = self._own.get(name), self._seen.get(name)
+    async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
+        own, seen = self._own.get(tenant, name), self._seen.get(tenant, name)
         if own is not None and expected is None:
             # What Redis lost, or was not there to be told, still counts here.
             return own
-        there = await self._ask(name, expected, new)
+        there = await self._ask(tenant, name, expected, new)
         if there is None and new is not None and seen is not None and seen == expected:
-            there = await self._ask(name, None, new)
-        self._seen.put(name, there)
-        self._own.put(name, there if there == new else None)
+            there = await self._ask(tenant, name, None, new)
+        self._seen.put(tenant, name, there)
+        self._own.put(tenant, name, there if there == new else None)
         return there
 
-    async def _ask(self, name: str, expected: str | None, new: str | None) -> str | None:
+    async def _ask(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
         if not self._turns.may_ask():
-            return await self._seen.swap(name, expected, new)
+            return await self._seen.swap(tenant, name, expected, new)
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._script(keys=[_PREFIX + name], args=[expected or "", new or "", self._ttl_s])
         except (RedisError, OSError, TimeoutError) as error:
             self._turns.failed(error)
-            return await self._seen.swap(name, expected, new)
+            return await self._seen.swap(tenant, name, expected, new)
         self._turns.succeeded()
         return (answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)) or None

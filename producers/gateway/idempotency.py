@@ -73,12 +73,31 @@ class Claim:
 class ClaimStore(Protocol):
     """Where claims are kept, each for its time."""
 
-    async def swap(self, name: str, expected: str | None, new: str | None) -> str | None:
+    async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
         """Put ``new`` there, or nothing, if what is there is ``expected``; all in one step.
 
-        Returns what is there after it.
+        No two tenants may have the same name. Returns what is there after it.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A claim that this call put into the store."""
+
+    store: ClaimStore
+    tenant: str
+    name: str
+    claim: Claim
+
+    async def become(self, claim: Claim) -> "_Kept":
+        """Another one in its place, if it is still there."""
+        await self.store.swap(self.tenant, self.name, self.claim.packed(), claim.packed())
+        return replace(self, claim=claim)
+
+    async def end(self) -> None:
+        """None in its place."""
+        await self.store.swap(self.tenant, self.name, self.claim.packed(), None)
 
 
 class Call:
@@ -93,7 +112,7 @@ class Call:
         self,
         request_id: str,
         reply: InferenceReply | None = None,
-        kept: "tuple[ClaimStore, str, Claim] | None" = None,
+        kept: "_Kept | None" = None,
     ) -> None:
         self.request_id = request_id
         self.reply = reply
@@ -108,10 +127,7 @@ class Call:
         """The request was accepted: nobody publishes it again."""
         if self._kept is None:
             return
-        store, name, claim = self._kept
-        confirmed = replace(claim, confirmed=True)
-        await store.swap(name, claim.packed(), confirmed.packed())
-        self._kept = store, name, confirmed
+        self._kept = await self._kept.become(replace(self._kept.claim, confirmed=True))
 
     async def give_back(self) -> None:
         """It was not published: the key is free for another try, unless an earlier one may have been."""
@@ -120,8 +136,7 @@ class Call:
     async def doubt(self) -> None:
         """Nobody knows whether it was published: whoever sends the key again publishes it under the same id."""
         if self._kept is not None:
-            store, name, claim = self._kept
-            await store.swap(name, claim.packed(), replace(claim, claimed_at_ms=0, confirmed=False).packed())
+            await self._kept.become(replace(self._kept.claim, claimed_at_ms=0, confirmed=False))
 
     async def settle(self, reply: InferenceReply) -> None:
         """The reply is here. One that says that nothing was run frees the key, unless an earlier try may have been."""
@@ -131,11 +146,10 @@ class Call:
     async def _free(self) -> None:
         if self._kept is None:
             return
-        store, name, claim = self._kept
-        if claim.is_again:
+        if self._kept.claim.is_again:
             await self.doubt()
         else:
-            await store.swap(name, claim.packed(), None)
+            await self._kept.end()
 
 
 class Idempotency:
@@ -176,9 +190,9 @@ class Idempotency:
         mine = Claim(_digest(tenant, route, key, body=body), new_request_id, self._clock_ms())
         expected: str | None = None
         for _ in range(_MOST_ROUNDS):
-            there = await self._store.swap(name, expected, mine.packed())
+            there = await self._store.swap(tenant, name, expected, mine.packed())
             if there == mine.packed():
-                return Call(mine.request_id, kept=(self._store, name, mine))
+                return Call(mine.request_id, kept=_Kept(self._store, tenant, name, mine))
             theirs = None if there is None else Claim.unpacked(there)
             if theirs is None:
                 # Nothing any more, or nothing that this program wrote.

@@ -1,12 +1,17 @@
 """Publishing a request unless its idempotency key says that this was done before."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fairlane.records import InferenceReply, InferenceRequest
 from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import Call, Idempotency
+from producers.gateway.pipeline.caller import present
 from producers.gateway.reply_errors import UNCERTAIN
 from producers.gateway.seams import Submitter, Waiting
+
+OnAccepted = Callable[[str, InferenceRequest], None]
+"""Told the tenant and the request of every call that is, or may be, in the log, so that its id is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class Published:
 async def publish_once(
     submitter: Submitter,
     idempotency: Idempotency,
+    on_accepted: OnAccepted,
     tenant: str,
     route: str,
     key: str | None,
@@ -38,6 +44,7 @@ async def publish_once(
     Args:
         submitter: the way into the log.
         idempotency: knows the keys.
+        on_accepted: told what is accepted now, and what nobody knows of: its caller has the id and asks for it.
         tenant: of the identity.
         route: the path's template.
         key: of the call, if it has one.
@@ -51,12 +58,19 @@ async def publish_once(
     if call.request_id != request.request_id:
         request = replace(request, request_id=call.request_id)
     if call.reply is not None:
+        if (caller := present.get()) is not None:
+            caller.request_id = call.request_id
         return Published(call, request, call.reply)
     try:
         waiting = await submitter.submit(tenant, request)
     except GatewayError as error:
-        await (call.doubt() if error.code == UNCERTAIN else call.give_back())
+        if error.code != UNCERTAIN:
+            await call.give_back()
+            raise
+        on_accepted(tenant, request)
+        await call.doubt()
         raise
+    on_accepted(tenant, request)
     try:
         await call.confirm()
     except BaseException:

@@ -1,5 +1,6 @@
 """Serves an application until SIGTERM, and then until its calls are answered."""
 
+import resource
 from time import monotonic
 from types import FrameType
 from typing import Protocol
@@ -10,7 +11,9 @@ from fairlane import logs
 from fairlane.service import HealthServer, exit_after
 from fairlane.settings import Settings
 from producers.gateway.app import Gateway
-from producers.gateway.edge.limited_protocol import LimitedProtocol
+from producers.gateway.edge.connections import Connections
+from producers.gateway.edge.limited_protocol import limited_protocol
+from producers.gateway.edge.patience import Patience
 
 log = logs.get_logger(__name__)
 
@@ -18,7 +21,10 @@ _ANSWERS_S = 2.0
 """For the answers to those who are not waited for any longer."""
 _GRACE_S = 2
 _EXIT_MARGIN_S = 6.0
-_KEEP_ALIVE_S = 75
+_MOST_WORD_BYTES = 4_096
+"""Of a message that comes over a WebSocket: nobody reads it."""
+_DESCRIPTORS_BESIDES = 512
+"""For what is no connection of a caller: Kafka, Postgres, Redis, uploads."""
 
 
 class Served(Protocol):
@@ -44,20 +50,23 @@ class GatewayServer(uvicorn.Server):
         super().__init__(config)
         self._gateway = gateway
         self._drain_timeout_s = drain_timeout_s
+        self._signals = 0
         self._ends_at: float | None = None
         self._exits_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the base class's signature
         # Not noted as the base class does: it would raise the signal again in the end, and the status would not be 0.
-        if self._ends_at is not None:
+        # A handler runs in the middle of whatever the thread was doing, which may hold any lock: it sets flags alone.
+        self._signals += 1
+        if self._signals > 1:
             self.should_exit = self.force_exit = True
-            return
-        self._ends_at = monotonic() + self._drain_timeout_s
-        exit_after(self._drain_timeout_s + _EXIT_MARGIN_S)
-        self._gateway.drain()
 
     async def on_tick(self, counter: int) -> bool:
         now = monotonic()
+        if self._signals and self._ends_at is None:
+            self._ends_at = now + self._drain_timeout_s
+            exit_after(self._drain_timeout_s + _EXIT_MARGIN_S)
+            self._gateway.drain()
         if self._ends_at is None and self._gateway.failure is not None:
             self._ends_at = now
         if self._ends_at is not None:
@@ -81,20 +90,23 @@ def main() -> int:
         return 1
     health = HealthServer(gateway.readiness, settings.metrics_host, settings.metrics_port)
     health.start()
+    patience = Patience()
+    most = _room_for(settings.gateway_max_connections)
+    connections = Connections(most, min(most, settings.gateway_max_connections_per_address), patience)
     config = uvicorn.Config(
         gateway.app,
         host=settings.gateway_host,
         port=settings.gateway_port,
         loop="uvloop",
-        http=LimitedProtocol,
+        http=limited_protocol(connections),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="websockets-sansio",
-        ws_max_size=settings.gateway_max_body_bytes,
+        ws_max_size=_MOST_WORD_BYTES,
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=round(patience.idle_s),
         timeout_graceful_shutdown=_GRACE_S,
     )
     server = GatewayServer(config, gateway, settings.drain_timeout_s)
@@ -106,3 +118,17 @@ def main() -> int:
     finally:
         health.stop()
     return 0 if gateway.failure is None and server.started else 1
+
+
+def _room_for(connections: int) -> int:
+    """So many connections, or as many as this process may have descriptors for; its limit is raised as far as that
+    goes."""
+    wanted = connections + _DESCRIPTORS_BESIDES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    room = max(1, soft - _DESCRIPTORS_BESIDES)
+    if room < connections:
+        log.warning("few_descriptors", connections=room, wanted=connections, descriptors=soft)
+    return min(room, connections)

@@ -91,7 +91,7 @@ def play_trace(
         options = PlanOptions(factor, seconds, calls, scale, max_tokens)
         tenants, target = _target(via, tenant, url, key, model, stream=stream, max_in_flight=max_in_flight)
         with trace.open(encoding="utf-8", newline="") as lines:
-            due = plan(read_trace(lines), tenants, options)
+            due = plan(read_trace(lines, str(trace)), tenants, options)
             # A file that cannot be read at all is a mistake before anything is sent.
             due = itertools.chain(list(itertools.islice(due, 1)), due)
             report = run(

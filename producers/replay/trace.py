@@ -18,7 +18,7 @@ _MOST_TOKENS = 10_000_000
 
 
 class TraceError(ValueError):
-    """The file is no trace; the message names the line and the column."""
+    """The file is no trace; the message names the file, the line and, where it is one, the column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,41 @@ class TraceRow:
     tenant: str = ""
 
 
-def read_trace(lines: Iterable[str]) -> Iterator[TraceRow]:
+def read_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
     """The rows one by one, however many there are: a trace need not fit into memory.
 
-    Raises TraceError: a column is missing, a value cannot be read, or a request arrived before the one above it.
+    Raises TraceError, which begins with ``name``, that of the file: it is no CSV in UTF-8, a column is missing, a value
+    cannot be read, or a request arrived before the one above it.
     """
-    reader = csv.reader(lines)
+    rows = _Rows(lines)
+    try:
+        yield from _parsed(rows)
+    except TraceError as error:
+        raise TraceError(f"{name}: {error}") from None
+    except csv.Error as error:
+        raise TraceError(f"{name}: line {rows.begin}: {error}") from None
+    except UnicodeDecodeError:
+        # Text is decoded by the block: the line itself is not known.
+        raise TraceError(f"{name}: not UTF-8, at line {rows.begin} or below") from None
+
+
+class _Rows:
+    """The rows of a CSV file; ``begin`` is the line where the one begins that is read last."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._reader = csv.reader(lines)
+        self.begin = 1
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self
+
+    def __next__(self) -> list[str]:
+        # An open quote is noticed many lines below.
+        self.begin = self._reader.line_num + 1
+        return next(self._reader)
+
+
+def _parsed(reader: _Rows) -> Iterator[TraceRow]:
     try:
         columns = [name.strip().lower() for name in next(reader)]
     except StopIteration:
@@ -47,7 +76,7 @@ def read_trace(lines: Iterable[str]) -> Iterator[TraceRow]:
     for values in reader:
         if not values:
             continue
-        line = reader.line_num
+        line = reader.begin
         if len(values) != len(columns):
             raise TraceError(f"line {line}: {len(values)} columns, and the first line has {len(columns)}")
         at_s = _time_s(values[time], line, columns[time])

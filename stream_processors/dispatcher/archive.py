@@ -3,20 +3,20 @@
 import asyncio
 import threading
 
-import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from fairlane.codec import Codec
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Outcome
-from fairlane.postgres import act_for, connect, deadline
+from fairlane.postgres import KeptConnection
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.settings import Settings
 from stream_processors.dispatcher.repeats import ReplyGoneError, ReplyUnknownError
 
 log = get_logger(__name__)
 
+_APPLICATION = "fairlane-dispatcher"
 _READ_TIMEOUT_S = 2.0
 _QUERY_TIMEOUT_S = 2.0
 _WHERE = """
@@ -32,11 +32,10 @@ class LoggedReplies:
     """
 
     def __init__(self, settings: Settings, codec: Codec) -> None:
-        self._dsn = settings.postgres_dsn
+        self._kept = KeptConnection(settings.postgres_dsn.get_secret_value(), _APPLICATION, _QUERY_TIMEOUT_S)
         self._codec = codec
         self._settings = settings
         self._lock = threading.Lock()
-        self._connection: psycopg.Connection | None = None
         self._consumer: Consumer | None = None
 
     async def find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
@@ -67,12 +66,9 @@ class LoggedReplies:
         self, tenant: str, request_id: str, source: SourceCoordinate
     ) -> tuple[SourceCoordinate, InferenceReply] | None:
         """Where the reply stands, and what is left of it when it stands there no more."""
-        if self._connection is None:
-            self._connection = connect(self._dsn.get_secret_value(), "fairlane-dispatcher")
-        with deadline(self._connection, _QUERY_TIMEOUT_S), self._connection.transaction():
-            act_for(self._connection, tenant)
+        with self._kept.transaction(tenant) as connection:
             arguments = (request_id, tenant, source.topic, source.partition, source.offset)
-            row = self._connection.execute(_WHERE, arguments).fetchone()
+            row = connection.execute(_WHERE, arguments).fetchone()
         if row is None:
             return None
         topic, partition, offset, outcome, code, message = row
@@ -99,11 +95,10 @@ class LoggedReplies:
         return self._codec.decode_as(InferenceReply, message.value())
 
     def _reset(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        self._kept.close()
         if self._consumer is not None:
             self._consumer.close()
-        self._connection = self._consumer = None
+        self._consumer = None
 
 
 def _refusal(left: InferenceReply) -> InferenceReply:

@@ -1,7 +1,5 @@
 """The projection in Postgres: rows and stored offsets in one transaction. The only module that talks to it."""
 
-import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from fairlane.postgres import ALL_TENANTS, act_for, connect, deadline, explain
+from fairlane.postgres import ALL_TENANTS, KeptConnection, act_for, explain, is_of_values
 from stream_processors.recorder.positions import Move, Partition
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.tables import ALL_TABLES, Table
@@ -19,9 +17,6 @@ CALL_TIMEOUT_S = 15.0
 
 # The server ends what we no longer wait for: a recorder that was stopped in a transaction must not keep its locks.
 _SERVER_TIMEOUTS_S = {"idle_in_transaction_session_timeout": 10, "statement_timeout": 12}
-
-# Data exception, integrity violation, program limit exceeded: the row itself is at fault.
-_REFUSALS = frozenset({"22", "23", "54"})
 
 _LOAD = """
 SELECT topic, partition, next_offset FROM source_offsets
@@ -83,15 +78,11 @@ class Store:
     """One connection, opened when it is first needed and again after every failure. Every call is bounded in time."""
 
     def __init__(self, dsn: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self._dsn = dsn
-        self._call_timeout_s = call_timeout_s
-        self._connection: psycopg.Connection | None = None
+        self._kept = KeptConnection(dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=_SERVER_TIMEOUTS_S)
 
     def close(self) -> None:
         """Give the connection back; the next call opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._kept.close()
 
     def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Where each of these goes on, as far as it is known. Raises StoreUnavailableError."""
@@ -138,34 +129,17 @@ class Store:
             act_for(connection, ALL_TENANTS)
             return connection.execute(_REMOVE_TURNS, (before_ms, most)).rowcount
 
-    def _connect(self) -> psycopg.Connection:
-        connection = connect(self._dsn, APPLICATION_NAME)
-        try:
-            with deadline(connection, self._call_timeout_s), connection.transaction():
-                for name, timeout_s in _SERVER_TIMEOUTS_S.items():
-                    connection.execute("SELECT set_config(%s, %s, false)", (name, f"{timeout_s}s"))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection]:
-        """A bounded transaction; psycopg's errors become ours, and a connection that failed is closed."""
-        given_up_at = math.inf
+        """A bounded transaction; psycopg's errors become ours."""
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-            given_up_at = time.monotonic() + self._call_timeout_s
-            with deadline(self._connection, self._call_timeout_s), self._connection.transaction():
-                yield self._connection
+            with self._kept.transaction() as connection:
+                yield connection
         except psycopg.Error as error:
-            local = isinstance(error, psycopg.DataError)  # psycopg itself may refuse a value, without a state
-            if local or (error.sqlstate or "")[:2] in _REFUSALS:
+            if is_of_values(error):
                 # Its text may quote the row.
                 raise RowsRefusedError(f"{type(error).__name__} ({error.sqlstate})") from None
-            self.close()
-            if isinstance(error, psycopg.errors.QueryCanceled) or time.monotonic() >= given_up_at:
+            if isinstance(error, psycopg.errors.QueryCanceled):
                 raise StoreTimeoutError(explain(error)) from None
             raise StoreUnavailableError(explain(error)) from None
 

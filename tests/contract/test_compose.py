@@ -19,6 +19,7 @@ from deploy.settings_docs import setting_variables
 from fairlane.cli import main as fairlane_main
 from fairlane.settings import Settings
 from inference_consumers.__main__ import run as run_consumer
+from producers.backfill.cli import main as backfill_main
 from tests.contract.compose_file import PASSWORDS, ComposeService, compose, our_services, services
 
 SETTINGS = frozenset(variable.name for variable in setting_variables())
@@ -105,6 +106,8 @@ def test_every_command_would_be_accepted(
                 assert exit_status(partial(fairlane_main, [*arguments, "--help"])) == 0
             case "inference_consumers":
                 assert exit_status(partial(consumer, [*arguments, "--help"])) == 0
+            case "producers.backfill":
+                assert exit_status(partial(backfill_main, [*arguments, "--help"])) == 0
             case "deploy.models.prepare":
                 assert prepare.main(arguments) == 0
             case _:
@@ -288,6 +291,13 @@ def test_every_mounted_file_and_volume_exists(service: ComposeService) -> None:
             assert mount.endswith(":ro")
         else:
             assert source in compose()["volumes"]
+
+
+def test_files_that_the_gateway_takes_are_there_for_the_runner_of_jobs() -> None:
+    gateway, runner = services()["gateway"], services()["backfill"]
+    assert runner.raw["volumes"] == gateway.raw["volumes"]
+    assert runner.environment["FILES_URL"] == gateway.environment["FILES_URL"]
+    assert runner.environment["FILES_URL"] in {mount.split(":")[1] for mount in runner.raw["volumes"]}
 
 
 def test_the_models_are_read_from_where_they_are_prepared() -> None:

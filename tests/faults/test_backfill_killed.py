@@ -77,7 +77,7 @@ class Struck:
         assert process.wait_ended() == LEFT, process.log()
         assert f"run {self.job.job_id} goes on" in process.log()
         assert self.bench.found(self.job).status is Status.RUNNING
-        assert self.bench.store.next_waiting() == self.job.job_id
+        assert [job.job_id for job in self.bench.store.waiting(1)] == [self.job.job_id]
 
     def check(self, output: Path, rows: int) -> None:
         """Let the last runner finish, then look at every row."""

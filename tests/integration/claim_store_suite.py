@@ -15,13 +15,13 @@ class ClaimStoreSuite:
     def test_a_claim_stands_until_it_is_taken_back(self, open_store: OpenStore, unique: str) -> None:
         async def run() -> None:
             async with open_store() as store:
-                assert await store.swap(unique, None, "first") == "first"
-                assert await store.swap(unique, None, "second") == "first"
-                assert await store.swap(unique, "second", "third") == "first"
-                assert await store.swap(unique, "first", "second") == "second"
-                assert await store.swap(unique, "first", None) == "second"
-                assert await store.swap(unique, "second", None) is None
-                assert await store.swap(unique, None, "again") == "again"
+                assert await store.swap("acme", unique, None, "first") == "first"
+                assert await store.swap("acme", unique, None, "second") == "first"
+                assert await store.swap("acme", unique, "second", "third") == "first"
+                assert await store.swap("acme", unique, "first", "second") == "second"
+                assert await store.swap("acme", unique, "first", None) == "second"
+                assert await store.swap("acme", unique, "second", None) is None
+                assert await store.swap("acme", unique, None, "again") == "again"
 
         asyncio.run(run())
 
@@ -29,7 +29,7 @@ class ClaimStoreSuite:
         async def run() -> None:
             async with open_store() as store:
                 names = [f"claim-{number}" for number in range(20)]
-                answers = await asyncio.gather(*(store.swap(unique, None, name) for name in names))
+                answers = await asyncio.gather(*(store.swap("acme", unique, None, name) for name in names))
                 assert len(set(answers)) == 1
                 assert answers[0] in names
 
@@ -38,8 +38,8 @@ class ClaimStoreSuite:
     def test_what_is_not_there_is_not_replaced(self, open_store: OpenStore, unique: str) -> None:
         async def run() -> None:
             async with open_store() as store:
-                assert await store.swap(unique, "nobody's", None) is None
-                assert await store.swap(f"{unique}-other", None, "mine") == "mine"
-                assert await store.swap(unique, None, "mine") == "mine"
+                assert await store.swap("acme", unique, "nobody's", None) is None
+                assert await store.swap("acme", f"{unique}-other", None, "mine") == "mine"
+                assert await store.swap("acme", unique, None, "mine") == "mine"
 
         asyncio.run(run())

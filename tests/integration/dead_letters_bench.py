@@ -17,6 +17,7 @@ from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_header
 from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
 from tests.integration.pipeline import Pipeline
 from tests.integration.work_items import work_item
+from tests.waiting import eventually
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -99,4 +100,6 @@ def dead_letters(
         made = pipeline.admin.create_topics([NewTopic(topic, 1, 1) for topic in topics.values()])
         for future in made.values():
             future.result(10)
+        # The broker says so a moment before its metadata do.
+        eventually(lambda: pipeline.admin.list_topics(timeout=10).topics.keys() >= set(topics.values()))
         yield DeadLettersBench(pipeline, run, topics)

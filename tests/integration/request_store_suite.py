@@ -1,6 +1,7 @@
 """What every RequestStore does. A test class takes it over and says in the fixture ``requests`` which one."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fairlane.outcomes import Decision, Outcome
@@ -98,6 +99,30 @@ class RequestStoreSuite:
         assert reply_of(requests, "acme", ID) == again
         history = history_of(requests, "acme", ID)
         assert [one.replied_at_ms for one in history.replies] == [first.replied_at_ms, again.replied_at_ms]
+
+    def test_what_ran_is_found_whatever_was_refused_under_its_id_later(self, requests: Requests) -> None:
+        before = recorded(1, request_id=ID, outcome=Outcome.REJECTED, code="overloaded", output=None)
+        ran = recorded(2, request_id=ID)
+        refused = recorded(3, request_id=ID, outcome=Outcome.REJECTED, code="quota_exceeded", output=None)
+        expired = recorded(4, request_id=ID, outcome=Outcome.EXPIRED, output=None)
+        requests.record(before, ran, refused, expired)
+        assert reply_of(requests, "acme", ID) == ran
+        assert len(history_of(requests, "acme", ID).replies) == 4
+
+    def test_of_what_ran_twice_the_newest_is_found(self, requests: Requests) -> None:
+        first = recorded(1, request_id=ID)
+        again = recorded(2, request_id=ID, outcome=Outcome.FAILED, code="poison", output=None)
+        refused = recorded(3, request_id=ID, outcome=Outcome.REJECTED, code="overloaded", output=None)
+        requests.record(first, again, refused)
+        assert reply_of(requests, "acme", ID) == again
+
+    def test_an_answer_that_stands_in_the_log_twice_is_one(self, requests: Requests) -> None:
+        once = recorded(1, request_id=ID)
+        requests.record(once)
+        requests.record(once)
+        assert reply_of(requests, "acme", ID) == replace(once, replies_seen=2)
+        assert [one.replies_seen for one in history_of(requests, "acme", ID).replies] == [2]
+        assert len(page_of(requests, "acme", ANY, None, 10)) == 1
 
     def test_decisions_come_in_order_and_outputs_stay_away(self, requests: Requests) -> None:
         requests.decide(decided(Decision.DISPATCHED, 20, inputs={"waited_ms": "9"}), decided(Decision.ACCEPTED, 10))

@@ -6,10 +6,22 @@ import pytest
 
 from fairlane.clock import now_ms
 from fairlane.database import upgrade
+from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.settings import Settings
-from producers.backfill.job import MAX_COST_REACHED, Fingerprint, Job, JobSpec, Status, Wanted
+from producers.backfill.job import (
+    MAX_COST_REACHED,
+    ChunkPlan,
+    Fingerprint,
+    Job,
+    JobSpec,
+    Position,
+    Status,
+    Tally,
+    Wanted,
+)
 from producers.backfill.job_log import PostgresJobLog
 from producers.backfill.job_store import JobStore, new_job_id
+from producers.backfill.seams import JobFailedError
 from tests.integration.pipeline import unique_name
 from tests.stack import PostgresServer, empty_database
 
@@ -92,3 +104,55 @@ def test_what_has_ended_stays_as_it_ended(taken: Taken, status: Status) -> None:
 
     assert taken.found() == ended
     assert ended.status is status
+
+
+def queued(store: JobStore, tenant: str, created_at_ms: int) -> str:
+    job_id = new_job_id()
+    job = Job(job_id, tenant, JobSpec("in", "out"), Fingerprint(1, "1"), 10, 12, created_at_ms=created_at_ms)
+    store.add(job, estimated_row_cost=1.0)
+    return job_id
+
+
+def test_the_oldest_jobs_of_every_tenant_wait_but_for_those_that_run(taken: Taken) -> None:
+    store, (many, few) = taken.store, (unique_name(), unique_name())
+    first, second, third = (queued(store, many, at_ms) for at_ms in (1, 2, 3))
+    last = queued(store, few, 4)
+
+    def waiting(per_tenant: int, left_out: tuple[str, ...] = ()) -> list[str]:
+        return [job.job_id for job in store.waiting(per_tenant, left_out) if job.tenant in (many, few)]
+
+    assert waiting(1) == [first, last]
+    assert waiting(2) == [first, last, second]
+    assert waiting(2, (first,)) == [second, last, third]
+    assert store.take(first, "runner", LEASE_S, now_ms()) is not None
+    assert waiting(1) == [second, last]
+    assert taken.job_id not in {job.job_id for job in store.waiting(100)}
+    assert (store.waiting(1)[0].created_at_ms, store.waiting(1)[0].tenant) == (2, many)
+
+
+def test_jobs_that_have_not_ended_are_counted_with_their_rows(taken: Taken) -> None:
+    jobs, rows = taken.store.unfinished()[Status.RUNNING]
+    taken.log.finish(ChunkPlan(0, 0, 4, Position(), Position(), 0), "part", Tally(ok=4))
+    assert taken.store.unfinished()[Status.RUNNING] == (jobs, rows)
+    chunk = ChunkPlan(0, 0, 4, Position(), Position(), 0)
+    taken.log.plan(chunk)
+    taken.log.finish(chunk, "part", Tally(ok=3, failed=1))
+    assert taken.store.unfinished()[Status.RUNNING] == (jobs, rows - 4)
+    taken.log.move(Status.COMPLETED)
+    assert taken.store.unfinished().get(Status.RUNNING, (0, 0)) == (jobs - 1, rows - 10)
+
+
+def test_a_job_that_this_runner_cannot_read_fails_and_is_not_tried_again(taken: Taken, dsn: str) -> None:
+    job_id = queued(taken.store, unique_name(), 1)
+    with connect(dsn, "test", autocommit=True) as connection, connection.transaction():
+        act_for(connection, ALL_TENANTS)
+        connection.execute(
+            "UPDATE backfill_jobs SET spec = spec || %s WHERE job_id = %s", ('{"input_format": "tape"}', job_id)
+        )
+
+    with pytest.raises(JobFailedError, match="cannot be read by this version"):
+        taken.store.take(job_id, "runner", LEASE_S, now_ms())
+
+    assert taken.store.take(job_id, "runner", LEASE_S, now_ms()) is None
+    assert job_id not in {job.job_id for job in taken.store.waiting(100)}
+    assert Status.FAILED in taken.store.unfinished()

@@ -46,13 +46,13 @@ class TestRedisClaims(ClaimStoreSuite):
 def test_instances_share_their_claims(redis_url: str, unique: str) -> None:
     async def run() -> None:
         async with claims(redis_url) as one, claims(redis_url) as other:
-            assert await one.swap(unique, None, "first") == "first"
-            assert await other.swap(unique, None, "second") == "first"
+            assert await one.swap("acme", unique, None, "first") == "first"
+            assert await other.swap("acme", unique, None, "second") == "first"
             # What one gives back, the other is told when it acts on what it saw.
-            assert await one.swap(unique, "first", None) is None
-            assert await other.swap(unique, "first", None) is None
-            assert await other.swap(unique, None, "second") == "second"
-            assert await one.swap(unique, None, "third") == "second"
+            assert await one.swap("acme", unique, "first", None) is None
+            assert await other.swap("acme", unique, "first", None) is None
+            assert await other.swap("acme", unique, None, "second") == "second"
+            assert await one.swap("acme", unique, None, "third") == "second"
 
     asyncio.run(run())
 
@@ -60,7 +60,7 @@ def test_instances_share_their_claims(redis_url: str, unique: str) -> None:
 def test_a_claim_ends(redis_url: str, unique: str) -> None:
     async def run() -> None:
         async with claims(redis_url, ttl_s=60) as store, Redis.from_url(redis_url) as redis:
-            await store.swap(unique, None, "first")
+            await store.swap("acme", unique, None, "first")
             assert 0 < await redis.pttl(f"idempotency:{unique}") <= 60_000
 
     asyncio.run(run())
@@ -70,15 +70,15 @@ def test_without_redis_an_instance_goes_by_what_it_saw(tmp_path: Path) -> None:
     async def run() -> None:
         with own_redis_server(tmp_path) as server:
             async with watched_claims(server.url) as (store, watch), claims(server.url) as other:
-                assert await store.swap("before", None, "first") == "first"
+                assert await store.swap("acme", "before", None, "first") == "first"
                 server.kill()
-                assert await store.swap("before", None, "second") == "first"
-                assert await store.swap("during", None, "first") == "first"
-                assert await store.swap("during", None, "second") == "first"
+                assert await store.swap("acme", "before", None, "second") == "first"
+                assert await store.swap("acme", "during", None, "first") == "first"
+                assert await store.swap("acme", "during", None, "second") == "first"
                 server.start()
                 await eventually_async(lambda: watch.is_up, what="Redis")
                 # It may have lost all: what was claimed meanwhile is told to it when it is confirmed.
-                assert await store.swap("during", "first", "confirmed") == "confirmed"
-                assert await other.swap("during", None, "third") == "confirmed"
+                assert await store.swap("acme", "during", "first", "confirmed") == "confirmed"
+                assert await other.swap("acme", "during", None, "third") == "confirmed"
 
     asyncio.run(run())

@@ -21,8 +21,8 @@ from fairlane.outcomes import HistoryReason
 from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.postgres_pool import PromptPool
 from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
-from fairlane.retrieval.store import StoreError
 from fairlane.schema_files import default_codec
+from fairlane.store_error import StoreError
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
 from stream_processors.recorder.positions import Move, Partition
 from stream_processors.recorder.projection import LogRecord, project

@@ -171,8 +171,14 @@ def test_the_results_of_calls_that_waited_at_a_gateway_that_was_killed_are_found
 def test_a_gateway_that_drains_answers_what_it_took_and_ends_well(served: Served) -> None:
     gateway = second(served)
     with served.engines_paused(), waiting_calls(served, 2) as (calls, _):
-        gateway.send(signal.SIGTERM)
         with served.client(number=2) as client:
+            links = client.post("/v1/requests", json=served.question()).json()["links"]
+            with client.stream("GET", links["events"]) as following:
+                lines = following.iter_lines()
+                assert next(lines) == "event: status"
+                gateway.send(signal.SIGTERM)
+                # Who only listens is not waited for, though the others are.
+                assert [line for line in lines if line.startswith("event: ")][-1] == "event: timeout"
             eventually(lambda: client.get("/health/ready").status_code == 503, what="that it drains")
             refused = client.post("/v1/chat/completions", json=served.chat())
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")

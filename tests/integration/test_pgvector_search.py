@@ -9,7 +9,8 @@ import pytest
 from fairlane.retrieval import pgvector_store
 from fairlane.retrieval.pgvector_search import PgVectorSearch
 from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.store import Collection, CollectionNotFoundError, Found, StoreError
+from fairlane.retrieval.store import Collection, CollectionNotFoundError, Found
+from fairlane.store_error import StoreError
 from tests.integration.pgvector_kit import (
     DIMENSIONS,
     PATIENT_S,

@@ -15,7 +15,8 @@ from fairlane.postgres import connect
 from fairlane.retrieval import pgvector_search
 from fairlane.retrieval.pgvector_search import PgVectorSearch
 from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.store import Collection, StoreError
+from fairlane.retrieval.store import Collection
+from fairlane.store_error import StoreError
 from tests.integration.pgvector_kit import (
     DIMENSIONS,
     PATIENT_S,

@@ -57,6 +57,41 @@ def test_a_partition_paused_when_it_was_lost_is_read_again(settings: Settings, t
         member.close()
 
 
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_what_goes_to_another_before_it_was_begun_is_read_there_alone(
+    settings: Settings, topic: str, unique: str, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_protocol = settings.model_copy(update={"consumer_group_protocol": protocol})
+    ownership, taken_over = Ownership(), Ownership()
+    revoked: list[None] = []
+    member = PoolMember(of_protocol, unique, ownership, lambda: revoked.append(None))
+    other = PoolMember(of_protocol, unique, taken_over, lambda: None)
+    delivered: list[tuple[int, bool]] = []
+
+    def both_delivered() -> bool:
+        for one in (member, other):
+            delivered.extend((claim.partition.partition, one is member) for claim, _ in one.poll(0.1))
+        return len(delivered) >= 2
+
+    try:
+        with monkeypatch.context() as patched:
+            # As in one long poll, in which a second member comes.
+            patched.setattr(member, "_take_up", lambda: None)
+            member.join()
+            eventually(lambda: (member.poll(0.05), member._assigned)[1], timeout_s=20)
+            other.join()
+            eventually(lambda: (member.poll(0.05), other.poll(0.05), revoked and len(taken_over.partitions()) == 3)[2])
+            assert ownership.partitions() == ()
+        _publish(settings, topic)
+        eventually(both_delivered, timeout_s=30)
+        assert sorted(number for number, _ in delivered) == [0, 1]
+        assert {is_member for _, is_member in delivered} == {True, False}
+        assert set(ownership.partitions()).isdisjoint(taken_over.partitions())
+    finally:
+        member.close()
+        other.close()
+
+
 def _publish(settings: Settings, topic: str) -> None:
     producer = Producer(idempotent_producer(settings))
     for partition in (0, 1):

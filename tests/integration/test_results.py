@@ -14,9 +14,9 @@ from fairlane.outcomes import Outcome
 from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.records import AuditEvent, InferenceReply
 from fairlane.request_story import RecordedReply
-from fairlane.retrieval.store import StoreError
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
+from fairlane.store_error import StoreError
 from producers.gateway.errors import GatewayError
 from producers.gateway.results import request_store, write_queue
 from producers.gateway.results import results as results_module

@@ -73,6 +73,9 @@ class World:
     cancelled: list[str] = field(default_factory=list)
     unanswered: list[InferenceRequest] = field(default_factory=list)
     replies: list[InferenceReply] = field(default_factory=list)
+    removed: int = 0
+    """Replies that retention has removed, from the first on."""
+    is_input_away: bool = False
     parts: dict[str, list[RowAnswer]] = field(default_factory=dict)
     output: list[RowAnswer] | None = None
     most_open: int = 0
@@ -113,12 +116,12 @@ class Member:
     token: int
     wanted: Wanted = Wanted.RUN
     stopping: bool = False
+    gives_way: bool = False
+    lost: bool = False
     max_cost_tokens: int | None = None
     position: int = 0
-
-    @property
-    def lost(self) -> bool:
-        return False
+    on_wait: Callable[[], None] = lambda: None
+    waits: int = 0
 
     def runner(self, *, grace_ms: int = 1_000, row_cost: float = 0.0, max_timeout_ms: int = 86_400_000) -> Runner:
         world = self.world
@@ -140,6 +143,9 @@ class Member:
 
     def wait(self, timeout_s: float) -> None:
         self.world.now_ms += round(timeout_s * 1000)
+        self.waits += 1
+        assert self.waits < 1_000, "it waits for ever"
+        self.on_wait()
 
     def fence(self) -> None:
         if self.token != self.world.job.token:
@@ -202,6 +208,8 @@ class SourceInMemory:
 
     def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
         self.world.trouble.pass_by()
+        if self.world.is_input_away:
+            raise AwayError("the storage does not answer")
         rows = list(self.world.rows[begin.offset : begin.offset + most_rows])
         return rows, Position(0, begin.offset + len(rows))
 
@@ -243,6 +251,7 @@ class PublisherInMemory:
 @dataclass
 class RepliesInMemory:
     member: Member
+    losses: int = 0
 
     @property
     def position(self) -> int:
@@ -250,6 +259,7 @@ class RepliesInMemory:
 
     def start(self, offset: int | None) -> None:
         self.member.position = len(self.member.world.replies) if offset is None else offset
+        self._pass_over()
 
     def read(self, timeout_s: float) -> list[InferenceReply]:
         world = self.member.world
@@ -260,9 +270,15 @@ class RepliesInMemory:
             reply = world.answer(world.unanswered.pop())
             if reply is not None:
                 world.replies.append(reply)
+        self._pass_over()
         found = world.replies[self.member.position : self.member.position + world.dice.randint(1, 4)]
         self.member.position += len(found)
         return found
+
+    def _pass_over(self) -> None:
+        if self.member.position < self.member.world.removed:
+            self.losses += 1
+            self.member.position = self.member.world.removed
 
     def end(self) -> int:
         self.member.world.trouble.pass_by()

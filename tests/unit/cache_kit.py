@@ -51,9 +51,6 @@ class DictRedis:
         self.stored[name], self.lives_ms[name] = value, px
         return True
 
-    def pipeline(self, *, transaction: bool) -> "DictPipeline":
-        return DictPipeline(self)
-
     def register_script(self, script: str) -> Any:
         async def rows(keys: list[str], args: list[Any]) -> bytes:
             await self._called()
@@ -72,30 +69,13 @@ class DictRedis:
             self.lives_ms[keys[0]] = args[2]
             return 1
 
-        return add if "LPUSH" in script else rows
+        async def set_all(keys: list[str], args: list[Any]) -> int:
+            await self._called()
+            for name, value, px in zip(keys, args[::2], args[1::2], strict=True):
+                self.stored[name], self.lives_ms[name] = value, px
+            return len(keys)
 
-
-class DictPipeline:
-    """Entries that are set in one call."""
-
-    def __init__(self, redis: DictRedis) -> None:
-        self._redis = redis
-        self._commands: list[tuple[str, bytes, int]] = []
-
-    async def __aenter__(self) -> "DictPipeline":
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        self._commands.clear()
-
-    def set(self, name: str, value: bytes, px: int) -> None:
-        self._commands.append((name, value, px))
-
-    async def execute(self) -> list[bool]:
-        await self._redis._called()
-        for name, value, px in self._commands:
-            self._redis.stored[name], self._redis.lives_ms[name] = value, px
-        return [True] * len(self._commands)
+        return add if "LPUSH" in script else set_all if "'SET'" in script else rows
 
 
 def request(text: str = "Which wire goes left?", **changed: Any) -> InferenceRequest:

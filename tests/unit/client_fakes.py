@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -166,7 +167,10 @@ class FakeConsumer:
 
 
 class FakeMember(FakeConsumer):
-    """A consumer whose group consists of itself; its commits block while `answers` is not set."""
+    """A consumer whose group consists of itself, as the next poll says; its commits block while `answers` is not set.
+
+    Nobody may wait for a broker in a callback of the group, nor is anything read that was not assigned.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,14 +179,37 @@ class FakeMember(FakeConsumer):
         self.commits: list[list[tuple[int, int]]] = []
         self.async_commits = 0
         self.commit_error: KafkaError | None = None
+        self.positions_error: KafkaError | None = None
+        self.asked = 0
+        """How often where the group left off."""
+        self.callbacks: dict[str, Callable[..., None]] = {}
+        self.rebalances = deque(["on_assign"])
+        """The callbacks of the next poll, for the one partition."""
+        self.is_in_callback = False
+        self.topic = ""
 
-    def subscribe(self, topics: list[str], **callbacks: object) -> None:
-        on_assign = callbacks["on_assign"]
-        assert callable(on_assign)
-        on_assign(self, [TopicPartition(topics[0], 0)])
+    def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
+        self.callbacks = callbacks
+        self.topic = topics[0]
+
+    def poll(self, timeout: float) -> Message | None:
+        is_rebalanced = bool(self.rebalances)
+        self.is_in_callback = True
+        while self.rebalances:
+            self.callbacks[self.rebalances.popleft()](self, [TopicPartition(self.topic, 0)])
+        self.is_in_callback = False
+        return None if is_rebalanced or not self.assigned else super().poll(timeout)
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        assert not self.is_in_callback
+        if self.positions_error is not None:
+            raise KafkaException(self.positions_error)
+        self.asked += 1
         return partitions
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        assert not self.is_in_callback
+        return super().get_watermark_offsets(partition, timeout)
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         self.assigned = partitions

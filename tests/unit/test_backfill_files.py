@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from fairlane.outcomes import Outcome
 from producers.backfill.answers import RowAnswer
-from producers.backfill.files import are_same, blob_of, blocks_of
+from producers.backfill.files import absolute, are_same, blob_of, blocks_of
 from producers.backfill.inputs import source_of
 from producers.backfill.job import Fingerprint, Format, Job, JobSpec, Position
 from producers.backfill.outputs import FileParts
@@ -201,6 +201,12 @@ def test_objects_are_the_same_by_bucket_and_key() -> None:
     assert are_same("s3://bucket/key", "s3://bucket//key")
     assert not are_same("s3://bucket/key", "s3://other/key")
     assert not are_same("s3://bucket/key", "bucket/key")
+
+
+def test_a_path_means_the_same_to_whoever_runs_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("in.jsonl") == str(tmp_path / "in.jsonl")
+    assert [absolute(url) for url in ("/in", "s3://bucket/in", "")] == ["/in", "s3://bucket/in", ""]
 
 
 ANSWERS = [

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,13 @@ from producers.backfill.guard import guarded
 from producers.backfill.job import MAX_COST_REACHED, Status, Wanted
 from producers.backfill.row import RowContent
 from producers.backfill.runner import MOST_RECORD_BYTES
-from producers.backfill.seams import AwayError, InputChangedError, JobFailedError, LeaseLostError
+from producers.backfill.seams import (
+    AwayError,
+    InputChangedError,
+    JobFailedError,
+    LeaseLostError,
+    NoSuchInputError,
+)
 from tests.unit.backfill_kit import (
     GOOD_ROW,
     TENANT,
@@ -50,6 +57,13 @@ def assert_complete(world: World, *, ordered: bool = True) -> None:
     assert (rows if ordered else sorted(rows)) == list(range(len(world.rows)))
     assert max(Counter(request.request_id for request in world.sent).values(), default=0) <= 1
     assert world.job.tally.rows == len(world.rows)
+
+
+def assert_complete_but_for_repeats(world: World) -> None:
+    """Likewise, though some were sent again."""
+    assert world.output is not None
+    assert [answer.row for answer in world.output] == list(range(len(world.rows)))
+    assert {answer.outcome for answer in world.output} == {Outcome.OK}
 
 
 def test_a_job_without_trouble() -> None:
@@ -383,7 +397,210 @@ def test_an_input_that_changed_fails_the_job_with_a_reason(monkeypatch: pytest.M
     assert world.run() is Status.FAILED
 
     assert "the input has changed" in (world.job.reason or "")
-    assert InputChangedError.__mro__[1].__name__ == "JobFailedError"
+
+
+def test_an_input_that_is_another_one_by_now_fails_the_job_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_place: object) -> None:
+        raise InputChangedError("in.jsonl has changed since the job was submitted")
+
+    monkeypatch.setattr(SourceInMemory, "read", read)
+    world = world_of(good_rows(3))
+
+    assert world.run() is Status.FAILED
+
+    assert world.job.reason == "in.jsonl has changed since the job was submitted"
+
+
+def test_a_job_whose_input_is_gone_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(good_rows(12), trouble=Trouble(frozenset({40})), chunk_rows=2, max_open_chunks=2)
+    with pytest.raises(KilledError):
+        world.run()
+    done = world.job.tally.rows
+    assert 0 < done < 12
+
+    def read(*_place: object) -> None:
+        raise NoSuchInputError("in.jsonl: there is no such file")
+
+    monkeypatch.setattr(SourceInMemory, "read", read)
+    member = world.take()
+    member.wanted = Wanted.CANCEL
+
+    assert member.runner().run() is Status.CANCELLED
+
+    assert world.job.reason == "in.jsonl: there is no such file"
+    assert world.output is not None
+    assert [answer.row for answer in world.output] == list(range(done))
+
+
+def test_an_input_that_does_not_answer_is_waited_for_until_the_window_has_ended() -> None:
+    world = world_of(good_rows(3))
+    world.job = replace(world.job, deadline_at_ms=world.now_ms + 60_000)
+    world.is_input_away = True
+
+    assert world.run() is Status.FAILED
+
+    assert world.now_ms >= (world.job.deadline_at_ms or 0)
+    assert "the storage does not answer" in (world.job.reason or "")
+
+
+def test_an_input_that_answers_again_is_gone_on_with() -> None:
+    world = world_of(good_rows(3))
+    world.is_input_away = True
+    member = world.take()
+
+    def back() -> None:
+        world.is_input_away = False
+
+    member.on_wait = back
+
+    assert member.runner().run() is Status.COMPLETED
+    assert_complete(world)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_who_waits_for_an_input_hears_a_cancel(begun: bool) -> None:
+    world = world_of(good_rows(12), trouble=Trouble(frozenset({40} if begun else ())), chunk_rows=2, max_open_chunks=2)
+    if begun:
+        with pytest.raises(KilledError):
+            world.run()
+    world.is_input_away = True
+    member = world.take()
+
+    def cancel() -> None:
+        member.wanted = Wanted.CANCEL
+
+    member.on_wait = cancel
+
+    assert member.runner().run() is Status.CANCELLED
+    assert world.output is not None
+
+
+def test_who_waits_for_an_input_hears_a_pause() -> None:
+    world = world_of(good_rows(3))
+    world.is_input_away = True
+    member = world.take()
+
+    def pause() -> None:
+        member.wanted = Wanted.PAUSE
+
+    member.on_wait = pause
+
+    assert member.runner().run() is Status.PAUSED
+    assert world.job.status is Status.PAUSED
+
+
+@pytest.mark.parametrize("what", ["stopping", "gives_way"])
+def test_who_waits_for_an_input_leaves_its_place(what: str) -> None:
+    world = world_of(good_rows(3))
+    world.is_input_away = True
+    member = world.take()
+    member.on_wait = lambda: setattr(member, what, True)
+
+    assert member.runner().run() is Status.PAUSED
+    assert world.job.status is Status.RUNNING
+
+
+def test_a_pause_that_comes_while_a_job_ends_comes_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(good_rows(3))
+    member = world.take()
+    join = PartsInMemory.join
+
+    def away_once(parts: PartsInMemory, done: Callable[[], Iterator[str]]) -> None:
+        if member.wanted is Wanted.RUN:
+            member.wanted = Wanted.PAUSE
+            raise AwayError("nothing answers")
+        join(parts, done)
+
+    monkeypatch.setattr(PartsInMemory, "join", away_once)
+
+    assert member.runner().run() is Status.COMPLETED
+    assert_complete(world)
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_runner_that_lost_its_lease_does_nothing_more(is_away: bool) -> None:
+    world = world_of(good_rows(6), chunk_rows=2)
+    member = world.take()
+
+    def answer(request: InferenceRequest) -> InferenceReply:
+        member.lost = True
+        world.is_input_away = is_away
+        return ok(request)
+
+    world.answer = answer
+
+    with pytest.raises(LeaseLostError):
+        member.runner().run()
+    assert world.output is None
+
+
+def test_a_job_that_gives_way_comes_on_with_every_turn() -> None:
+    world = world_of(good_rows(20), chunk_rows=3, max_open_chunks=2)
+    turns = 0
+    while not world.job.status.is_final:
+        member = world.take()
+        member.gives_way = True
+        member.runner().run()
+        turns += 1
+
+    assert turns > 1
+    assert_complete(world)
+
+
+@pytest.mark.parametrize("removed", [3, 20])
+def test_rows_whose_replies_were_removed_are_asked_for_again(removed: int) -> None:
+    world = world_of(good_rows(20), trouble=Trouble(frozenset({14})), chunk_rows=10, max_open_chunks=2)
+    world.answer = lambda _request: None
+    with pytest.raises(KilledError):
+        world.run()
+    assert len(world.sent) == 20
+    world.unanswered.clear()
+    world.job = replace(world.job, deadline_at_ms=world.now_ms + 600_000)
+    world.replies, world.removed = [ok(request) for request in world.sent], removed
+    world.answer = ok
+
+    assert world.run() is Status.COMPLETED
+
+    assert world.job.tally.ok == 20
+    again = Counter(request.request_id for request in world.sent)
+    assert {name for name, times in again.items() if times > 1} == {
+        reply.request_id for reply in world.replies[:removed]
+    }
+    assert max(again.values()) == 2
+
+
+def test_replies_that_are_removed_while_a_job_runs_are_asked_for_again() -> None:
+    world = world_of(good_rows(20), chunk_rows=10, max_open_chunks=2)
+
+    def answer(request: InferenceRequest) -> InferenceReply:
+        if len(world.replies) == 11:
+            world.removed = 11
+        return ok(request)
+
+    world.answer = answer
+    world.job = replace(world.job, deadline_at_ms=world.now_ms + 600_000)
+
+    assert world.run() is Status.COMPLETED
+
+    assert_complete_but_for_repeats(world)
+
+
+def test_nobody_waits_for_gigabytes_to_be_joined_before_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(good_rows(20), chunk_rows=2)
+    member = world.take()
+    parts = JobLogInMemory.parts
+
+    def stopping(log: JobLogInMemory, *, ordered: bool) -> Iterator[str]:
+        for part in parts(log, ordered=ordered):
+            log.member.stopping = log.member is member
+            yield part
+
+    monkeypatch.setattr(JobLogInMemory, "parts", stopping)
+
+    assert member.runner().run() is Status.PAUSED
+    assert world.output is None
+    assert world.run() is Status.COMPLETED
+    assert_complete(world)
 
 
 def test_a_row_that_is_too_large_for_the_topic_is_a_row_with_an_error() -> None:

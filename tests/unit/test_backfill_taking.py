@@ -1,6 +1,8 @@
 """Taking a job that another runner may have, from a Postgres that may not answer."""
 
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +10,9 @@ from fairlane.service import StopSignal
 from fairlane.settings import Settings
 from producers.backfill import app
 from producers.backfill.app import JobRunner, NotToBeRunError
-from producers.backfill.job import Job
-from producers.backfill.seams import AwayError
+from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Wanted
+from producers.backfill.lease import LeaseKeeper
+from producers.backfill.seams import AwayError, NoSuchInputError
 
 AWAY = AwayError("Postgres: canceling statement due to statement timeout")
 
@@ -54,3 +57,76 @@ def test_who_waits_is_told_when_the_wait_is_over(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(app, "_LOCKED_S", -60.0)
     with pytest.raises(AwayError):
         run(monkeypatch, [AWAY, None], wait_s=1.0)
+
+
+# ------------------------------------------------------------------ what cannot be begun
+
+
+class LogOfOne:
+    """What a job's log is told; its owner wants what it is made with."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.moves: list[tuple[Status, str | None]] = []
+
+    def keep(self, lease_s: float) -> tuple[str, int | None]:
+        return self.wanted.value, None
+
+    def move(self, status: Status, reason: str | None = None) -> None:
+        self.moves.append((status, reason))
+
+    def release(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def begin(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, *, wanted: Wanted = Wanted.RUN, deadline_at_ms: int = 2**62
+) -> LogOfOne:
+    """Run a batch whose input cannot be looked at, for this reason."""
+    found = Job("0" * 16, "acme", JobSpec("in", "out"), Fingerprint(1, "1"), 0, 12, counted=False)
+    store = ScriptedStore([None])
+    monkeypatch.setattr(store, "take", lambda *_: (replace(found, deadline_at_ms=deadline_at_ms), 0.0))
+    log = LogOfOne(wanted)
+
+    def survey(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app, "JobStore", lambda _dsn: store)
+    monkeypatch.setattr(app, "PostgresJobLog", lambda *_: log)
+    monkeypatch.setattr(app, "survey", survey)
+    JobRunner(Settings(), StopSignal()).run("0" * 16)
+    return log
+
+
+def test_a_batch_whose_input_is_gone_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = begin(monkeypatch, NoSuchInputError("in: there is no such file"))
+    assert log.moves == [(Status.FAILED, "in: there is no such file")]
+
+
+def test_an_input_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AwayError):
+        begin(monkeypatch, AwayError("s3://bucket/in: GenericError"))
+
+
+def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = begin(monkeypatch, AwayError("s3://bucket/in: GenericError"), deadline_at_ms=1)
+    assert log.moves == [(Status.FAILED, "the input could not be read in time: s3://bucket/in: GenericError")]
+
+
+def test_a_batch_that_was_never_begun_is_cancelled_without_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = begin(monkeypatch, AssertionError("it was read"), wanted=Wanted.CANCEL)
+    assert log.moves == [(Status.CANCELLED, None)]
+
+
+def test_a_batch_is_paused_before_its_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = begin(monkeypatch, AssertionError("it was read"), wanted=Wanted.PAUSE)
+    assert log.moves == [(Status.PAUSED, None)]
+
+
+def test_a_job_is_told_to_give_way_to_another() -> None:
+    give_way = threading.Event()
+    with LeaseKeeper(LogOfOne(Wanted.RUN), StopSignal(), None, give_way=give_way) as control:  # type: ignore[arg-type]  # what it needs of one
+        assert (control.gives_way, control.stopping) == (False, False)
+        give_way.set()
+        assert (control.gives_way, control.stopping) == (True, False)

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fairlane.cache_entries import MOST_ENTRY_BYTES, jittered_ttl_ms, seal, unseal
-from fairlane.cache_keys import CacheKey, CacheName, cache_key, canonical, embedding_key, retrieval_key
+from fairlane.cache_keys import CacheKey, CacheName, cache_key, canonical, embedding_key, request_key, retrieval_key
 from fairlane.names import TENANT_PATTERN
 
 tenants = st.from_regex(TENANT_PATTERN, fullmatch=True)
@@ -63,6 +63,14 @@ def test_the_two_zeros_are_one_and_nan_is_none() -> None:
         canonical({1, 2})  # type: ignore[arg-type]  # what it must refuse
     with pytest.raises(ValueError, match="tenant"):
         cache_key(CacheName.RETRIEVAL, "", "text")
+
+
+def test_a_request_is_known_by_cache_tenant_and_id() -> None:
+    caches, tenants, ids = (CacheName.RESULT, CacheName.ACCEPTED), ("acme", "globex"), ("id-1", "id-2")
+    keys = [request_key(cache, tenant, one) for cache in caches for tenant in tenants for one in ids]
+    assert len({key.name for key in keys}) == len({key.digest for key in keys}) == 8
+    with pytest.raises(ValueError, match="tenant"):
+        request_key(CacheName.RESULT, "", "id-1")
 
 
 def test_a_key_stays_what_it_was() -> None:

@@ -103,6 +103,28 @@ def test_a_permanent_error_ends_the_iteration(member: GroupMember, consumer: Fak
         member.next()
 
 
+def test_a_partition_that_is_taken_away_at_once_is_not_begun(member: GroupMember, consumer: FakeMember) -> None:
+    consumer.rebalances.append("on_revoke")
+    push(consumer)
+    assert member.next() is None  # idle
+    assert (consumer.assigned, consumer.asked) == ([], 0)
+    consumer.rebalances.append("on_assign")
+    assert member.next() is not None
+    assert [start.offset for start in consumer.assigned] == [0]
+
+
+def test_a_group_that_does_not_say_where_it_left_off_ends_the_iteration(
+    member: GroupMember, consumer: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_member, "_ASSIGN_TIMEOUT_S", 0.0)
+    consumer.positions_error = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+    push(consumer)
+    with pytest.raises(Unavailable, match="where the group left off is not known"):
+        member.next()
+    assert member.next() is None
+    assert consumer.assigned == []
+
+
 def test_blocking_calls_are_made_one_after_the_other() -> None:
     sequence = Sequence()
     gate = threading.Event()

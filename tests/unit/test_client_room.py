@@ -1,10 +1,11 @@
 """Whatever happens to requests, and in whatever order: each ends once, and the room it took comes back."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from confluent_kafka import KafkaError, Message
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,8 +17,9 @@ from fairlane.client.requests import build_request, new_request_id
 from fairlane.client.retry_policy import NO_RETRIES, RetryPolicy
 from fairlane.client.seams import DeliveryReport, KafkaHeaders
 from fairlane.client.window import Window
-from fairlane.errors import ClientClosed
-from fairlane.records import InferenceReply
+from fairlane.codec import Codec
+from fairlane.errors import Backpressure, ClientClosed, PublishFailed
+from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
 from fairlane.schema_files import default_codec
 
 REPLIES = "replies.acme"
@@ -30,11 +32,19 @@ class Producer:
 
     def __init__(self) -> None:
         self.reports: list[DeliveryReport] = []
+        self.values: list[bytes] = []
+        self.fails_before: BaseException | None = None
+        self.fails_after: BaseException | None = None
 
     def produce(
         self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
     ) -> None:
+        if self.fails_before is not None:
+            raise self.fails_before
         self.reports.append(on_delivery)
+        self.values.append(value)
+        if self.fails_after is not None:
+            raise self.fails_after
 
     def poll(self, timeout: float) -> int:
         return 0
@@ -51,16 +61,30 @@ class Producer:
             report(None if code is None else KafkaError(code), Message(topic="requests.acme", partition=0, offset=1))
 
 
+class HookedCodec(Codec):
+    """Calls a function before it encodes a request."""
+
+    def __init__(self) -> None:
+        self._codec = default_codec()
+        self.before_request: Callable[[], object] = int
+
+    def encode(self, record: object) -> bytes:
+        if isinstance(record, InferenceRequest):
+            self.before_request()
+        return self._codec.encode(record)
+
+
 class Bench:
     def __init__(self) -> None:
         self.now_ms = 0
+        self.codec = HookedCodec()
         self.window = Window(1_000, 1_000_000)
         self.retrier = Retrier(lambda: self.now_ms, lambda: 0.5)
         self.table = OpenHandles(REPLIES, self.window, self.retrier)
         self.producer = Producer()
         self.publisher = Publisher(
             self.producer,
-            default_codec(),
+            self.codec,
             "acme",
             "requests.acme",
             self.table,
@@ -146,3 +170,72 @@ def test_every_request_ends_once_and_gives_back_its_room(steps: Sequence[tuple[s
     bench.now_ms += 6_000
     bench.publisher.work(0)
     assert bench.producer.reports == [], "what has ended is not published again"
+
+
+def bytes_held(bench: Bench) -> tuple[int, int]:
+    return bench.window.in_flight, bench.window.buffered_bytes
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a bug"), KeyboardInterrupt(), BufferError(), KafkaException(KafkaError(1))]
+)
+def test_what_the_producer_does_not_take_takes_no_room(which: int, error: BaseException) -> None:
+    bench = Bench()
+    bench.producer.fails_before = error
+    with pytest.raises((RuntimeError, KeyboardInterrupt, Backpressure, PublishFailed)):
+        bench.submit(which)
+    assert bytes_held(bench) == (0, 0)
+    assert len(bench.table) == 0
+
+
+@pytest.mark.parametrize("which", [2, 1])
+def test_the_room_of_a_submit_that_is_interrupted_comes_back_once(which: int) -> None:
+    """Ctrl-C as the producer has taken it: its report still comes."""
+    bench = Bench()
+    bench.producer.fails_after = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        bench.submit(which)
+    bench.producer.fails_after = None
+    bench.producer.report(0, KafkaError._MSG_TIMED_OUT)
+    assert bytes_held(bench) == (0, 0)
+    bench.now_ms += 6_000
+    bench.publisher.work(0)
+    assert bench.producer.reports == [], "nobody waits for it, so it is not tried again"
+
+
+@pytest.mark.parametrize(("what", "cancelled_in_log"), [("refused", False), ("lost", True)])
+def test_a_cancel_amid_the_second_publications_is_kept(what: str, cancelled_in_log: bool) -> None:
+    bench = Bench()
+    for which in (1, 3):
+        bench.submit(which)
+    for which in (1, 3):
+        bench.step(what, which if what == "refused" else 0)
+    (first, second), published = bench.handles, len(bench.producer.values)
+    bench.now_ms += 5_000
+    # The first is published while the second, due as well, is cancelled.
+    bench.codec.before_request = lambda: bench.publisher.cancel(second)
+    bench.publisher.work(0)
+    records = [
+        default_codec().decode_any((InferenceRequest, CancelRequest), value)
+        for value in bench.producer.values[published:]
+    ]
+    requests = [record.request_id for record in records if isinstance(record, InferenceRequest)]
+    assert requests == [first.request_id]
+    cancelled = [record.request_id for record in records if isinstance(record, CancelRequest)]
+    assert cancelled == ([second.request_id] if cancelled_in_log else [])
+    assert second.done()
+    assert not first.done()
+
+
+def test_a_cancel_that_finds_no_room_leaves_the_request_waiting_for_its_try() -> None:
+    bench = Bench()
+    bench.submit(1)
+    bench.step("lost", 0)
+    bench.producer.fails_before = BufferError()
+    with pytest.raises(Backpressure):
+        bench.publisher.cancel(bench.handles[0])
+    bench.producer.fails_before = None
+    bench.now_ms += 5_000
+    bench.publisher.work(0)
+    assert len(bench.producer.values) == 2

@@ -9,7 +9,7 @@ import pytest
 from fairlane.outcomes import Code, Degradation, Outcome, RetrievalMode, RetrievalReason
 from fairlane.records import CancelRequest, Parameters, Retrieval, RetrievalUse, TenantSpec, WorkItem
 from fairlane.retrieval.embedder import EmbedderError
-from fairlane.retrieval.store import StoreError
+from fairlane.store_error import StoreError
 from stream_processors.dispatcher.validation import size_of_input
 from tests.unit.dispatcher_bench import MODEL, PARTITION, Bench, encoded, handed_back, request
 from tests.unit.fake_passages import collection, hit

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane.backoff import Backoff
+from fairlane.codec import Codec
 from fairlane.feeds import Feed, FeedUnavailableError
 from fairlane.records import ModelVersion, TenantSpec
-from fairlane.schema_files import default_codec
+from fairlane.registry import RegistryError
+from fairlane.schema_files import committed_schemas, default_codec
 from fairlane.settings import KafkaSettings
 from tests.waiting import eventually
 
@@ -70,6 +73,20 @@ def feed(consumer: ScriptedConsumer) -> Iterator[Feed[TenantSpec]]:
     yield feed
     feed.stop()
     assert consumer.closed
+
+
+class AwayFor(Codec):
+    """Its schemas are out of reach for so many records."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__(committed_schemas())
+        self.records = records
+
+    def decode_as(self, record_type: Any, data: bytes | None) -> Any:
+        if self.records:
+            self.records -= 1
+            raise RegistryError("no answer")
+        return super().decode_as(record_type, data)
 
 
 def record(key: str, value: bytes | None, offset: int = 5) -> Message:
@@ -192,3 +209,20 @@ def test_a_missing_topic_is_an_error(consumer: ScriptedConsumer, feed: Feed[Tena
     consumer.topic_error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
     with pytest.raises(FeedUnavailableError, match=TOPIC):
         feed.start(0.1)
+
+
+def test_records_wait_for_a_schema_registry_that_is_away(
+    consumer: ScriptedConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairlane.feeds._SCHEMA_AGAIN", Backoff(first_s=0.01, longest_s=0.01))
+    codec = AwayFor(3)
+    feed = Feed(KafkaSettings(), codec, TOPIC, TenantSpec)
+    consumer.bounds = (5, 7)
+    consumer.script.put(tenant("acme", 1.0))
+    consumer.script.put(record("acme", CODEC.encode(TenantSpec("acme", weight=2.0)), offset=6))
+    feed.start()
+    try:
+        assert feed.snapshot == {"acme": TenantSpec("acme", weight=2.0)}
+        assert not codec.records
+    finally:
+        feed.stop()

@@ -84,32 +84,32 @@ def run(test: Callable[[World], Awaitable[None]]) -> None:
 
 def test_a_key_that_its_own_instance_gave_back_is_free_everywhere() -> None:
     async def test(world: World) -> None:
-        assert await world.one.swap("k", None, "first") == "first"
-        assert await world.other.swap("k", None, "second") == "first"
-        assert await world.one.swap("k", "first", None) is None
-        assert await world.other.swap("k", None, "second") == "second"
+        assert await world.one.swap("acme", "k", None, "first") == "first"
+        assert await world.other.swap("acme", "k", None, "second") == "first"
+        assert await world.one.swap("acme", "k", "first", None) is None
+        assert await world.other.swap("acme", "k", None, "second") == "second"
 
     run(test)
 
 
 def test_what_another_instance_claimed_counts_while_redis_is_away() -> None:
     async def test(world: World) -> None:
-        await world.one.swap("k", None, "first")
-        await world.other.swap("k", None, "second")
+        await world.one.swap("acme", "k", None, "first")
+        await world.other.swap("acme", "k", None, "second")
         world.redis.is_away = True
-        assert await world.other.swap("k", None, "second") == "first"
-        assert await world.other.swap("k", None, "third") == "first"
+        assert await world.other.swap("acme", "k", None, "second") == "first"
+        assert await world.other.swap("acme", "k", None, "third") == "first"
 
     run(test)
 
 
 def test_what_redis_lost_counts_with_who_claimed_it() -> None:
     async def test(world: World) -> None:
-        await world.one.swap("k", None, "first")
+        await world.one.swap("acme", "k", None, "first")
         world.redis.stored.clear()
-        assert await world.one.swap("k", None, "second") == "first"
-        assert await world.one.swap("k", "first", "confirmed") == "confirmed"
-        assert await world.other.swap("k", None, "second") == "confirmed"
+        assert await world.one.swap("acme", "k", None, "second") == "first"
+        assert await world.one.swap("acme", "k", "first", "confirmed") == "confirmed"
+        assert await world.other.swap("acme", "k", None, "second") == "confirmed"
 
     run(test)
 

@@ -7,8 +7,10 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, WebSocket
+from prometheus_client import REGISTRY
 from starlette.responses import JSONResponse
+from starlette.types import Message, Scope
 from structlog.testing import capture_logs
 
 from fairlane.outcomes import Code
@@ -16,7 +18,6 @@ from fairlane.records import InferenceReply, TokenUsage
 from producers.gateway.edge import call_log, error_answers
 from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
 from producers.gateway.edge.call_log import CallLog
-from producers.gateway.edge.limited_protocol import MOST_HEAD_BYTES, MOST_HEADERS, LimitedProtocol
 from producers.gateway.errors import GatewayError
 from producers.gateway.pipeline.caller import present
 
@@ -163,58 +164,82 @@ def test_a_call_is_logged_once_with_who_and_what_it_cost(monkeypatch: pytest.Mon
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "close_code"),
+    [
+        ("/v1/requests/a/events?key=" + SECRET.replace(" ", ""), 101, 1000),
+        ("/v1/requests/broken/events", 101, 1011),
+        ("/v1/requests/denied/events", 401, None),
+        ("/v1/requests/early/events", 500, None),
+        ("/v1/requests/closed/events", 403, 1000),
+        ("/v1/requests/left/events", 101, None),
+    ],
+)
+def test_a_websocket_is_a_call(path: str, status: int, close_code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = FastAPI()
+
+    @app.websocket("/v1/requests/{name}/events")
+    async def events(websocket: WebSocket, name: str) -> None:
+        caller = present.get()
+        assert caller is not None
+        caller.tenant, caller.subject = "acme", "key-1"
+        if name == "denied":
+            await websocket.send_denial_response(JSONResponse({}, 401))
+        elif name == "early":
+            raise RuntimeError(SECRET)
+        else:
+            if name != "closed":
+                await websocket.accept()
+            if name == "broken":
+                raise RuntimeError(SECRET)
+            if name == "left":
+                await websocket.receive()
+            else:
+                await websocket.close()
+
+    calls = CallLog(app)
+    sent = asyncio.Queue[Message]()
+
+    async def receive() -> Message:
+        assert calls.open_calls == 1
+        return {"type": "websocket.connect" if sent.empty() else "websocket.disconnect"}
+
+    scope: Scope = {
+        "type": "websocket",
+        "path": path.partition("?")[0],
+        "query_string": path.partition("?")[2].encode(),
+        "headers": [(b"traceparent", PARENT.encode())],
+        "subprotocols": [],
+        "extensions": {"websocket.http.response": {}},
+    }
+    labels = {"route": "/v1/requests/{name}/events", "status": str(status)}
+    counted = REGISTRY.get_sample_value("fairlane_gateway_calls_total", labels) or 0.0
+    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    with capture_logs() as logged:
+        asyncio.run(calls(scope, receive, sent.put))
+    assert calls.open_calls == 0
+    (entry,) = [entry for entry in logged if entry["event"] == "call"]
+    assert entry.pop("took_ms") >= 0
+    assert entry == {
+        "event": "call",
+        "log_level": "info",
+        "method": "GET",
+        "route": "/v1/requests/{name}/events",
+        "status": status,
+        "tenant": "acme",
+        "subject": "key-1",
+        "request_id": None,
+        "close_code": close_code,
+    }
+    assert SECRET.replace(" ", "") not in str(logged).replace(" ", "")
+    assert REGISTRY.get_sample_value("fairlane_gateway_calls_total", labels) == counted + 1
+    first = sent.get_nowait()
+    assert first["type"] == "websocket.close" or b"x-request-id" in dict(first["headers"])
+
+
 def test_what_stands_in_a_path_names_no_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_log, "log", structlog.get_logger())
     with capture_logs() as logged:
         call("GET", f"/{SECRET}")
         call("GET", f"/v2/things/{SECRET}/parts")
     assert [entry["route"] for entry in logged] == ["none", "/v2/things/{name}/parts"]
-
-
-# Heads
-
-
-async def answered(head: bytes) -> bytes:
-    """What a real server says to these bytes."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        application(), http=LimitedProtocol, port=0, lifespan="off", log_config=None, access_log=False, ws="none"
-    )
-    server = uvicorn.Server(config)
-    config.load()
-    server.lifespan = config.lifespan_class(config)
-    await server.startup()
-    port = server.servers[0].sockets[0].getsockname()[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(head)
-        await writer.drain()
-        async with asyncio.timeout(20):
-            return await reader.read(12)
-    finally:
-        writer.close()
-        await server.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        (b"a: b\r\n\r\n", b"404"),
-        (b"a: " + b"b" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n", b"431"),
-        (b"a: " + b"b" * 2 * MOST_HEAD_BYTES, b"431"),
-        (b"a: b\r\n" * (MOST_HEADERS + 1) + b"\r\n", b"431"),
-        (b"nonsense", b""),
-    ],
-    ids=["small", "large", "endless", "many", "unfinished"],
-)
-def test_a_head_has_bounds(headers: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producers.gateway.edge.limited_protocol.HEAD_TIMEOUT_S", 0.2 if not status else 10.0)
-    head = b"GET /nothing HTTP/1.1\r\nhost: gateway\r\n" + headers
-    assert asyncio.run(answered(head)).removeprefix(b"HTTP/1.1 ")[:3] == status
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producers.gateway.edge.limited_protocol.BODY_TIMEOUT_S", 0.2)
-    begun = b"POST /v1/requests HTTP/1.1\r\nhost: gateway\r\ncontent-length: 10\r\n\r\n12345"
-    assert asyncio.run(answered(begun)) == b""

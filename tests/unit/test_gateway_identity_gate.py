@@ -114,6 +114,23 @@ def test_a_key_or_a_token_is_shown_in_one_of_the_usual_ways() -> None:
     run(use)
 
 
+def test_who_is_looked_at_again_makes_no_call() -> None:
+    async def use(bench: Bench, _client: httpx.AsyncClient) -> None:
+        key = bench.store.create("acme")
+        shown = HTTPConnection({"type": "http", "headers": [(b"x-api-key", key.text.encode())]})
+        for _ in range(BURST):
+            assert (await bench.gate(shown)).tenant == "acme"
+        with pytest.raises(GatewayError) as limited:
+            await bench.gate(shown)
+        assert limited.value.status == 429
+        assert (await bench.gate.identify(shown)).tenant == "acme"
+        with pytest.raises(GatewayError) as nobody:
+            await bench.gate.identify(HTTPConnection({"type": "http", "headers": []}))
+        assert nobody.value.status == 401
+
+    run(use)
+
+
 def test_nobody_gets_in_and_nothing_is_done_for_nobody() -> None:
     async def use(bench: Bench, client: httpx.AsyncClient) -> None:
         key = bench.store.create("acme").text

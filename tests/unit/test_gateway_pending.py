@@ -1,21 +1,26 @@
 """Calls that wait: each gets its own reply and nobody else's, and what is lost is looked for elsewhere."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, Output, ReplyChunk
-from producers.gateway.pipeline.pending import Pending, TooManyCallsError
+from producers.gateway.edge.error_answers import error_response
+from producers.gateway.errors import GatewayError
+from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Call, Pending
+from producers.gateway.pipeline.refusals import TOO_MANY_CALLS, busy_with_tenant
 
 REPLY = InferenceReply("id-1", "acme", "ok", output=Output(text="one two"))
 CHUNK = ReplyChunk("id-1", "acme", 1, 1, 0, "one ")
 
 
 def test_a_reply_goes_to_all_who_wait_for_it_and_the_first_counts() -> None:
-    pending = Pending(4)
+    pending = Pending(8)
     one, same, other = (pending.open("acme", name, 0) for name in ("id-1", "id-1", "id-2"))
     assert pending.settle(REPLY)
     assert pending.settle(replace(REPLY, replayed=True))
@@ -24,7 +29,7 @@ def test_a_reply_goes_to_all_who_wait_for_it_and_the_first_counts() -> None:
 
 def test_a_reply_of_another_tenant_is_not_given() -> None:
     """Whoever guesses an id and asks under it gets a reply of its own tenant, which says so."""
-    pending = Pending(4)
+    pending = Pending(8)
     call = pending.open("globex", "id-1", 0, streamed=True)
     assert not pending.settle(REPLY)
     pending.add("acme", CHUNK)
@@ -46,14 +51,35 @@ def test_replies_that_nobody_waits_for_are_ignored() -> None:
 def test_no_more_calls_wait_than_may() -> None:
     pending = Pending(2)
     first = pending.open("acme", "id-1", 0)
-    pending.open("acme", "id-1", 0)
-    assert pending.is_full
-    with pytest.raises(TooManyCallsError):
-        pending.open("acme", "id-2", 0)
+    pending.open("globex", "id-1", 0)
+    with pytest.raises(GatewayError) as raised:
+        pending.open("initech", "id-2", 0)
+    assert (raised.value.status, raised.value.code) == (503, Code.OVERLOADED)
     pending.close(first)
     pending.close(first)
     assert len(pending) == 1
-    pending.open("acme", "id-2", 0)
+    pending.open("initech", "id-2", 0)
+
+
+def test_one_tenant_has_half_and_the_others_the_rest() -> None:
+    pending = Pending(8)
+    mine = [pending.open("acme", f"id-{number}", 0) for number in range(4)]
+    with pytest.raises(GatewayError) as raised:
+        pending.open("acme", "id-9", 0)
+    assert (raised.value.status, raised.value.code) == (429, TOO_MANY_CALLS)
+    assert raised.value.retry_after_ms
+    for number in range(4):
+        pending.open("globex", f"id-{number}", 0)
+    pending.close(mine.pop())
+    pending.open("acme", "id-9", 0)
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/chat/completions", "rate_limit_error"), ("/v1/requests", None)])
+def test_a_tenant_with_too_many_calls_is_told_in_the_shape_of_its_route(path: str, kind: str | None) -> None:
+    answer = error_response(path, busy_with_tenant())
+    told = json.loads(bytes(answer.body))["error"]
+    assert (answer.status_code, told["code"], told.get("type")) == (429, TOO_MANY_CALLS, kind)
+    assert answer.headers["retry-after"] == "1"
 
 
 def test_text_comes_in_pieces_and_the_reply_has_the_rest() -> None:
@@ -70,8 +96,29 @@ def test_text_comes_in_pieces_and_the_reply_has_the_rest() -> None:
     assert call.text.take() is None
 
 
+def test_text_that_nobody_takes_is_bounded_and_the_reply_has_it_all() -> None:
+    pending = Pending(4)
+    call, taken = (pending.open("acme", name, 0, streamed=True) for name in ("id-1", "id-2"))
+    piece = "x" * 1_000
+    whole = Output(text=1_000 * piece)
+    came = ""
+    for seq in range(1_000):
+        for request_id in ("id-1", "id-2"):
+            pending.add("acme", replace(CHUNK, request_id=request_id, seq=seq, text=piece))
+        came += str(taken.take() or "")
+    assert came == whole.text, "who takes it gets all"
+    first = call.take()
+    assert first is not None
+    assert len(first.text) <= MOST_UNTAKEN_CHARS
+    pending.settle(replace(REPLY, output=whole))
+    rest = call.take()
+    assert rest is not None
+    assert not rest.restarted
+    assert first.text + rest.text == whole.text
+
+
 def test_a_lost_partition_concerns_the_calls_that_wait_there() -> None:
-    pending = Pending(3)
+    pending = Pending(4)
     here, there = pending.open("acme", "id-1", 3), pending.open("acme", "id-2", 4)
     news = here.news
     assert pending.lose({3}) == 1
@@ -95,9 +142,13 @@ def test_news_are_told_to_everybody_who_waits() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "close", "settle"]), st.integers(0, 5)), max_size=60))
 def test_what_waits_is_what_was_opened_and_not_closed(steps: list[tuple[str, int]]) -> None:
-    pending, model = Pending(8), []
+    pending = Pending(16)
+    model: list[Call] = []
     for verb, number in steps:
-        if verb == "open" and not pending.is_full:
+        if verb == "open" and len(model) == 8:
+            with pytest.raises(GatewayError):
+                pending.open("acme", f"id-{number}", 0)
+        elif verb == "open":
             model.append(pending.open("acme", f"id-{number}", 0))
         elif verb == "close" and number < len(model):
             pending.close(model.pop(number))

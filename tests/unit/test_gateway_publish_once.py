@@ -9,7 +9,9 @@ from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.pipeline.publisher import away, not_confirmed
+from producers.gateway.pipeline.caller import Caller as HttpCaller
+from producers.gateway.pipeline.caller import present
+from producers.gateway.pipeline.refusals import away, not_confirmed
 from producers.gateway.publish_once import Published, publish_once
 from producers.gateway.seams import Waiting
 from tests.unit.openai_kit import Script, ScriptedWaiting
@@ -45,14 +47,21 @@ class Caller:
     def __init__(self) -> None:
         self.kafka = Kafka()
         self.replies: dict[str, InferenceReply] = {}
+        self.known: list[str] = []
         self._idempotency = Idempotency(LocalClaims(), self._find)
 
     async def _find(self, _tenant: str, request_id: str) -> InferenceReply | None:
         return self.replies.get(request_id)
 
+    def _know(self, tenant: str, request: InferenceRequest) -> None:
+        assert tenant == "acme"
+        self.known.append(request.request_id)
+
     async def send(self) -> Published:
         request = replace(REQUEST, request_id=self.kafka.new_request_id())
-        return await publish_once(self.kafka, self._idempotency, "acme", "/v1/requests", "key-1", b"body", request)
+        return await publish_once(
+            self.kafka, self._idempotency, self._know, "acme", "/v1/requests", "key-1", b"body", request
+        )
 
     async def refused(self, error: GatewayError) -> None:
         self.kafka.error = error
@@ -69,6 +78,20 @@ def test_what_is_in_doubt_is_published_again_under_its_id() -> None:
         with pytest.raises(GatewayError) as raised:
             await caller.send()
         assert raised.value.status == 409
+
+    asyncio.run(test())
+
+
+def test_what_is_in_doubt_is_known_by_its_id_and_what_is_refused_is_not() -> None:
+    async def test() -> None:
+        caller = Caller()
+        await caller.refused(away())
+        assert not caller.known
+        await caller.refused(not_confirmed("id-2"))
+        assert caller.known == ["id-2"], "its caller was told to ask for it"
+        caller.replies["id-2"] = InferenceReply("id-2", "acme", "ok")
+        await caller.send()
+        assert caller.known == ["id-2"], "nothing was accepted now"
 
     asyncio.run(test())
 
@@ -99,5 +122,22 @@ def test_what_was_run_meanwhile_is_not_published_again() -> None:
         caller.replies["id-1"] = InferenceReply("id-1", "acme", "ok")
         assert (await caller.send()).source == caller.replies["id-1"]
         assert not caller.kafka.published
+
+    asyncio.run(test())
+
+
+def test_a_call_that_was_answered_before_is_named_after_its_request() -> None:
+    async def test() -> None:
+        caller = Caller()
+        await caller.send()
+        caller.replies["id-1"] = InferenceReply("id-1", "acme", "ok")
+        call = HttpCaller()
+        token = present.set(call)
+        try:
+            assert (await caller.send()).call.reply is not None
+        finally:
+            present.reset(token)
+        assert call.request_id == "id-1"
+        assert caller.kafka.published == ["id-1"]
 
     asyncio.run(test())

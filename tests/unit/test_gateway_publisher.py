@@ -13,10 +13,11 @@ from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane.client.seams import KafkaHeaders
 from producers.gateway.errors import UNAVAILABLE, GatewayError
 from producers.gateway.pipeline.publisher import DeliveryReport, Publisher, PublishLimits
+from producers.gateway.pipeline.refusals import TOO_MANY_CALLS
 from producers.gateway.reply_errors import UNCERTAIN
 from tests.waiting import eventually_async
 
-LIMITS = PublishLimits(4, 1_000)
+LIMITS = PublishLimits(8, 2_000)
 Report = tuple[DeliveryReport, KafkaError | None]
 
 
@@ -171,20 +172,46 @@ def test_more_than_fits_is_refused_at_once_and_the_room_comes_back() -> None:
     bench = Bench()
 
     async def test(publisher: Publisher) -> None:
-        calls = [publish(publisher, number) for number in range(4)]
+        calls = [publish(publisher, number, topic=f"requests.{number % 4}") for number in range(8)]
         await asyncio.sleep(0)
         assert (await refused(publisher)).code == "overloaded"
         bench.producer.report()
         await calls[0]
-        calls.append(publish(publisher, size=980))
+        calls.append(publish(publisher, size=1_980))
         await asyncio.sleep(0)
         assert (await outcome_of(calls.pop())) is not None, "too many bytes"
         calls.append(publish(publisher))
         await asyncio.sleep(0)
-        assert publisher.on_the_way == 4
-        for _ in range(4):
+        assert publisher.on_the_way == 8
+        for _ in range(8):
             bench.producer.report()
-        assert [await outcome_of(call) for call in calls] == [None] * 5
+        assert [await outcome_of(call) for call in calls] == [None] * 9
+
+    bench.run(test)
+
+
+def test_one_topic_has_half_of_the_room_and_the_others_the_rest() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        calls = [publish(publisher, number) for number in range(4)]
+        await asyncio.sleep(0)
+        error = await refused(publisher)
+        assert (error.status, error.code) == (429, TOO_MANY_CALLS)
+        assert error.retry_after_ms
+        calls.append(publish(publisher, size=900, topic="requests.globex"))
+        await asyncio.sleep(0)
+        error_of_bytes = await outcome_of(publish(publisher, size=101, topic="requests.globex"))
+        assert error_of_bytes is not None
+        assert error_of_bytes.code == TOO_MANY_CALLS, "many bytes are as much as many records"
+        assert publisher.on_the_way == 5
+        bench.producer.report()
+        await calls[0]
+        calls.append(publish(publisher))
+        await asyncio.sleep(0)
+        for _ in range(5):
+            bench.producer.report()
+        assert [await outcome_of(call) for call in calls] == [None] * 6
 
     bench.run(test)
 

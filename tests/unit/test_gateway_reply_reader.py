@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from fairlane.codec import Codec
 from fairlane.names import GATEWAY_REPLIES
-from fairlane.records import InferenceReply
-from fairlane.schema_files import default_codec
+from fairlane.records import InferenceReply, TenantSpec
+from fairlane.registry import RegistryError
+from fairlane.schema_files import committed_schemas, default_codec
 from fairlane.settings import Settings
 from producers.gateway.pipeline import reply_reader
 from producers.gateway.pipeline.reply_reader import ReplyReader
@@ -77,7 +79,9 @@ class Kafka:
         self.messages.put(SimpleNamespace(error=lambda: error, partition=lambda: partition))
 
     def answer(self, partition: int, reply: InferenceReply) -> None:
-        value = default_codec().encode(reply)
+        self.put(partition, default_codec().encode(reply))
+
+    def put(self, partition: int, value: bytes) -> None:
         self.messages.put(
             SimpleNamespace(error=lambda: None, partition=lambda: partition, offset=lambda: END, value=lambda: value)
         )
@@ -114,10 +118,12 @@ class Bench:
     kafka: Kafka = field(default_factory=Kafka)
     sink: Sink = field(default_factory=Sink)
     failures: list[BaseException] = field(default_factory=list)
+    codec: Codec = field(default_factory=default_codec)
+    seen: list[InferenceReply] = field(default_factory=list)
 
     def run(self, test: Callable[[], Awaitable[None]]) -> None:
         async def within() -> None:
-            reader = ReplyReader(Settings(), default_codec(), self.sink, lambda _replies: None, self.failures.append)
+            reader = ReplyReader(Settings(), self.codec, self.sink, self.seen.extend, self.failures.append)
             reader.start()
             try:
                 await eventually_async(lambda: self.sink.told[-1:] == [BOTH], what="both partitions")
@@ -163,5 +169,45 @@ def test_a_partition_that_moves_on_meanwhile_is_not_owned_again(bench: Bench) ->
         await eventually_async(lambda: bench.sink.came == ["r-1"], what="a reply")
         assert bench.sink.told[-1] == ("owned", frozenset({0}))
         assert not bench.kafka.seeks
+
+    bench.run(test)
+
+
+def test_what_is_no_reply_is_passed_over(bench: Bench) -> None:
+    async def test() -> None:
+        for value in (b"", b"rubbish", b"\0\xff\xff\xff\xff", default_codec().encode(TenantSpec("acme"))):
+            bench.kafka.put(0, value)
+        bench.kafka.answer(0, InferenceReply("r-1", "acme", "ok"))
+        await eventually_async(lambda: bench.sink.came == ["r-1"], what="a reply")
+
+    bench.run(test)
+
+
+class AwayFor(Codec):
+    """While ``names`` are there, the schemas of these replies are out of reach."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(committed_schemas())
+        self.names = set(names)
+
+    def decode_as(self, record_type: Any, data: bytes | None) -> Any:
+        record = super().decode_as(record_type, data)
+        if record.request_id in self.names:
+            raise RegistryError("no answer")
+        return record
+
+
+def test_a_reply_comes_when_the_schema_registry_is_back(bench: Bench) -> None:
+    codec = bench.codec = AwayFor("r-1")
+
+    async def test() -> None:
+        late = InferenceReply("r-1", "acme", "ok")
+        bench.kafka.answer(0, late)
+        await eventually_async(bench.kafka.messages.empty, what="the record to be read")
+        codec.names.clear()
+        await eventually_async(lambda: bench.sink.came == ["r-1"], what="what was held back")
+        assert bench.seen == [late]
+        bench.kafka.answer(1, InferenceReply("r-2", "acme", "ok"))
+        await eventually_async(lambda: bench.sink.came == ["r-1", "r-2"], what="a reply")
 
     bench.run(test)

@@ -1,6 +1,7 @@
 """How a gateway ends: what still waits is answered, by whom it was taken, and is not sent again."""
 
 import asyncio
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import Response
+from websockets.exceptions import ConnectionClosed
 
+from fairlane.outcomes import Decision
 from fairlane.schema_files import default_codec
 from producers.gateway import server as gateway_server
 from producers.gateway.claim_stores import LocalClaims
@@ -24,8 +27,10 @@ from producers.gateway.pipeline.early_answer import LoadPicture, Registry
 from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.submitter import LogSubmitter
 from producers.gateway.server import GatewayServer
+from tests.unit.native_kit import ID, Bench, decided
 from tests.unit.openai_kit import KEY, MODEL, ScriptedCatalog, authenticate
 from tests.unit.test_gateway_submitter import Chunks, Log, Recorded
+from tests.unit.test_native_events import following, said, socket
 from tests.waiting import eventually
 
 # Only bounds a hang.
@@ -72,6 +77,26 @@ class Gateway:
         return self.calls
 
 
+class Followed:
+    """The native routes."""
+
+    failure: BaseException | None = None
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.app = CallLog(bench.app)
+
+    @property
+    def open_calls(self) -> int:
+        return self.app.open_calls
+
+    def drain(self) -> None:
+        self._bench.deps.slots.ending.set()
+
+    def end_waiting(self) -> None:
+        raise AssertionError("nobody waits")
+
+
 class Caller(threading.Thread):
     """One call, which waits."""
 
@@ -101,8 +126,10 @@ class Caller(threading.Thread):
 
 
 @contextmanager
-def serving(gateway: Gateway, drain_timeout_s: float) -> Iterator[tuple[str, GatewayServer]]:
-    config = uvicorn.Config(gateway.app, port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+def serving(gateway: Gateway | Followed, drain_timeout_s: float) -> Iterator[tuple[str, GatewayServer]]:
+    config = uvicorn.Config(
+        gateway.app, port=0, ws="websockets-sansio", lifespan="off", log_config=None, timeout_graceful_shutdown=1
+    )
     server = GatewayServer(config, gateway, drain_timeout_s)
     thread = threading.Thread(target=server.run, name="gateway", daemon=True)
     thread.start()
@@ -141,6 +168,60 @@ def test_who_still_waits_at_the_end_is_told_that_the_request_goes_on(why: str) -
     assert gateway.open_calls == 0
 
 
+def test_a_signal_handler_only_sets_flags() -> None:
+    """The thread that it interrupts may hold any lock that the work needs."""
+
+    class Counted(Gateway):
+        drained = 0
+
+        def drain(self) -> None:
+            self.drained += 1
+
+    gateway = Counted()
+    server = GatewayServer(uvicorn.Config(gateway.app, log_config=None), gateway, TIMEOUT_S)
+    server.handle_exit(signal.SIGTERM, None)
+    assert gateway.drained == 0
+    # With no call to wait for, the next look ends it.
+    assert asyncio.run(server.on_tick(1))
+    asyncio.run(server.on_tick(2))
+    assert gateway.drained == 1
+    assert not server.force_exit
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.force_exit
+
+
+def test_who_only_listens_does_not_hold_up_the_end() -> None:
+    bench = Bench()
+    bench.store.decide(decided(Decision.ACCEPTED, 1))
+    with (
+        serving(Followed(bench), 10 * TIMEOUT_S) as (url, server),
+        following(url) as events,
+        socket(url) as websocket,
+    ):
+        assert next(events)[0] == said(websocket)[0] == "status"
+        server.handle_exit(signal.SIGTERM, None)
+        assert list(events) == [("timeout", {})]
+        assert said(websocket) == ("timeout", {})
+        with pytest.raises(ConnectionClosed) as caught:
+            websocket.recv(TIMEOUT_S)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1000
+    assert bench.deps.slots.total == 0
+
+
+def test_who_comes_to_listen_too_late_is_sent_elsewhere() -> None:
+    bench = Bench()
+    bench.store.decide(decided(Decision.ACCEPTED, 1))
+
+    async def test(http: httpx.AsyncClient) -> None:
+        bench.deps.slots.ending.set()
+        answer = await http.get(f"/v1/requests/{ID}/events")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+        assert "retry-after" in answer.headers
+
+    bench.run(test)
+
+
 def test_what_is_cut_off_is_not_sent_again_by_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_server, "_ANSWERS_S", 0.1)
     gateway = Gateway()
@@ -152,3 +233,23 @@ def test_what_is_cut_off_is_not_sent_again_by_its_client(monkeypatch: pytest.Mon
     assert (answer.status, answer.headers["x-should-retry"]) == (503, "false")
     assert '"uncertain"' in answer.body
     assert "x-request-id" in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "room"),
+    [
+        (100_000, 100_000, None, 20_000),
+        (1_024, 100_000, 20_512, 20_000),
+        (1_024, resource.RLIM_INFINITY, 20_512, 20_000),
+        (1_024, 4_096, 4_096, 3_584),
+        (256, 256, 256, 1),
+    ],
+)
+def test_there_are_no_more_connections_than_descriptors(
+    soft: int, hard: int, raised: int | None, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _which, limit: limits.append(limit))
+    assert gateway_server._room_for(20_000) == room
+    assert limits == ([] if raised is None else [(raised, hard)])

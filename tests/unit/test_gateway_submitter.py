@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fairlane import headers as names_of_headers
 from fairlane.client.seams import KafkaHeaders
@@ -28,7 +29,7 @@ from producers.gateway.errors import GatewayError
 from producers.gateway.pipeline.caller import Caller, present
 from producers.gateway.pipeline.early_answer import LoadPicture, Registry
 from producers.gateway.pipeline.pending import Pending
-from producers.gateway.pipeline.publisher import not_confirmed
+from producers.gateway.pipeline.refusals import TOO_MANY_CALLS, not_confirmed
 from producers.gateway.pipeline.submitter import LogSubmitter
 from tests.waiting import eventually_async
 
@@ -37,7 +38,7 @@ PARTITIONS = 12
 OWNED = frozenset(range(6))
 REQUEST = InferenceRequest("", "chat", "generate", RequestInput(prompt="p"))
 REGISTRY = Registry(
-    {"acme": TenantSpec("acme")},
+    {name: TenantSpec(name) for name in ("acme", "globex", "initech")},
     {"chat": ModelVersion("chat", "1", "gpu", "simulated", ("generate",), "chat", 4_096, 512)},
 )
 PARENT = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
@@ -155,7 +156,7 @@ def test_what_would_be_refused_is_not_published() -> None:
     bench = Bench()
 
     async def test(submitter: LogSubmitter) -> None:
-        assert (await refused(submitter, "globex")).status == 403
+        assert (await refused(submitter, "nobody")).status == 403
         assert (await refused(submitter, model="none")).code == Code.UNKNOWN_MODEL
         assert (await refused(submitter, priority="urgent")).field == "priority"
         assert (await refused(submitter, input=RequestInput(prompt="x" * 5_000_000))).status == 413
@@ -183,16 +184,20 @@ def test_a_gateway_that_drains_takes_nothing_new_and_answers_what_it_took() -> N
 
 
 def test_no_more_calls_are_taken_than_may_wait() -> None:
-    bench = Bench(max_calls=1)
+    bench = Bench(max_calls=2)
 
     async def test(submitter: LogSubmitter) -> None:
         waiting = await submitter.submit("acme", request(submitter))
         with pytest.raises(GatewayError) as raised:
             await submitter.submit("acme", request(submitter))
+        assert (raised.value.status, raised.value.code) == (429, TOO_MANY_CALLS), "its own share is full"
+        await submitter.submit("globex", request(submitter))
+        with pytest.raises(GatewayError) as raised:
+            await submitter.submit("initech", request(submitter))
         assert (raised.value.status, raised.value.code) == (503, Code.OVERLOADED)
-        assert len(bench.log.records) == 1
+        assert [topic for topic, *_ in bench.log.records] == ["requests.acme", "requests.globex"]
         waiting.forget()
-        await submitter.submit("acme", request(submitter))
+        await submitter.submit("initech", request(submitter))
 
     bench.run(test)
 
@@ -269,6 +274,26 @@ def test_a_reply_in_a_partition_that_moved_is_looked_up() -> None:
         await eventually_async(lambda: bench.recorded.asked >= 2, what="another try after one that failed")
         bench.recorded.replies["acme", asked.request_id] = reply(asked.request_id)
         assert await call == reply(asked.request_id)
+
+    bench.run(test)
+
+
+def test_look_ups_that_fail_are_told_in_a_few_lines() -> None:
+    """Postgres is away, and every call that lost its partition asks it."""
+    bench = Bench(recorded=Recorded(failures=1_000_000), max_calls=200)
+
+    async def test(submitter: LogSubmitter) -> None:
+        calls = [await submitter.submit("acme", request(submitter)) for _ in range(100)]
+        submitter.lost(OWNED)
+        with capture_logs() as lines:
+            waiting = [asyncio.ensure_future(call.reply(WAIT_S)) for call in calls]
+            await eventually_async(lambda: bench.recorded.asked >= len(calls), what="a look-up of each")
+        for call in waiting:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        failed = [line for line in lines if line["event"] == "reply_look_up_failed"]
+        assert 1 <= len(failed) < len(calls) / 2
+        assert {line["error"] for line in failed} == {"GatewayError"}
 
     bench.run(test)
 

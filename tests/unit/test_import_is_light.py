@@ -59,3 +59,7 @@ def test_nothing_is_said_on_stdout_by_using_it() -> None:
         [sys.executable, "-c", f"import sys; {statement}"], capture_output=True, text=True, timeout=60, check=True
     )
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_who_asks_postgres_for_no_vectors_needs_no_numpy() -> None:
+    assert "numpy" not in top_level_modules_after("import fairlane.postgres_pool, fairlane.conversations.conversations")

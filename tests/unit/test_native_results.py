@@ -30,7 +30,7 @@ from producers.gateway.results.results import (
 )
 from producers.gateway.results.write_queue import WriteQueue
 from tests.unit.native_kit import ID, Bench, decided, recorded
-from tests.waiting import eventually_async
+from tests.waiting import eventually_async, eventually_awaited
 
 SEEN = recorded(1, request_id=ID)
 ASKED = InferenceRequest(ID, "a-model", "generate", RequestInput(prompt="q"))
@@ -204,6 +204,24 @@ def test_a_damaged_entry_is_a_miss(bench: Bench, damage: str) -> None:
         assert await bench.results.find("acme", ID) is None
         bench.store.record(SEEN)
         assert await bench.results.find("acme", ID) == SEEN
+
+    bench.run(test)
+
+
+def test_postgres_is_seen_to_be_away_and_back_though_nobody_looks_anything_up(bench: Bench) -> None:
+    async def is_available() -> bool:
+        await bench.results.check_store()
+        return bench.results.is_store_available
+
+    async def is_away() -> bool:
+        return not await is_available()
+
+    async def test(_http: httpx.AsyncClient) -> None:
+        assert await is_available()
+        bench.away(postgres=True)
+        await eventually_awaited(is_away, what="that it is away")
+        bench.away()
+        await eventually_awaited(is_available, what="that it is back")
 
     bench.run(test)
 

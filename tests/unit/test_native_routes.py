@@ -8,12 +8,16 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from fairlane.clock import now_ms
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import Output
 from fairlane.request_story import RecordedReply
+from producers.gateway.edge.call_log import CallLog
 from producers.gateway.native.lookup_routes import RESULT_LIFE_MS
+from producers.gateway.pipeline.refusals import away, not_confirmed
+from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, UNCERTAIN
 from tests.unit.native_kit import (
     ID,
     KEY,
@@ -409,6 +413,37 @@ def test_a_request_is_known_right_after_it_was_accepted(bench: Bench) -> None:
     bench.run(test)
 
 
+def test_a_request_that_may_be_in_the_log_is_known_to_its_tenant_until_its_reply_comes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.submitter, "new_request_id", lambda: ID)
+    bench.submitter.scripts.append(Script(refused=not_confirmed(ID)))
+
+    async def test(http: httpx.AsyncClient) -> None:
+        told = (await http.post("/v1/requests", json=QUESTION)).json()["error"]
+        assert (told["code"], told["request_id"]) == (UNCERTAIN, ID)
+        status = await http.get(f"/v1/requests/{ID}")
+        assert (status.status_code, status.json()["status"]) == (200, "queued")
+        assert (await http.get(f"/v1/results/{ID}")).status_code == 202
+        theirs = await http.get(f"/v1/requests/{ID}", headers={"authorization": f"Bearer {OTHER_KEY}"})
+        assert theirs.status_code == 404
+        bench.results.remember([recorded(1, request_id=ID, at_ms=now_ms()).reply])
+        assert (await http.get(f"/v1/requests/{ID}")).json()["status"] == "done"
+
+    bench.run(test)
+
+
+def test_a_request_that_was_refused_is_known_to_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.submitter, "new_request_id", lambda: ID)
+    bench.submitter.scripts.append(Script(refused=away()))
+
+    async def test(http: httpx.AsyncClient) -> None:
+        assert (await http.post("/v1/requests", json=QUESTION)).status_code == 503
+        assert (await http.get(f"/v1/requests/{ID}")).status_code == 404
+
+    bench.run(test)
+
+
 def test_a_status_tells_decisions_with_their_reasons(bench: Bench) -> None:
     bench.store.decide(
         decided(Decision.ACCEPTED, 1, inputs={"predicted_ms": "7"}),
@@ -522,20 +557,47 @@ def test_a_query_that_is_none_is_told_with_its_field(refusing: Bench, query: dic
     assert error(get(refusing, "/v1/requests", params=query)) == (400, "invalid", field)
 
 
-def test_a_caller_that_goes_away_cancels_what_it_waited_for(bench: Bench) -> None:
-    bench.submitter.scripts.append(Script(before_reply=Gate()))
-    body = json.dumps(QUESTION).encode()
-    scope: dict[str, Any] = {
+def scope_of(path: str, body: bytes) -> dict[str, Any]:
+    """A call as a server hands it to the application."""
+    return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
         "method": "POST",
-        "path": "/v1/requests",
-        "raw_path": b"/v1/requests",
-        "query_string": b"wait=60",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"wait=60" if path == "/v1/requests" else b"",
         "root_path": "",
         "headers": [(b"authorization", f"Bearer {KEY}".encode()), (b"content-length", b"%d" % len(body))],
     }
+
+
+@pytest.mark.parametrize("path", ["/v1/requests", "/v1/rank", "/v1/classify"])
+def test_a_caller_that_goes_away_while_its_body_is_read_is_no_mistake_of_the_gateway(bench: Bench, path: str) -> None:
+    statuses: list[int] = []
+
+    async def test(_http: httpx.AsyncClient) -> None:
+        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        said.put_nowait({"type": "http.request", "body": b'{"model"', "more_body": True})
+        said.put_nowait({"type": "http.disconnect"})
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        with capture_logs() as lines:
+            await CallLog(bench.app)(scope_of(path, b"x" * 100), said.get, send)
+        assert [line["event"] for line in lines] == ["call"]
+        assert statuses == [CLIENT_CLOSED_REQUEST]
+        assert not bench.submitter.submitted
+
+    bench.run(test)
+
+
+def test_a_caller_that_goes_away_cancels_what_it_waited_for(bench: Bench) -> None:
+    bench.submitter.scripts.append(Script(before_reply=Gate()))
+    body = json.dumps(QUESTION).encode()
+    scope = scope_of("/v1/requests", body)
 
     async def test(_http: httpx.AsyncClient) -> None:
         said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

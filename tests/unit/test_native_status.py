@@ -67,6 +67,24 @@ def test_a_request_that_was_sent_again_stands_where_it_stands_now() -> None:
     assert (found.status, found.submitted_at_ms) == (Status.QUEUED, 50)
 
 
+@pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.EXPIRED])
+def test_what_ran_counts_whatever_was_refused_under_its_id_later(outcome: Outcome) -> None:
+    ran = recorded(1, request_id=ID, at_ms=30)
+    refused = recorded(99, request_id=ID, at_ms=60, outcome=outcome, source=ELSEWHERE, output=None)
+    decision = replace(decided(Decision.REFUSED, 50), source=ELSEWHERE)
+    for history in (
+        History((WAITS,), replies=(ran, refused)),
+        History((WAITS, decision), replies=(ran, refused)),
+        History((WAITS, decision), replies=(ran,)),
+    ):
+        found = status_of(ID, history)
+        assert found is not None
+        assert (found.status, found.reply, found.ended_at_ms) == (Status.DONE, ran.reply, 30)
+    found = status_of(ID, History((), replies=(ran,)), refused)
+    assert found is not None
+    assert found.reply == ran.reply
+
+
 def test_a_record_that_was_dropped_as_a_repetition_changes_nothing() -> None:
     copy = replace(decided(Decision.DUPLICATE, 50), source=ELSEWHERE)
     found = status_of(ID, History((WAITS, decided(Decision.DISPATCHED, 20), copy)))

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from fairlane.outcomes import Outcome
 from producers.gateway.results.request_store import EndedFilter, RequestStore, ended_question
-from tests.integration.request_store_suite import Requests, RequestStoreSuite, reply_of
-from tests.unit.native_kit import ID, MemoryRequests, recorded
+from tests.integration.request_store_suite import Requests, RequestStoreSuite
+from tests.unit.native_kit import MemoryRequests
 
 
 class InMemory(MemoryRequests):
@@ -26,13 +25,6 @@ class TestMemoryRequests(RequestStoreSuite):
     @pytest.fixture
     def requests(self) -> Requests:
         return InMemory()
-
-
-def test_what_was_run_comes_before_a_refusal_of_the_same_id() -> None:
-    store = InMemory()
-    ran, refused = recorded(1, request_id=ID), recorded(2, request_id=ID, outcome=Outcome.REJECTED, output=None)
-    store.record(ran, refused)
-    assert reply_of(store, "acme", ID) == ran
 
 
 def test_only_those_that_did_not_end_well_have_an_index_of_their_own() -> None:

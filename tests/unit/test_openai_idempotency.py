@@ -31,6 +31,18 @@ class TestLocalClaims(ClaimStoreSuite):
         return lambda: nullcontext(LocalClaims())
 
 
+class KeptNames(LocalClaims):
+    """Knows which names there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
+        self.names.append(name)
+        return await super().swap(tenant, name, expected, new)
+
+
 class World:
     """Replies and the time, as the test says."""
 
@@ -202,11 +214,10 @@ def test_what_is_like_a_claim_is_none(stored: str) -> None:
 
 def test_what_others_wrote_there_is_replaced() -> None:
     async def run() -> None:
-        world, store = World(), LocalClaims()
+        world, store = World(), KeptNames()
         world.keys = Idempotency(store, world.find, lambda: world.now_ms)
         await world.begin()
-        [name] = store._claims
-        store.put(name, "rubbish")
+        store.put("acme", store.names[0], "rubbish")
         assert (await world.begin()).request_id == "r-2"
 
     asyncio.run(run())
@@ -217,11 +228,23 @@ def test_claims_in_memory_are_bounded_and_end() -> None:
         now_s = 0.0
         store = LocalClaims(ttl_s=10.0, most=2, clock_s=lambda: now_s)
         for name in ("a", "b", "c"):
-            await store.swap(name, None, "1")
-        assert [store.get(name) for name in ("a", "b", "c")] == [None, "1", "1"]
+            await store.swap("acme", name, None, "1")
+        assert [store.get("acme", name) for name in ("a", "b", "c")] == [None, "1", "1"]
         now_s = 10.0
-        assert store.get("c") is None
-        assert await store.swap("b", None, "2") == "2"
+        assert store.get("acme", "c") is None
+        assert await store.swap("acme", "b", None, "2") == "2"
+
+    asyncio.run(run())
+
+
+def test_no_tenant_pushes_out_the_claims_of_another() -> None:
+    async def run() -> None:
+        store = LocalClaims(most=10)
+        await store.swap("globex", "theirs", None, "1")
+        for number in range(100):
+            await store.swap("acme", f"mine-{number}", None, "1")
+        assert store.get("globex", "theirs") == "1"
+        assert [store.get("acme", f"mine-{number}") for number in (90, 91)] == [None, "1"]
 
     asyncio.run(run())
 

@@ -252,7 +252,6 @@ def test_partitions_that_rest_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         ownership.flow()
         ownership.paused()
         ownership.partitions()
-        ownership.assigned_after(ownership.epoch)
         if ownership.has_positions:
             ownership.position_plan(NO_BOUND)
         return len(WatchedTracker.looked_at)

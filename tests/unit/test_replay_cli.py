@@ -15,7 +15,10 @@ _KEY = "fl_0123_secret="
     ("arguments", "message"),
     [
         (("play", "{file}", "--via", "gateway", "--url", "nowhere"), "url: not http"),
-        (("play", "{file}", "--via", "gateway", "--url", "http://127.0.0.1:1"), "line 2, column arrived_at_s"),
+        (
+            ("play", "{file}", "--via", "gateway", "--url", "http://127.0.0.1:1"),
+            "trace.csv: line 2, column arrived_at_s",
+        ),
         (("play", "{file}", "--tenant", "No Name"), "tenant: 'No Name'"),
         (("play", "{file}", "--factor", "0"), "factor: 0 is not above 0"),
         (("play", "{file}", "--max-tokens", "1"), "max_tokens: 1 is below 2"),
@@ -49,3 +52,12 @@ def test_help_names_the_profiles() -> None:
 
     assert done.exit_code == 0
     assert all(name in done.stdout for name in PROFILES)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_bytes(b"arrived_at_s,prompt_tokens,output_tokens\n1,1,1\n\xff,1,1\n")
+    done = CliRunner().invoke(cli, ["play", str(file)])
+
+    assert done.exit_code == 1
+    assert done.stderr == f"error: {file}: not UTF-8, at line 1 or below\n"

@@ -16,15 +16,15 @@ def test_both_forms_of_the_published_traces_are_read() -> None:
     seven_digits = [_HEAD, "2023-11-16 18:17:03.9799600,4808,10\n", "2023-11-16 18:17:04.0319600,3180,8\n"]
     with_zone = [_HEAD, "2024-05-10 00:00:00.009930+00:00,2162,5\n", "2024-05-10 00:00:01+00:00,2399,6\n"]
 
-    assert [row.context_tokens for row in read_trace(seven_digits)] == [4_808, 3_180]
-    assert [row.arrived_at_s for row in read_trace(seven_digits)] == pytest.approx([0, 0.052], abs=1e-5)
-    assert [row.arrived_at_s for row in read_trace(with_zone)] == pytest.approx([0, 0.99007], abs=1e-5)
+    assert [row.context_tokens for row in read_trace(seven_digits, "t.csv")] == [4_808, 3_180]
+    assert [row.arrived_at_s for row in read_trace(seven_digits, "t.csv")] == pytest.approx([0, 0.052], abs=1e-5)
+    assert [row.arrived_at_s for row in read_trace(with_zone, "t.csv")] == pytest.approx([0, 0.99007], abs=1e-5)
 
 
 def test_a_trace_under_plain_names_may_say_whose_requests_they_are() -> None:
     lines = ["tenant,arrived_at_s,prompt_tokens,output_tokens\n", "acme,10,5,6\n", "\n", "globex,12.5,7,8\n"]
 
-    assert list(read_trace(lines)) == [TraceRow(0.0, 5, 6, "acme"), TraceRow(2.5, 7, 8, "globex")]
+    assert list(read_trace(lines, "t.csv")) == [TraceRow(0.0, 5, 6, "acme"), TraceRow(2.5, 7, 8, "globex")]
 
 
 def test_a_trace_is_read_as_it_is_needed() -> None:
@@ -35,7 +35,7 @@ def test_a_trace_is_read_as_it_is_needed() -> None:
             yield f"{number},1,1\n"
             number += 1
 
-    rows = read_trace(endless())  # type: ignore[arg-type]  # a generator of lines without an end
+    rows = read_trace(endless(), "t.csv")  # type: ignore[arg-type]  # a generator of lines without an end
     assert [next(rows).arrived_at_s for _ in range(3)] == [0, 1, 2]
 
 
@@ -49,11 +49,14 @@ def test_a_trace_is_read_as_it_is_needed() -> None:
         ([_HEAD, "1,2,3\n", "2,-1,3\n"], "line 3, column contexttokens: not a number of tokens"),
         ([_HEAD, "1,2,99999999999\n"], "line 2, column generatedtokens: not a number of tokens"),
         ([_HEAD, "5,2,3\n", "4,2,3\n"], "line 3, column timestamp: earlier than the line above it"),
+        ([_HEAD, "5,2,3\n", "6,2\r,3\n"], "line 3: new-line character seen in unquoted field"),
+        ([_HEAD, "5,2,3\n", '6,2,"3\n', *["7,2,3\n"] * 40_000], "line 3: field larger than field limit"),
+        ([_HEAD, '5,"2\nand",3\n'], "line 2, column contexttokens: not a number of tokens"),
     ],
 )
 def test_what_is_no_trace_is_told_by_its_line(lines: list[str], message: str) -> None:
-    with pytest.raises(TraceError, match=message):
-        list(read_trace(lines))
+    with pytest.raises(TraceError, match=f"^t.csv: {message}"):
+        list(read_trace(lines, "t.csv"))
 
 
 _ROWS = st.lists(

@@ -148,3 +148,11 @@ def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(ValidationError):
         settings.max_batch_size = 3  # type: ignore[misc]  # what is tested
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
+
+
+def test_where_files_are_is_the_same_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings().files_url == str(tmp_path / ".fairlane" / "files")
+    assert Settings(files_url="files").files_url == str(tmp_path / "files")
+    assert Settings(files_url="/files").files_url == "/files"
+    assert Settings(files_url="s3://bucket/files").files_url == "s3://bucket/files"

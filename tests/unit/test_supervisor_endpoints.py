@@ -48,6 +48,7 @@ def test_a_service_does_not_get_the_owner_of_the_tables() -> None:
     }
     assert ENDPOINTS.migration_env["POSTGRES_OWNER_DSN"] == ENDPOINTS.postgres_owner_dsn
     assert Endpoints(kafka_bootstrap_servers="h:1").service_env == {"KAFKA_BOOTSTRAP_SERVERS": "h:1"}
+    assert Endpoints(files_url="/files").service_env == {"FILES_URL": "/files"}
 
 
 def test_they_are_saved_for_their_owner_only(tmp_path: Path) -> None:

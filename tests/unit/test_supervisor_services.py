@@ -7,6 +7,7 @@ import pytest
 from deploy.local.endpoints import Endpoints
 from deploy.local.errors import StackError
 from deploy.local.services import default_services, default_setup, read_pools
+from deploy.local.stack import LocalStack
 
 ENDPOINTS = Endpoints("k:1", "postgresql://s:p@h/d", "postgresql://o:p@h/d", "redis://h:1/0")
 
@@ -22,7 +23,7 @@ def test_one_group_of_consumers_for_each_pool(tmp_path: Path) -> None:
     assert read_pools(file) == ("generate", "encode")
     services = default_services(dispatchers=2, consumers=2, engine="simulated", models_file=file)
     assert [service.name for service in services] == [
-        *("dispatcher-1", "dispatcher-2", "recorder-1", "gateway-1"),
+        *("dispatcher-1", "dispatcher-2", "recorder-1", "gateway-1", "backfill-1"),
         *("consumer-generate-1", "consumer-generate-2", "consumer-encode-1", "consumer-encode-2"),
     ]
     consumer = services[-1].spec(ENDPOINTS, 20_001, ("kafka",))
@@ -43,7 +44,7 @@ def test_the_pools_of_single_tenants_get_consumers_too(tmp_path: Path) -> None:
     )
     assert read_pools(file) == ("generate", "encode", "acme-gpu", "b-gpu")
     services = default_services(models_file=file)
-    assert [service.name for service in services][3:] == [
+    assert [service.name for service in services][4:] == [
         *("consumer-generate-1", "consumer-encode-1", "consumer-acme-gpu-1", "consumer-b-gpu-1")
     ]
     assert services[-1].spec(ENDPOINTS, 20_001, ()).argv[-2:] == ("--pool", "b-gpu")
@@ -111,3 +112,21 @@ def test_a_step_waits_for_every_broker() -> None:
 def test_a_step_does_not_wait_for_a_part_that_is_external() -> None:
     tables = default_setup()[-1]
     assert tables.spec(ENDPOINTS, ["kafka"]).depends_on == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", "data/files"), ("elsewhere", "elsewhere"), ("s3://b/f", "s3://b/f")]
+)
+def test_gateway_and_runner_keep_files_in_one_place_whatever_folder_they_run_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    services = default_services(models_file=models(tmp_path, "models: [{pool: generate}]"))
+    stack = LocalStack(data_dir=Path("data"), parts=(), services=services, environ={"FILES_URL": given})
+    try:
+        stack.prepare()
+        env = {one.name: one.spec(stack.endpoints, 20_001, ()).env for one in services}
+    finally:
+        stack.stop()
+    whole = expected if "://" in expected else str(tmp_path.resolve() / expected)
+    assert env["gateway-1"]["FILES_URL"] == env["backfill-1"]["FILES_URL"] == whole

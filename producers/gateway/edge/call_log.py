@@ -1,11 +1,14 @@
-"""Every call of HTTP in the log and the metrics when it is over: who, what, what became of it, what it cost."""
+"""Every call in the log and the metrics when it is over: who, what, what became of it, what it cost. A WebSocket is one
+call, and 101 the status of one that was accepted."""
 
 import asyncio
 from collections.abc import Iterable
+from functools import lru_cache
 from time import monotonic
 from traceback import extract_tb
 from uuid import uuid4
 
+from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlane import headers, metrics
@@ -23,6 +26,8 @@ UNLOGGED = frozenset({"/health", "/health/ready"})
 _HEADER = REQUEST_ID_HEADER.encode()
 _TRACE = frozenset({headers.TRACE_PARENT.encode(), headers.TRACE_STATE.encode()})
 _NO_ROUTE = "none"
+_ANSWER_STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
+_INTERNAL_ERROR = 1011
 
 
 class CallLog:
@@ -38,19 +43,27 @@ class CallLog:
         self.open_calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in UNLOGGED:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in UNLOGGED:
             await self._app(scope, receive, send)
             return
         caller = Caller(_trace(scope["headers"]))
         token = present.set(caller)
         began = monotonic()
         status = 0
+        close_code: int | None = None
 
         async def send_named(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
+            nonlocal status, close_code
+            kind = message["type"]
+            if kind in _ANSWER_STARTS:
                 status = message["status"]
                 _name(message, caller)
+            elif kind == "websocket.accept":
+                status = 101
+                _name(message, caller)
+            elif kind == "websocket.close":
+                # What is closed before it was accepted is answered with 403.
+                status, close_code = status or 403, message.get("code", 1000)
             await send(message)
 
         self.open_calls += 1
@@ -66,18 +79,22 @@ class CallLog:
             log.error("call_failed", path=_route(scope), error=type(error).__name__, frames=frames)
             if not status:
                 await internal_error(scope["path"])(scope, receive, send_named)
+            elif status == 101 and close_code is None:
+                await send_named({"type": "websocket.close", "code": _INTERNAL_ERROR})
         finally:
             self.open_calls -= 1
             present.reset(token)
-            _tell(scope, caller, status, monotonic() - began)
+            _tell(scope, caller, status, close_code, monotonic() - began)
 
 
-def _tell(scope: Scope, caller: Caller, status: int, took_s: float) -> None:
+def _tell(scope: Scope, caller: Caller, status: int, close_code: int | None, took_s: float) -> None:
     route, reply = _route(scope), caller.reply
-    metrics.GATEWAY_CALLS.labels(route=route, status=str(status)).inc()
-    metrics.GATEWAY_CALL_SECONDS.labels(route=route).observe(took_s)
+    calls, seconds = _meters(route, status)
+    calls.inc()
+    seconds.observe(took_s)
     told: dict[str, object] = {
-        "method": scope["method"],
+        # A WebSocket has none; its handshake is a GET.
+        "method": scope.get("method", "GET"),
         "route": route,
         # 0: the caller was gone before anything was answered.
         "status": status,
@@ -86,6 +103,9 @@ def _tell(scope: Scope, caller: Caller, status: int, took_s: float) -> None:
         "subject": caller.subject,
         "request_id": caller.request_id,
     }
+    if scope["type"] == "websocket":
+        # None: its caller closed it, or was lost.
+        told["close_code"] = close_code
     if reply is not None:
         usage = reply.usage
         told |= {
@@ -94,6 +114,14 @@ def _tell(scope: Scope, caller: Caller, status: int, took_s: float) -> None:
             "cost_tokens": cost_tokens(usage.prompt_tokens, usage.completion_tokens),
         }
     log.info("call", **told)
+
+
+@lru_cache(maxsize=256)
+def _meters(route: str, status: int) -> tuple[Counter, Histogram]:
+    return (
+        metrics.GATEWAY_CALLS.labels(route=route, status=str(status)),
+        metrics.GATEWAY_CALL_SECONDS.labels(route=route),
+    )
 
 
 def _route(scope: Scope) -> str:

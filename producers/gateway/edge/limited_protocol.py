@@ -1,97 +1,154 @@
-"""HTTP/1.1 with bounds on what comes before the body, which uvicorn's faster parser does not have by itself."""
+"""HTTP/1.1 with bounds on what comes before the body and on time, which uvicorn's faster parser has not by itself."""
 
 import asyncio
-from typing import Final
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from producers.gateway.edge.connections import Connection, Connections, count
+from producers.gateway.edge.limited_websocket import LimitedWebSocket
+from producers.gateway.edge.patience import Cut, Inflow, Stage
 
 MOST_HEAD_BYTES: Final = 32_768
-"""Of the request line and all headers."""
+"""Of the request line and all headers; also of what comes between two pieces of a body."""
 MOST_HEADERS: Final = 100
-HEAD_TIMEOUT_S: Final = 10.0
-"""From the beginning of a connection, or the first byte of a head, to the end of the head."""
-BODY_TIMEOUT_S: Final = 30.0
-"""Between two pieces of a body."""
 
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n"
+
+# What a stranger can make it say of every connection is counted instead.
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.ERROR)
 
 
 class HeadTooLargeError(Exception):
     """More comes before the body than may."""
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """A head that is too large is answered with 431; a head or a body that is too slow ends its connection."""
+def limited_protocol(connections: Connections) -> Callable[..., "LimitedProtocol"]:
+    """What uvicorn takes as ``http``."""
+    return partial(LimitedProtocol, connections)
 
-    _head_bytes = 0
-    _is_in_head = True
-    _is_in_body = False
-    _late_timer: asyncio.TimerHandle | None = None
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A head that is too large is answered with 431; a connection that is too slow in either direction is ended; one
+    too many is answered with 503."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.logger = _log
+        self._connections = connections
+        self._head_bytes = 0
+        self._bare_bytes = 0
+        """That came since anything was understood of them."""
+        self._is_understood = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class has it
-        super().connection_made(transport)
-        self._wait_for_more(HEAD_TIMEOUT_S)
+        self._inflow = Inflow(self._connections.patience, self.loop.time())
+        self._connection = Connection(self._connections, transport, self.loop, self._late)
+        super().connection_made(self._connection.transport)
+        if self._connection.refused is not None:
+            self.transport.write(_FULL)
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._connection.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._is_in_head
-        before = self._head_bytes if was_in_head else 0
+        self._is_understood = False
         super().data_received(data)
-        if self._is_in_head:
-            # The parser tells of a header when it is complete, and one may go on for ever.
-            self._head_bytes = before + len(data)
-            if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response("")
-            elif not was_in_head:
-                self._wait_for_more(HEAD_TIMEOUT_S)
-        elif self._is_in_body:
-            self._wait_for_more(BODY_TIMEOUT_S)
-        else:
-            self._stop_waiting()
+        if self._is_understood:
+            self._bare_bytes = 0
+            return
+        # The parser tells of a header when it is complete, and one may go on for ever, also behind a body.
+        self._bare_bytes += len(data)
+        if (
+            self._bare_bytes > MOST_HEAD_BYTES
+            and self._inflow.stage in (Stage.HEAD, Stage.BODY, Stage.LEFTOVER)
+            and not self.transport.is_closing()
+        ):
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head = True
+        self._head_bytes = self._bare_bytes = 0
+        self._inflow.enter(Stage.HEAD, self.loop.time())
 
     def on_headers_complete(self) -> None:
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if self._head_bytes > MOST_HEAD_BYTES or len(self.headers) > MOST_HEADERS:
+        if self._is_too_large():
             # Ends the parsing; what it raises is answered below.
             raise HeadTooLargeError
-        self._is_in_head, self._is_in_body = False, True
         super().on_headers_complete()
+        self._inflow.enter(Stage.BODY, self.loop.time())
+
+    def on_body(self, body: bytes) -> None:
+        self._is_understood = True
+        self._inflow.take(len(body))
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_in_body = False
         super().on_message_complete()
+        self._is_understood = True
+        is_answered = self._inflow.stage is Stage.LEFTOVER
+        self._inflow.enter(Stage.IDLE if is_answered else Stage.NOTHING, self.loop.time())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.cycle.response_complete:
+            # Another call of this connection is there already.
+            return
+        if self._inflow.stage is Stage.NOTHING:
+            self._inflow.enter(Stage.IDLE, self.loop.time())
+        elif self._inflow.stage is Stage.BODY:
+            self._inflow.enter(Stage.LEFTOVER, self.loop.time())
 
     def send_400_response(self, msg: str) -> None:
-        if self._is_in_head and (self._head_bytes > MOST_HEAD_BYTES or len(self.headers or ()) > MOST_HEADERS):
+        is_too_large = self._is_too_large() or self._bare_bytes > MOST_HEAD_BYTES
+        count(Cut.HEAD_TOO_LARGE if is_too_large else Cut.MALFORMED)
+        if self._is_answering() or self._inflow.stage is not Stage.HEAD:
+            # Nothing may come in the middle of an answer.
+            self.transport.close()
+        elif is_too_large:
             self.transport.write(_TOO_LARGE)
             self.transport.close()
         else:
             super().send_400_response(msg)
 
     def handle_websocket_upgrade(self) -> None:
-        self._is_in_body = False
-        self._stop_waiting()
-        super().handle_websocket_upgrade()
+        if self._is_answering():
+            # Its call would never be told that the connection is lost.
+            self.send_400_response("")
+            return
+        self.connections.discard(self)
+        websocket = LimitedWebSocket(self._connection, self.config, self.server_state, self.app_state)
+        websocket.connection_made(self.transport)
+        # Before it reads anything: from here on it is told when the connection is lost.
+        self.transport.set_protocol(websocket)
+        head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.scope["headers"]:
+            head += [name, b": ", value, b"\r\n"]
+        websocket.data_received(b"".join([*head, b"\r\n"]))
 
-    def _wait_for_more(self, timeout_s: float) -> None:
-        self._stop_waiting()
-        self._late_timer = self.loop.call_later(timeout_s, self._is_late)
+    def _is_answering(self) -> bool:
+        # None until the first call.
+        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]  # as above
 
-    def _stop_waiting(self) -> None:
-        if self._late_timer is not None:
-            self._late_timer.cancel()
-            self._late_timer = None
+    def _is_too_large(self) -> bool:
+        return self._head_bytes > MOST_HEAD_BYTES or len(self.headers or ()) > MOST_HEADERS
 
-    def _is_late(self) -> None:
-        if self.flow.read_paused:
-            # It is we who do not read on.
-            self._wait_for_more(BODY_TIMEOUT_S)
-        elif not self.transport.is_closing():
-            self.transport.close()
+    def _late(self, now_s: float) -> Cut | None:
+        return self._inflow.late(now_s, is_paused=self.flow.read_paused)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,7 +11,7 @@ from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
 from producers.gateway.limits.rate_buckets import Allowance
 
 _ALLOWANCE = "fairlane_allowance"
-_CHALLENGE = 'Bearer realm="fairlane"'
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')
 _SEVERAL = "several"
 """Stands for several headers of one name: neither a scheme nor a key."""
 
@@ -28,14 +27,19 @@ class Gate:
         self._limits = limits
 
     async def __call__(self, connection: HTTPConnection) -> Identity:
-        identity = await self._authenticator.authenticate(
-            _only(connection, "authorization"), _only(connection, "x-api-key")
-        )
+        identity = await self.identify(connection)
         allowance = await self._limits.take(identity)
         connection.scope[_ALLOWANCE] = allowance
         if not allowance.is_granted:
             raise refusal(allowance)
         return identity
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """Who shows these headers, where that is no call of its own: no limit counts it. Raises GatewayError: 401, 403
+        and 503."""
+        return await self._authenticator.authenticate(
+            _only(connection, b"authorization"), _only(connection, b"x-api-key")
+        )
 
 
 class GateHeaders:
@@ -58,16 +62,16 @@ class GateHeaders:
 
 
 def _add(scope: Scope, message: Message) -> None:
-    headers = MutableHeaders(scope=message)
-    if message["status"] == 401:
-        headers["WWW-Authenticate"] = _CHALLENGE
+    # No route of ours sets one of these.
+    added = [_CHALLENGE] if message["status"] == 401 else []
     allowance: Any = scope.get(_ALLOWANCE)
     if isinstance(allowance, Allowance):
-        for name, value in headers_of(allowance).items():
-            headers[name] = value
+        added += [(name.encode(), value.encode()) for name, value in headers_of(allowance).items()]
+    if added:
+        message["headers"] = [*message.get("headers", ()), *added]
 
 
-def _only(connection: HTTPConnection, name: str) -> str | None:
+def _only(connection: HTTPConnection, name: bytes) -> str | None:
     """The header, if there is one. Of two, a proxy before us may have read the other."""
-    values = connection.headers.getlist(name)
-    return _SEVERAL if len(values) > 1 else (values[0] if values else None)
+    values = [value for header, value in connection.scope["headers"] if header == name]
+    return _SEVERAL if len(values) > 1 else (values[0].decode("latin-1") if values else None)

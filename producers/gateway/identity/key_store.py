@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from fairlane.api_keys.roles import Role, Scope
 from fairlane.postgres_pool import PromptPool, rows_for
-from fairlane.retrieval.store import StoreError
+from fairlane.store_error import StoreError
 
 _FIND_KEY = """
 SELECT tenant, role, scopes, secret_sha256, subject, expires_at_ms, is_revoked, is_user_disabled

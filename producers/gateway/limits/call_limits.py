@@ -30,10 +30,10 @@ class CallLimits:
 
 def owners_of(identity: Identity) -> tuple[str, ...]:
     """The names of the buckets."""
-    # A subject may be any text, and as long as it likes.
-    user = f"user:{identity.tenant}:{sha256((identity.user or '').encode()).hexdigest()}"
     if identity.user is None:
         return (f"key:{identity.subject}",)
+    # A subject may be any text, and as long as it likes.
+    user = f"user:{identity.tenant}:{sha256(identity.user.encode()).hexdigest()}"
     return (user,) if identity.user == identity.subject else (f"key:{identity.subject}", user)
 
 

@@ -27,8 +27,9 @@ MOST_CALLS = 256
 # RateBook in Lua, for several calls one after the other.
 # Given: the time, empty for the server's clock; the capacity; the inflow per millisecond; the longest time that is
 # told; for each call how many buckets it takes from, and the numbers of their keys.
-# Answered for each call: what is in the bucket with least, as text because Redis cuts fractions off; in how many
-# milliseconds all are full; in how many the call would pass. A key goes away when its bucket is full.
+# Answered for each call: what is in the bucket with least; in how many milliseconds all are full; in how many the call
+# would pass. All in one text, whose numbers Redis does not cut off, and which costs the event loop a fraction of what a
+# list does. A key goes away when its bucket is full.
 _SCRIPT = (
     BUCKET_FUNCTIONS
     + """
@@ -57,9 +58,8 @@ while next_arg <= #ARGV do
     least = math.min(least, bucket.amount)
     full_ms = math.max(full_ms, bucket.at - now + full_in_ms(capacity, per_ms, bucket.amount))
   end
-  answers[#answers + 1] = string.format('%.17g', least)
-  answers[#answers + 1] = math.min(full_ms, most_ms)
-  answers[#answers + 1] = math.min(longest, most_ms)
+  full_ms, longest = math.min(full_ms, most_ms), math.min(longest, most_ms)
+  answers[#answers + 1] = string.format('%.17g %.0f %.0f', least, full_ms, longest)
 end
 for i, key in ipairs(KEYS) do
   local bucket = buckets[i]
@@ -69,7 +69,7 @@ for i, key in ipairs(KEYS) do
     redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, math.min(full_ms, most_ms))))
   end
 end
-return answers
+return table.concat(answers, ' ')
 """
 )
 
@@ -194,7 +194,7 @@ class RedisRateLimits:
             args += [numbers.setdefault(owner, len(numbers) + 1) for owner in call.owners]
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._run(keys=[_key(owner) for owner in numbers], args=args)
+                found = (await self._run(keys=[_key(owner) for owner in numbers], args=args)).split()
         except (RedisError, OSError, TimeoutError) as error:
             self._turns.failed(error)
             return None

@@ -26,7 +26,7 @@ class EventPolicy:
         longest_look_s: between two looks, or as long as keeps all streams together to
         looks_per_s: a second.
         status_every: of so many looks one asks Postgres how it stands.
-        send_timeout_s: a caller that takes nothing for so long is let go.
+        check_s: about how long a caller's identity is believed while a stream is open.
     """
 
     ping_s: float = 15.0
@@ -35,7 +35,7 @@ class EventPolicy:
     longest_look_s: float = 2.0
     looks_per_s: float = 100.0
     status_every: int = 4
-    send_timeout_s: float = 20.0
+    check_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class NativeDeps:
     Attributes:
         submitter: the way into the log.
         authenticate: a dependency of FastAPI for HTTP and WebSockets: who calls; raises GatewayError.
+        identify: the same where it is no call of its own; None: as ``authenticate``.
         results: what became of requests; opened and closed by the application.
         idempotency: of calls with a key.
         wait_s: longest that a call waits for its answer.
@@ -63,6 +64,7 @@ class NativeDeps:
     events: EventPolicy = field(default_factory=EventPolicy)
     slots: EventSlots = field(default_factory=EventSlots)
     kept: KeptStreams = field(default_factory=KeptStreams)
+    identify: Authenticate | None = None
 
 
 def may_send(identity: Identity) -> None:

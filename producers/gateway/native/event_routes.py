@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, WebSocket
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect
 
 from fairlane.logs import get_logger
+from fairlane.outcomes import Code
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.principal import Identity
 from producers.gateway.native import documents
@@ -17,6 +20,7 @@ from producers.gateway.native.deps import NativeDeps, checked_id, may_read
 from producers.gateway.native.errors import error_response, unknown_request
 from producers.gateway.native.follow import Event, EventName, follow
 from producers.gateway.native.lookup_routes import RequestId
+from producers.gateway.native.watched import watched
 from producers.gateway.openai.sse import HEADERS, KEEP_ALIVE
 from producers.gateway.openai.streams import EventStream
 from producers.gateway.results.request_status import RequestStatus
@@ -26,7 +30,7 @@ log = get_logger(__name__)
 MOST_WORDS = 100
 """Messages of a caller over a WebSocket, which nobody reads; then it is let go."""
 
-_TOO_TALKATIVE = 1008
+_POLICY = 1008
 _FAILED = 1011
 _EVENT_SCHEMA = {
     "type": "object",
@@ -49,10 +53,10 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
     """/v1/requests/{id}/events, both ways."""
     Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
 
-    async def events(request_id: RequestId, caller: Caller) -> Response:
+    async def events(request: Request, request_id: RequestId, caller: Caller) -> Response:
         """`status` at first and whenever that has changed, `delta` with text as it is made, `result` at the end."""
         status = await _known(deps, caller, request_id)
-        return EventStream(_told(deps, caller.tenant, status), dict(HEADERS), _nothing)
+        return EventStream(_lines(deps, _Listener(request, caller.tenant, status)), dict(HEADERS), _nothing)
 
     async def socket(websocket: WebSocket, request_id: str) -> None:
         """The same events as `{"event": …, "data": …}`, one a message."""
@@ -64,7 +68,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
             await websocket.send_denial_response(error_response(error))
             return
         await websocket.accept()
-        await _talk(deps, caller.tenant, status, websocket)
+        await _talk(deps, _Listener(websocket, caller.tenant, status), websocket)
 
     router.add_api_route(
         "/v1/requests/{request_id}/events",
@@ -98,11 +102,39 @@ async def _nothing() -> None:
     """All that is to be done ends with the events."""
 
 
-async def _told(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncGenerator[bytes, None]:
-    with deps.slots.taken(tenant):
-        async with aclosing(follow(deps, tenant, status)) as events:
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    connection: HTTPConnection
+    tenant: str
+    status: RequestStatus
+
+
+async def _told(deps: NativeDeps, who: _Listener) -> AsyncGenerator[Event, None]:
+    """Raises GatewayError: no stream is left, or this caller may listen no longer."""
+
+    async def check() -> None:
+        identity = await (deps.identify or deps.authenticate)(who.connection)
+        may_read(identity)
+        if identity.tenant != who.tenant:
+            raise GatewayError(403, Code.FORBIDDEN, "the caller belongs to another tenant by now")
+
+    with deps.slots.taken(who.tenant):
+        async with (
+            aclosing(follow(deps, who.tenant, who.status)) as events,
+            aclosing(watched(events, deps.slots.ending, check, deps.events.check_s)) as told,
+        ):
+            async for event in told:
+                yield event
+
+
+async def _lines(deps: NativeDeps, who: _Listener) -> AsyncGenerator[bytes, None]:
+    try:
+        async with aclosing(_told(deps, who)) as events:
             async for event in events:
                 yield _line(event)
+    except GatewayError:
+        # Who comes again is told why.
+        return
 
 
 def _line(event: Event) -> bytes:
@@ -112,37 +144,35 @@ def _line(event: Event) -> bytes:
     return b"event: " + event.name.encode() + b"\ndata: " + data + b"\n\n"
 
 
-async def _talk(deps: NativeDeps, tenant: str, status: RequestStatus, websocket: WebSocket) -> None:
+async def _talk(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
     """Tell until there is no more to tell, or nobody who listens."""
-    telling = asyncio.ensure_future(_tell(deps, tenant, status, websocket))
+    telling = asyncio.ensure_future(_tell(deps, who, websocket))
     listening = asyncio.ensure_future(_listen(websocket))
     try:
         await asyncio.wait((telling, listening), return_when=asyncio.FIRST_COMPLETED)
         if listening.done() and listening.result():
-            await _close(deps, websocket, _TOO_TALKATIVE)
+            await _close(websocket, _POLICY)
     finally:
         telling.cancel()
         listening.cancel()
         ended, _ = await asyncio.gather(telling, listening, return_exceptions=True)
         if isinstance(ended, Exception):
-            log.warning("event_stream_failed", request_id=status.request_id, kind=type(ended).__name__)
+            log.warning("event_stream_failed", request_id=who.status.request_id, kind=type(ended).__name__)
 
 
-async def _tell(deps: NativeDeps, tenant: str, status: RequestStatus, websocket: WebSocket) -> None:
+async def _tell(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
+    code = 1000
     try:
-        with deps.slots.taken(tenant):
-            async with aclosing(follow(deps, tenant, status)) as events:
-                async for event in events:
-                    data = b"{}" if event.body is None else event.body.as_json()
-                    async with asyncio.timeout(deps.events.send_timeout_s):
-                        await websocket.send_text(f'{{"event":"{event.name}","data":{data.decode()}}}')
-    except (WebSocketDisconnect, TimeoutError):
+        async with aclosing(_told(deps, who)) as events:
+            async for event in events:
+                data = b"{}" if event.body is None else event.body.as_json()
+                await websocket.send_text(f'{{"event":"{event.name}","data":{data.decode()}}}')
+    except WebSocketDisconnect:
         # Nobody takes it any more.
         return
-    except GatewayError:
-        await _close(deps, websocket, _FAILED)
-        return
-    await _close(deps, websocket)
+    except GatewayError as error:
+        code = _POLICY if error.status in (401, 403) else _FAILED
+    await _close(websocket, code)
 
 
 async def _listen(websocket: WebSocket) -> bool:
@@ -153,10 +183,7 @@ async def _listen(websocket: WebSocket) -> bool:
     return True
 
 
-async def _close(deps: NativeDeps, websocket: WebSocket, code: int = 1000) -> None:
-    try:
-        async with asyncio.timeout(deps.events.send_timeout_s):
-            await websocket.close(code)
-    except (TimeoutError, RuntimeError, WebSocketDisconnect):
-        # It is closed already, or nobody is there.
-        return
+async def _close(websocket: WebSocket, code: int) -> None:
+    # It may be closed already, or nobody is there.
+    with suppress(RuntimeError, WebSocketDisconnect):
+        await websocket.close(code)

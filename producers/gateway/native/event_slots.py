@@ -1,5 +1,8 @@
-"""How many event streams are open, and who has them. Pure."""
+"""How many event streams are open, who has them, and when all of them end."""
 
+import asyncio
+
+from fairlane.outcomes import Code
 from producers.gateway.errors import GatewayError
 from producers.gateway.tenant_slots import TenantSlots
 
@@ -9,6 +12,7 @@ TOO_MANY_STREAMS = "too_many_streams"
 MOST_STREAMS = 10_000
 
 _RETRY_AFTER_MS = 5_000
+_DRAINING_RETRY_AFTER_MS = 1_000
 
 
 class EventSlots(TenantSlots):
@@ -16,10 +20,22 @@ class EventSlots(TenantSlots):
 
     Args:
         most: streams.
+
+    Attributes:
+        ending: set when the gateway drains.
     """
 
     def __init__(self, most: int = MOST_STREAMS) -> None:
         super().__init__(most, max(1, most // 2), _full)
+        self.ending = asyncio.Event()
+
+    def check(self, tenant: str) -> None:
+        """Raises GatewayError: there is none left for this tenant, or there will be none any more."""
+        if self.ending.is_set():
+            raise GatewayError(
+                503, Code.DRAINING, "this gateway is about to end", retry_after_ms=_DRAINING_RETRY_AFTER_MS
+            )
+        super().check(tenant)
 
 
 def _full() -> GatewayError:

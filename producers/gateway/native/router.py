@@ -10,7 +10,8 @@ from producers.gateway.native.sending_routes import add_sending_routes
 
 
 def router(deps: NativeDeps) -> APIRouter:
-    """To be included by the application, which turns a GatewayError into an answer. It closes ``deps.kept``."""
+    """To be included by the application, or its routes taken over as they are. It turns a GatewayError into an answer,
+    and closes ``deps.kept``."""
     made = APIRouter()
     for add in (add_sending_routes, add_history_routes, add_lookup_routes, add_event_routes):
         add(made, deps)

@@ -13,6 +13,7 @@ from producers.gateway.identity.principal import Identity
 from producers.gateway.native.deps import NativeDeps, may_send
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.openai.body import parse
+from producers.gateway.openai.calls import body_of
 from producers.gateway.publish_once import publish_once
 from producers.gateway.seams import Waiting
 
@@ -45,13 +46,11 @@ async def send(
     """
     may_send(identity)
     tenant, submitter = identity.tenant, deps.submitter
-    raw = await request.body()
+    raw = await body_of(request)
     body = parse(model, raw)
     asked = body.to_request(submitter.new_request_id(), tenant)
     key = request.headers.get(HEADER)
-    published = await publish_once(submitter, deps.idempotency, tenant, route, key, raw, asked)
-    if not isinstance(published.source, InferenceReply):
-        deps.results.accepted(tenant, published.request)
+    published = await publish_once(submitter, deps.idempotency, deps.results.accepted, tenant, route, key, raw, asked)
     return Sent(tenant, published.request.request_id, published.call, published.source), body
 
 

@@ -22,6 +22,7 @@ from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.native.responses import accepted, answered, gone
 from producers.gateway.native.sending import Sent, reply_to, send
+from producers.gateway.native.short_route import short_route
 from producers.gateway.openai.body import documented
 from producers.gateway.openai.documented import IDEMPOTENCY_KEY
 from producers.gateway.reply_errors import error_of, waited_too_long
@@ -48,8 +49,6 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
 
     takes = documented(NewRequest, documents.NEW_REQUESTS) | IDEMPOTENCY_KEY
 
-    @router.post("/inference", status_code=202, responses=_CREATED, openapi_extra=takes, tags=["aliases"])
-    @router.post(_REQUESTS, status_code=202, responses=_CREATED, openapi_extra=takes, tags=["requests"])
     async def create_request(request: Request, caller: Caller, wait: Wait = 0.0) -> Response:
         """Send a request. With an `Idempotency-Key` the same call may be sent again, and the work is done once."""
         sent, body = await send(deps, caller, _REQUESTS, request, NewRequest)
@@ -62,6 +61,21 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
         else:
             sent.source.forget()
         return accepted(sent.request_id)
+
+    async def created(request: Request) -> Response:
+        return await create_request(request, await deps.authenticate(request))
+
+    for path, tag in ((_REQUESTS, "requests"), ("/inference", "aliases")):
+        router.add_api_route(
+            path,
+            create_request,
+            methods=["POST"],
+            status_code=202,
+            responses=_CREATED,
+            openapi_extra=takes,
+            tags=[tag],
+            route_class_override=short_route(created),
+        )
 
     @router.post(
         _RANK,

@@ -2,17 +2,52 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from random import random
+from typing import TypeVar
 
+from starlette.concurrency import run_in_threadpool
+
+from fairlane.backoff import spread_ms
 from fairlane.clock import ClockMs, now_ms
+from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
 from producers.backfill.files import Blob, blob_of
 from producers.backfill.seams import AwayError, JobFailedError
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.permission import Authenticate
+from producers.gateway.tenant_slots import TenantSlots
+
+T = TypeVar("T")
 
 UNAVAILABLE = "service_unavailable"
 _RETRY_AFTER_MS = 2_000
+
+# Each has a thread while it waits for Postgres or the storage: together they leave some of the 40 there are.
+MOST_CALLS, MOST_CALLS_OF_TENANT = 18, 6
+MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT = 16, 4
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """What bounds the files that are kept.
+
+    Attributes:
+        most_files: uploaded files of one tenant.
+        most_bytes: of them together.
+        ttl_s: how long a file is kept: an upload from then on, what a batch read or wrote from its end on.
+    """
+
+    most_files: int = 10_000
+    most_bytes: int = 10 * 1024**3
+    ttl_s: int = 2_592_000
+
+
+def _slots(most: int, most_of_tenant: int, what: str) -> TenantSlots:
+    return TenantSlots(
+        most, most_of_tenant, partial(_busy, most, what), partial(_busy, most_of_tenant, f"{what} of one tenant")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +60,9 @@ class BatchDeps:
         files_url: a folder, or ``s3://bucket/prefix``; each tenant's files are below its name.
         reply_partitions: of the topic of the jobs' replies. Raises AwayError.
         clock_ms: milliseconds since the epoch.
+        limits: of the files.
+        calls: those that are answered now, each with a thread and a connection to Postgres.
+        transfers: uploads and downloads under way.
     """
 
     authenticate: Authenticate
@@ -32,6 +70,18 @@ class BatchDeps:
     files_url: str
     reply_partitions: Callable[[], int]
     clock_ms: ClockMs = now_ms
+    limits: FileLimits = FileLimits()
+    calls: TenantSlots = field(
+        default_factory=lambda: _slots(MOST_CALLS, MOST_CALLS_OF_TENANT, "calls about files and batches")
+    )
+    transfers: TenantSlots = field(
+        default_factory=lambda: _slots(MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT, "uploads and downloads of files")
+    )
+
+    async def call(self, tenant: str, answer: Callable[[], T]) -> T:
+        """What this gives, in a thread. Raises GatewayError: 429, and what it raises."""
+        with self.calls.taken(tenant):
+            return await run_in_threadpool(answer)
 
     def url_of(self, tenant: str, file_id: str) -> str:
         """Where a file is. Both are names that were checked, or made here."""
@@ -48,9 +98,7 @@ class BatchDeps:
         try:
             yield store
         except (AwayError, JobFailedError):
-            raise GatewayError(
-                503, UNAVAILABLE, "files and batches cannot be reached now", retry_after_ms=_RETRY_AFTER_MS
-            ) from None
+            raise unavailable() from None
         finally:
             store.close()
 
@@ -66,3 +114,16 @@ def listed(data: list[dict[str, object]], limit: int) -> dict[str, object]:
         "last_id": ids[-1] if ids else None,
         "has_more": len(data) > limit,
     }
+
+
+def unavailable() -> GatewayError:
+    """Postgres or the storage is away."""
+    message = "files and batches cannot be reached now"
+    return GatewayError(503, UNAVAILABLE, message, retry_after_ms=_RETRY_AFTER_MS)
+
+
+def _busy(most: int, what: str) -> GatewayError:
+    retry_after_ms = spread_ms(_RETRY_AFTER_MS, 0.5, str(random()))  # noqa: S311 - jitter, no secret
+    return GatewayError(
+        429, Code.OVERLOADED, f"at most {most} {what} are under way at a time", retry_after_ms=retry_after_ms
+    )

@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from fairlane.api_keys.roles import Scope
 from fairlane.outcomes import Code
 from fairlane.text import without_nul
-from producers.backfill.batches import Batch, new_file_id
+from producers.backfill.batches import INPUT_PURPOSE, Batch, new_file_id
 from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Wanted
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.gateway.errors import GatewayError
@@ -22,7 +22,7 @@ from producers.gateway.openai.batch_deps import BatchDeps, listed
 from producers.gateway.openai.body import documented, parse
 from producers.gateway.openai.calls import body_of
 from producers.gateway.openai.documented import READING, errors
-from producers.gateway.openai.files import PURPOSE, found_file
+from producers.gateway.openai.files import found_file
 
 _STATUS: Mapping[Status, str] = dict.fromkeys((Status.QUEUED, Status.RUNNING, Status.PAUSED), "in_progress")
 _ID = re.compile(r"batch_[0-9a-f]{16}")
@@ -52,46 +52,54 @@ def routes(deps: BatchDeps) -> APIRouter:
     async def create(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
         """The lines of a file, each answered as its call would be."""
         body = parse(BatchBody, await body_of(request))
-        return await run_in_threadpool(_create, deps, identity.tenant, body)
+        return await deps.call(identity.tenant, partial(_create, deps, identity.tenant, body))
 
     @api.get("/batches", summary="The batches there are")
-    def list_batches(
+    async def list_batches(
         identity: Annotated[Identity, Depends(reader)],
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         after: str | None = None,
     ) -> dict[str, object]:
         """Newest first."""
-        if after is not None:
-            _found(deps, identity.tenant, after)
-        with deps.store(identity.tenant) as store:
-            found = store.batches(limit + 1, after)
-        return listed([batch_json(batch) for batch in found], limit)
+        return await deps.call(identity.tenant, partial(_page, deps, identity.tenant, limit, after))
 
     @api.get("/batches/{batch_id}", summary="One batch")
-    def get_batch(batch_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
+    async def get_batch(batch_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
         """How far it is, and where its answers are."""
-        return batch_json(_found(deps, identity.tenant, batch_id))
+        return batch_json(await deps.call(identity.tenant, partial(_found, deps, identity.tenant, batch_id)))
 
     @api.post("/batches/{batch_id}/cancel", summary="Cancel a batch")
-    def cancel(batch_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
+    async def cancel(batch_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
         """What is done is kept."""
-        batch = _found(deps, identity.tenant, batch_id)
-        with deps.store(identity.tenant):
-            jobs = JobStore(deps.postgres_dsn, identity.tenant)
-            try:
-                steered = jobs.steer(batch.job.job_id, Wanted.CANCEL, deps.clock_ms())
-            finally:
-                jobs.close()
-        if steered is None:
-            raise GatewayError(409, "conflict", "the batch has ended", field="batch_id")
-        return batch_json(_found(deps, identity.tenant, batch_id))
+        return await deps.call(identity.tenant, partial(_cancel, deps, identity.tenant, batch_id))
 
     return api
 
 
+def _page(deps: BatchDeps, tenant: str, limit: int, after: str | None) -> dict[str, object]:
+    if after is not None:
+        _found(deps, tenant, after)
+    with deps.store(tenant) as store:
+        found = store.batches(limit + 1, after)
+    return listed([batch_json(batch) for batch in found], limit)
+
+
+def _cancel(deps: BatchDeps, tenant: str, batch_id: str) -> dict[str, object]:
+    batch = _found(deps, tenant, batch_id)
+    with deps.store(tenant):
+        jobs = JobStore(deps.postgres_dsn, tenant)
+        try:
+            steered = jobs.steer(batch.job.job_id, Wanted.CANCEL, deps.clock_ms())
+        finally:
+            jobs.close()
+    if steered is None:
+        raise GatewayError(409, "conflict", "the batch has ended", field="batch_id")
+    return batch_json(_found(deps, tenant, batch_id))
+
+
 def _create(deps: BatchDeps, tenant: str, body: BatchBody) -> dict[str, object]:
     file = found_file(deps, tenant, body.input_file_id)
-    if file.purpose != PURPOSE:
+    if file.purpose != INPUT_PURPOSE:
         raise GatewayError(400, Code.INVALID, "input_file_id: its purpose is not batch", field="input_file_id")
     with deps.store(tenant) as store:
         job_id, output, error = new_job_id(), new_file_id(), new_file_id()

@@ -46,12 +46,9 @@ async def publish(deps: OpenAIDeps, request: Request, identity: Identity, raw: b
     """Publish what a body says. Raises GatewayError."""
     record = make(deps.submitter.new_request_id())
     key = request.headers.get(HEADER)
-    published = await publish_once(
-        deps.submitter, deps.idempotency, identity.tenant, request.url.path, key, raw, record
+    return await publish_once(
+        deps.submitter, deps.idempotency, deps.on_accepted, identity.tenant, request.url.path, key, raw, record
     )
-    if not isinstance(published.source, InferenceReply):
-        deps.on_accepted(identity.tenant, published.request)
-    return published
 
 
 async def reply_of(published: Published, receive: Receive, wait_s: float) -> InferenceReply:

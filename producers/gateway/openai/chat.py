@@ -9,7 +9,7 @@ from starlette.responses import Response
 from producers.gateway.identity.principal import Identity
 from producers.gateway.openai.answers import ChatStream, chat_completion
 from producers.gateway.openai.body import documented, parse
-from producers.gateway.openai.calls import asked, body_of, json_response, publish, reply_of, senders
+from producers.gateway.openai.calls import body_of, publish, senders
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.documented import (
     ABOUT,
@@ -23,7 +23,7 @@ from producers.gateway.openai.documented import (
 )
 from producers.gateway.openai.requests import ChatBody, chat_request
 from producers.gateway.openai.responses import ChatCompletion
-from producers.gateway.openai.streams import stream_response
+from producers.gateway.openai.streams import text_response
 
 _MODEL = "smollm2-135m-instruct"
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
@@ -81,10 +81,6 @@ def routes(deps: OpenAIDeps) -> APIRouter:
         published = await publish(
             deps, request, identity, raw, lambda request_id: chat_request(body, identity.tenant, request_id)
         )
-        if body.stream:
-            stream = ChatStream(asked(deps, published, with_usage=body.wants_usage))
-            return await stream_response(deps, request, published, stream)
-        reply = await reply_of(published, request.receive, deps.wait_s)
-        return json_response(reply, chat_completion(reply, asked(deps, published, reply)))
+        return await text_response(deps, request, published, body, ChatStream, chat_completion)
 
     return api

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from producers.gateway.identity.principal import Identity
 from producers.gateway.openai.answers import CompletionStream, completion
 from producers.gateway.openai.body import documented, parse
-from producers.gateway.openai.calls import asked, body_of, json_response, publish, reply_of, senders
+from producers.gateway.openai.calls import body_of, publish, senders
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.documented import (
     ABOUT,
@@ -23,7 +23,7 @@ from producers.gateway.openai.documented import (
 )
 from producers.gateway.openai.requests import CompletionBody, completion_request
 from producers.gateway.openai.responses import Completion
-from producers.gateway.openai.streams import stream_response
+from producers.gateway.openai.streams import text_response
 
 _MODEL = "smollm2-135m-instruct"
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -63,10 +63,6 @@ def routes(deps: OpenAIDeps) -> APIRouter:
         published = await publish(
             deps, request, identity, raw, lambda request_id: completion_request(body, identity.tenant, request_id)
         )
-        if body.stream:
-            stream = CompletionStream(asked(deps, published, with_usage=body.wants_usage))
-            return await stream_response(deps, request, published, stream)
-        reply = await reply_of(published, request.receive, deps.wait_s)
-        return json_response(reply, completion(reply, asked(deps, published, reply)))
+        return await text_response(deps, request, published, body, CompletionStream, completion)
 
     return api

@@ -1,6 +1,6 @@
 """What these routes need of the rest of the gateway."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.records import InferenceRequest, ModelVersion
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity.permission import Authenticate
+from producers.gateway.publish_once import OnAccepted
 from producers.gateway.seams import Submitter
 
 KEEP_ALIVE_S = 10.0
@@ -38,7 +39,7 @@ class OpenAIDeps:
         keep_alive_s: how long a stream may be silent; also how long the status of a stream is held back, so that a
             request that is refused soon is refused with a status of its own.
         clock_ms: milliseconds since the epoch.
-        on_accepted: told the tenant and the request of every call that was accepted, so that its id is known.
+        on_accepted: see ``publish_once``.
     """
 
     submitter: Submitter
@@ -48,4 +49,4 @@ class OpenAIDeps:
     wait_s: float
     keep_alive_s: float = KEEP_ALIVE_S
     clock_ms: ClockMs = now_ms
-    on_accepted: Callable[[str, InferenceRequest], None] = _nobody
+    on_accepted: OnAccepted = _nobody

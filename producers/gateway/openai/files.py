@@ -2,32 +2,44 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import replace
+from functools import partial
 from typing import IO, Annotated
 
 from fastapi import APIRouter, Depends, Query
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from fairlane.api_keys.roles import Scope
+from fairlane.api_keys.roles import Scope as KeyScope
 from fairlane.outcomes import Code
 from fairlane.text import clean_text, without_nul
-from producers.backfill.batches import OUTPUT_PURPOSE, StoredFile, new_file_id
-from producers.backfill.files import BLOCK_BYTES, blocks_of
+from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
+from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
+from producers.backfill.job import Fingerprint
 from producers.backfill.seams import NoSuchInputError
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.permission import require
 from producers.gateway.identity.principal import Identity
-from producers.gateway.openai.batch_deps import BatchDeps, listed
+from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
 from producers.gateway.openai.documented import READING, errors
 
-PURPOSE = "batch"
-_PURPOSES = (None, PURPOSE, OUTPUT_PURPOSE)
+QUOTA_REACHED = "insufficient_quota"
+"""OpenAI's word."""
+
+LEAST_TTL_S = 3_600
+_ANCHOR = "created_at"
+_COMING_MS = 3_600_000
+"""How long an upload that is not written, because its gateway died, has its place in the quota."""
+
+_PURPOSES = (None, INPUT_PURPOSE, OUTPUT_PURPOSE)
 _ID = re.compile(r"file-[0-9a-f]{24}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _MOST_NAME_CHARS = 256
 _MOST_FIELDS = 8
 _UPLOAD = {
@@ -40,7 +52,9 @@ _UPLOAD = {
                     "required": ["file", "purpose"],
                     "properties": {
                         "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": [PURPOSE]},
+                        "purpose": {"type": "string", "enum": [INPUT_PURPOSE]},
+                        "expires_after[anchor]": {"type": "string", "enum": [_ANCHOR]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_TTL_S},
                     },
                 }
             }
@@ -53,13 +67,15 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 def routes(deps: BatchDeps) -> APIRouter:
     """The routes."""
     api = APIRouter(responses=errors((*READING, 400, 408, 413)))
-    reader = require(deps.authenticate, Scope.FILES)
-    writer = require(deps.authenticate, Scope.FILES, writes=True)
+    reader = require(deps.authenticate, KeyScope.FILES)
+    writer = require(deps.authenticate, KeyScope.FILES, writes=True)
 
     @api.post("/files", summary="Upload a file", openapi_extra=_UPLOAD)
     async def upload(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
         """JSON lines for a batch. The body goes to disk as it comes."""
         async with AsyncExitStack() as opened:
+            # From before the body comes: that takes room on the disk.
+            opened.enter_context(deps.transfers.taken(identity.tenant))
             try:
                 form = await opened.enter_async_context(request.form(max_files=1, max_fields=_MOST_FIELDS))
             except (MultiPartException, HTTPException, ValueError):
@@ -68,50 +84,51 @@ def routes(deps: BatchDeps) -> APIRouter:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
                 raise _invalid("file", "must be given, as a file")
-            if purpose != PURPOSE:
-                raise _invalid("purpose", f"only {PURPOSE} is supported")
-            return await run_in_threadpool(_keep, deps, identity.tenant, file)
+            if purpose != INPUT_PURPOSE:
+                raise _invalid("purpose", f"only {INPUT_PURPOSE} is supported")
+            ttl_s = asked_ttl_s(form, deps.limits.ttl_s)
+            return await run_in_threadpool(_keep, deps, identity.tenant, file, ttl_s)
 
     @api.get("/files", summary="The files there are")
-    def list_files(
+    async def list_files(
         identity: Annotated[Identity, Depends(reader)],
         limit: Limit = 100,
         after: str | None = None,
         purpose: str | None = None,
     ) -> dict[str, object]:
         """Newest first."""
-        if after is not None:
-            found_file(deps, identity.tenant, after)
-        if purpose not in _PURPOSES:
-            return listed([], limit)
-        with deps.store(identity.tenant) as store:
-            found = store.files(limit + 1, after, purpose)
-        return listed([file_json(file) for file in found], limit)
+        return await deps.call(identity.tenant, partial(_page, deps, identity.tenant, limit, after, purpose))
 
     @api.get("/files/{file_id}", summary="One file")
-    def get_file(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
+    async def get_file(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
         """Its size and its name."""
-        return file_json(found_file(deps, identity.tenant, file_id))
+        return file_json(await deps.call(identity.tenant, partial(found_file, deps, identity.tenant, file_id)))
 
     @api.get("/files/{file_id}/content", summary="What is in a file")
-    def get_content(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> StreamingResponse:
+    async def get_content(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> StreamingResponse:
         """Block by block."""
-        file = found_file(deps, identity.tenant, file_id)
-        with deps.store(identity.tenant):
-            blob = deps.blob_of(file.tenant, file.file_id)
-            fingerprint = blob.fingerprint()
-        return StreamingResponse(blocks_of(blob, fingerprint), media_type="application/octet-stream")
+        blob, fingerprint = await deps.call(identity.tenant, partial(_opened, deps, identity.tenant, file_id))
+        return _Download(blob, fingerprint, deps.transfers.taken(identity.tenant))
 
     @api.delete("/files/{file_id}", summary="Delete a file")
-    def delete_file(file_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
+    async def delete_file(file_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
         """A batch that is still to read it fails."""
-        file = found_file(deps, identity.tenant, file_id)
-        with deps.store(identity.tenant) as store:
-            store.remove_file(file.file_id)
-            deps.blob_of(file.tenant, file.file_id).delete()
+        await deps.call(identity.tenant, partial(_delete, deps, identity.tenant, file_id))
         return {"id": file_id, "object": "file", "deleted": True}
 
     return api
+
+
+class _Download(StreamingResponse):
+    """The content of a file; a transfer for as long as it takes. Refused before it begins, if it is."""
+
+    def __init__(self, blob: Blob, fingerprint: Fingerprint, transfer: AbstractContextManager[None]) -> None:
+        super().__init__(blocks_of(blob, fingerprint), media_type="application/octet-stream")
+        self._transfer = transfer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._transfer:
+            await super().__call__(scope, receive, send)
 
 
 def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
@@ -119,7 +136,7 @@ def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
     if not _ID.fullmatch(file_id):
         raise _not_found()
     with deps.store(tenant) as store:
-        file = store.file(file_id)
+        file = store.file(file_id, deps.clock_ms())
         if file is not None and file.size_bytes is None:
             try:
                 size_bytes = deps.blob_of(tenant, file_id).fingerprint().size_bytes
@@ -127,7 +144,7 @@ def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
                 file = None
             else:
                 store.settle_file(file_id, size_bytes)
-                file = store.file(file_id)
+                file = replace(file, size_bytes=size_bytes)
     if file is None:
         raise _not_found()
     return file
@@ -140,7 +157,7 @@ def file_json(file: StoredFile) -> dict[str, object]:
         "object": "file",
         "bytes": file.size_bytes,
         "created_at": file.created_at_ms // 1000,
-        "expires_at": None,
+        "expires_at": None if file.expires_at_ms is None else file.expires_at_ms // 1000,
         "filename": file.filename,
         "purpose": file.purpose,
         "status": "processed",
@@ -153,15 +170,66 @@ def stored_name(given: str | None) -> str:
     return without_nul(clean_text(given or "batch.jsonl"))[:_MOST_NAME_CHARS]
 
 
-def _keep(deps: BatchDeps, tenant: str, upload: UploadFile) -> dict[str, object]:
-    file_id = new_file_id()
-    name = stored_name(upload.filename)
+def asked_ttl_s(form: FormData, most_s: int) -> int:
+    """How long an uploaded file is to be kept. Raises GatewayError: 400."""
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return most_s
+    if anchor != _ANCHOR:
+        raise _invalid("expires_after.anchor", f"only {_ANCHOR} is supported")
+    if not (isinstance(seconds, str) and _NUMBER.fullmatch(seconds) and LEAST_TTL_S <= int(seconds) <= most_s):
+        raise _invalid("expires_after.seconds", f"must be a number from {LEAST_TTL_S} to {most_s}")
+    return int(seconds)
+
+
+def _page(deps: BatchDeps, tenant: str, limit: int, after: str | None, purpose: str | None) -> dict[str, object]:
+    if after is not None:
+        found_file(deps, tenant, after)
+    if purpose not in _PURPOSES:
+        return listed([], limit)
     with deps.store(tenant) as store:
-        blob = deps.blob_of(tenant, file_id)
-        blob.write(_blocks(upload.file))
-        size_bytes = blob.fingerprint().size_bytes
-        file = StoredFile(file_id, tenant, PURPOSE, name, size_bytes, deps.clock_ms())
-        store.add_file(file)
+        found = store.files(deps.clock_ms(), limit + 1, after, purpose)
+    return listed([file_json(file) for file in found], limit)
+
+
+def _opened(deps: BatchDeps, tenant: str, file_id: str) -> tuple[Blob, Fingerprint]:
+    file = found_file(deps, tenant, file_id)
+    with deps.store(tenant):
+        blob = deps.blob_of(tenant, file.file_id)
+        try:
+            return blob, blob.fingerprint()
+        except NoSuchInputError:
+            # Deleted just now.
+            raise _not_found() from None
+
+
+def _delete(deps: BatchDeps, tenant: str, file_id: str) -> None:
+    file = found_file(deps, tenant, file_id)
+    with deps.store(tenant) as store:
+        # First: nothing is stored that nobody can find.
+        deps.blob_of(tenant, file.file_id).delete()
+        store.remove_file(file.file_id)
+
+
+def _keep(deps: BatchDeps, tenant: str, upload: UploadFile, ttl_s: int) -> dict[str, object]:
+    now_ms, limits = deps.clock_ms(), deps.limits
+    name, size_bytes = stored_name(upload.filename), upload.size or 0
+    file = StoredFile(new_file_id(), tenant, INPUT_PURPOSE, name, size_bytes, now_ms, now_ms + ttl_s * 1_000)
+    with deps.store(tenant) as store:
+        try:
+            store.reserve_file(file, now_ms + _COMING_MS, limits.most_files, limits.most_bytes)
+        except QuotaReachedError as error:
+            message = f"file: {error}; delete some, or wait until some expire"
+            raise GatewayError(403, QUOTA_REACHED, message, field="file") from None
+        blob = deps.blob_of(tenant, file.file_id)
+        try:
+            blob.write(_blocks(upload.file))
+        except BaseException:
+            store.remove_file(file.file_id)
+            raise
+        if not store.settle_upload(file):
+            blob.delete()
+            raise unavailable()
     return file_json(file)
 
 

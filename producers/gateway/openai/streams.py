@@ -2,29 +2,28 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from enum import Enum
-from typing import Final, Protocol
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply
 from producers.gateway.disconnects import ClientGoneError, unless_gone
 from producers.gateway.errors import GatewayError
 from producers.gateway.openai import sse
-from producers.gateway.openai.answers import Stream, text_of
-from producers.gateway.openai.calls import checked, client_gone, leave
+from producers.gateway.openai.answers import Asked, Stream, text_of
+from producers.gateway.openai.calls import asked, checked, client_gone, json_response, leave, reply_of
 from producers.gateway.openai.continuation import Continuation, DivergedError
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.errors import REQUEST_ID_HEADER, STREAM_RESTARTED, error_body
+from producers.gateway.openai.requests import ChatBody, CompletionBody
 from producers.gateway.publish_once import Published
 from producers.gateway.reply_errors import waited_too_long
 from producers.gateway.seams import Waiting
-
-_SEND_TIMEOUT_S: Final = 60.0
-"""A caller who takes nothing for so long is gone."""
 
 
 class Silence(Enum):
@@ -88,6 +87,22 @@ class Deltas:
             else:
                 self._goes_on = True
                 return delta
+
+
+async def text_response(
+    deps: OpenAIDeps,
+    request: Request,
+    published: Published,
+    body: ChatBody | CompletionBody,
+    stream_of: Callable[[Asked], Stream],
+    whole: Callable[[InferenceReply, Asked], bytes],
+) -> Response:
+    """The answer to a text that is made: while it is made, if the body wants that. Raises GatewayError."""
+    if body.stream:
+        stream = stream_of(asked(deps, published, with_usage=body.wants_usage))
+        return await stream_response(deps, request, published, stream)
+    reply = await reply_of(published, request.receive, deps.wait_s)
+    return json_response(reply, whole(reply, asked(deps, published, reply)))
 
 
 async def stream_response(deps: OpenAIDeps, request: Request, published: Published, stream: Stream) -> Response:
@@ -192,15 +207,10 @@ class EventStream(StreamingResponse):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(_SEND_TIMEOUT_S):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, send_in_time)
-        except (ClientDisconnect, TimeoutError):
-            # Nobody is there to be told.
-            pass
+            # Who takes nothing is cut off by the connection's own bounds.
+            with suppress(ClientDisconnect):
+                await super().__call__(scope, receive, send)
         finally:
             try:
                 await self._events.aclose()

@@ -14,7 +14,7 @@ class Caller:
     Attributes:
         trace: what of its trace goes on with its request.
         tenant, subject: who calls, once that is known.
-        request_id: of the last request that was published for it.
+        request_id: of the last request that was published for it, or had been under its key.
         reply: to that request, once somebody has waited for it.
     """
 

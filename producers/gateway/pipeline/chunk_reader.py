@@ -14,11 +14,14 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Me
 
 from fairlane.client.positions import end_of, partitions_of
 from fairlane.cluster import reason_of
-from fairlane.codec import Codec, DecodeError
+from fairlane.codec import Codec
 from fairlane.errors import FairlaneError
 from fairlane.logs import get_logger
 from fairlane.names import chunks_topic
 from fairlane.records import ReplyChunk
+from producers.gateway.limited_log import LimitedLog
+from producers.gateway.pipeline.handover import Handover
+from producers.gateway.pipeline.record_decoder import RecordDecoder
 
 log = get_logger(__name__)
 
@@ -33,6 +36,7 @@ _POLL_S = 0.02
 _IDLE_POLL_S = 0.5
 _MAX_RECORDS = 500
 _THREAD_TIMEOUT_S = 5.0
+_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -50,7 +54,7 @@ class ChunkReader:
     Args:
         consumer: in no group, and ``read_uncommitted``: chunks stand in no transaction.
         is_wanted: whether anybody streams this request; asked on the thread.
-        deliver: called in the event loop with chunks of those.
+        deliver: called in the event loop with chunks of those. While it has no time for them, they wait in Kafka.
         on_failure: called on the thread when nothing is read any more: the process must end.
     """
 
@@ -63,7 +67,7 @@ class ChunkReader:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._make_consumer = consumer
-        self._codec = codec
+        self._decoder = RecordDecoder(codec, ReplyChunk, self._late, on_failure)
         self._is_wanted = is_wanted
         self._deliver = deliver
         self._on_failure = on_failure
@@ -75,16 +79,24 @@ class ChunkReader:
         self._followed: dict[str, _Followed] = {}
         self._assigned: dict[str, list[TopicPartition]] = {}
         """By topic; known to the thread alone."""
+        self._passed: set[tuple[str, int]] = set()
+        """Partitions that are not read until reading goes on at their ends: retention ran past us."""
+        self._go_on_at_s = 0.0
+        self._handover: Handover[Chunk] | None = None
+        self._log = LimitedLog(log)
+        self._loop_log = LimitedLog(log)
 
     def start(self) -> None:
         """Begin, with nothing to read yet."""
         self._loop = asyncio.get_running_loop()
+        self._handover = Handover(self._deliver, self._stopping)
         self._thread = threading.Thread(target=self._run, name="chunks", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
         """Read no more."""
         self._stopping.set()
+        self._decoder.close()
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
 
@@ -113,7 +125,7 @@ class ChunkReader:
         if len(self._followed) >= MOST_TENANTS:
             self._drop_idle(monotonic())
         if len(self._followed) >= MOST_TENANTS or self._loop is None:
-            log.warning("chunks_not_read", tenant=tenant)
+            self._loop_log.warning("chunks_not_read", tenant=tenant, reason="too many tenants")
             return None
         before = self._followed.get(tenant)
         followed = _Followed(self._loop.create_future(), 0 if before is None else before.streams)
@@ -147,15 +159,14 @@ class ChunkReader:
             return
         topic = chunks_topic(tenant)
         if ready is None:
-            if gone := self._assigned.pop(topic, None):
-                consumer.incremental_unassign(gone)
+            self._unassign(consumer, topic)
             return
         try:
             if topic not in self._assigned:
                 self._assign(consumer, topic)
             is_read = True
         except (FairlaneError, KafkaException) as error:
-            log.warning("chunks_not_read", tenant=tenant, reason=reason_of(error))
+            self._log.warning("chunks_not_read", tenant=tenant, reason=reason_of(error))
             is_read = False
         self._call(_set, ready, is_read)
 
@@ -168,35 +179,62 @@ class ChunkReader:
         consumer.incremental_assign(starts)
         self._assigned[topic] = starts
 
+    def _unassign(self, consumer: Consumer, topic: str) -> None:
+        gone = self._assigned.pop(topic, None)
+        self._passed = {place for place in self._passed if place[0] != topic}
+        if gone:
+            try:
+                consumer.incremental_unassign(gone)
+            except KafkaException as error:
+                # What still comes of it, nobody wants.
+                self._log.warning("chunks_not_left", topic=topic, reason=reason_of(error))
+
     def _read(self, consumer: Consumer) -> None:
         first = consumer.poll(_POLL_S)
-        if first is None:
-            return
-        taken = (self._take(consumer, message) for message in (first, *consumer.consume(_MAX_RECORDS, 0)))
-        chunks = [chunk for chunk in taken if chunk is not None]
-        if chunks:
-            self._call(self._deliver, chunks)
+        messages = [] if first is None else [first, *consumer.consume(_MAX_RECORDS, 0)]
+        if chunks := [chunk for chunk in map(self._take, messages) if chunk is not None]:
+            self._give(chunks)
+        if self._passed and monotonic() >= self._go_on_at_s:
+            self._go_on(consumer)
 
-    def _take(self, consumer: Consumer, message: Message) -> Chunk | None:
+    def _go_on(self, consumer: Consumer) -> None:
+        """Read on at the end, where retention ran past us."""
+        for topic, partition in tuple(self._passed):
+            try:
+                consumer.seek(TopicPartition(topic, partition, OFFSET_END))
+            except KafkaException as error:
+                self._log.warning("chunk_position_not_known", topic=topic, reason=reason_of(error))
+                self._go_on_at_s = monotonic() + _AGAIN_S
+            else:
+                self._passed.discard((topic, partition))
+
+    def _take(self, message: Message) -> Chunk | None:
         error, topic, key = message.error(), message.topic() or "", message.key()
         if error is not None:
             if error.fatal():
                 raise KafkaException(error)
             if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                consumer.seek(TopicPartition(topic, message.partition() or 0, OFFSET_END))
+                self._passed.add((topic, message.partition() or 0))
             return None
         if key is None or not self._is_wanted(key.decode(errors="replace")):
             return None
-        try:
-            chunk = self._codec.decode_as(ReplyChunk, message.value())
-        except DecodeError as problem:
-            log.error("chunk_undecodable", topic=topic, offset=message.offset(), problem=problem.problem)
-            return None
-        return topic.removeprefix(chunks_topic("")), chunk
+        chunk = self._decoder.decode(topic, message)
+        return None if chunk is None else (_tenant_of(topic), chunk)
+
+    def _late(self, found: list[tuple[str, ReplyChunk]]) -> None:
+        self._give([(_tenant_of(topic), chunk) for topic, chunk in found])
+
+    def _give(self, chunks: list[Chunk]) -> None:
+        assert self._handover is not None  # noqa: S101 - a mistake in this package, not of a caller
+        self._handover.give(chunks)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _tenant_of(topic: str) -> str:
+    return topic.removeprefix(chunks_topic(""))
 
 
 def _set(future: "asyncio.Future[bool]", is_read: bool) -> None:

@@ -14,6 +14,7 @@ from fairlane.load_feed import LoadFeed
 from fairlane.logs import get_logger
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
 from fairlane.records import ModelVersion, TenantSpec
+from fairlane.registry import RegistryError
 from fairlane.settings import KafkaSettings
 from producers.gateway.pipeline.early_answer import Registry
 
@@ -55,7 +56,8 @@ class Directory:
 
 
 class LoadWatch:
-    """Tells a listener how the load stands, a few times a second. Without Kafka it tells nothing and tries again.
+    """Tells a listener how the load stands, a few times a second. Without Kafka, or a schema that only a registry that
+    is away knows, it tells nothing and tries again.
 
     Args:
         listener: called on the watch's thread.
@@ -92,7 +94,7 @@ class LoadWatch:
             while not self._stopping.is_set():
                 try:
                     self._follow()
-                except ClusterError as error:
+                except (ClusterError, RegistryError) as error:
                     failures += 1
                     log.warning("load_not_known", reason=str(error))
                     self._stopping.wait(self._backoff.delay_s(failures, random.random()))  # noqa: S311 - jitter

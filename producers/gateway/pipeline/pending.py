@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Collection
 
-from fairlane.client.reassembly import Reassembly
+from fairlane.client.reassembly import Reassembly, TextDelta
 from fairlane.records import InferenceReply, ReplyChunk
+from producers.gateway.pipeline.refusals import busy, busy_with_tenant
+from producers.gateway.tenant_slots import TenantSlots
 
-
-class TooManyCallsError(Exception):
-    """As many calls wait as may."""
+MOST_UNTAKEN_CHARS = 65_536
+"""Of a streamed text that nobody takes; the rest comes with the reply."""
 
 
 class Call:
@@ -26,6 +27,8 @@ class Call:
     """
 
     __slots__ = (
+        "_is_cut",
+        "_untaken_chars",
         "follows_chunks",
         "is_given_up",
         "is_lost",
@@ -49,6 +52,24 @@ class Call:
         self.news = asyncio.Event()
         self.look_up: asyncio.Timeout | None = None
         self.is_given_up = False
+        self._untaken_chars = 0
+        self._is_cut = False
+
+    def add(self, chunk: ReplyChunk) -> None:
+        """A piece of its text came. What nobody takes is left out beyond a bound, and all that comes after it: the
+        reply has it."""
+        if self.text is None or self.reply is not None or self._is_cut:
+            return
+        self._untaken_chars += len(chunk.text)
+        if self._untaken_chars > MOST_UNTAKEN_CHARS:
+            self._is_cut = True
+        elif self.text.add(chunk):
+            self.tell()
+
+    def take(self) -> TextDelta | None:
+        """The text that came since the last time; None if there is none."""
+        self._untaken_chars = 0
+        return None if self.text is None else self.text.take()
 
     def settle(self, reply: InferenceReply) -> None:
         """The reply is here. The first one counts."""
@@ -72,40 +93,35 @@ class Call:
 
 
 class Pending:
-    """Every call that waits at this instance, at most ``max_calls``.
+    """Every call that waits at this instance, at most ``max_calls``, and of one tenant half of them.
 
     Replies and chunks of any request may be handed in: those that nobody waits for are ignored, and so is what names
     another tenant than the one that waits. The tenant of a reply was set from the topic that its request stood on.
     """
 
     def __init__(self, max_calls: int) -> None:
-        self._max_calls = max_calls
+        self._slots = TenantSlots(max_calls, max(1, max_calls // 2), busy, busy_with_tenant)
         self._calls: dict[str, list[Call]] = {}
-        self._count = 0
         self._has_ended = False
 
     def __len__(self) -> int:
-        return self._count
+        return self._slots.total
 
     def __contains__(self, request_id: str) -> bool:
         """Whether somebody waits for this request. May be asked on any thread."""
         return request_id in self._calls
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no other call may wait."""
-        return self._count >= self._max_calls
-
     def open(
         self, tenant: str, request_id: str, partition: int, *, is_lost: bool = False, streamed: bool = False
     ) -> Call:
-        """Wait for the reply to a request, before it is published. Raises TooManyCallsError."""
-        if self.is_full:
-            raise TooManyCallsError
+        """Wait for the reply to a request, before it is published.
+
+        Raises GatewayError: 429 as many calls of this tenant wait as may, 503 as many of all.
+        """
+        self._slots.take(tenant)
         call = Call(tenant, request_id, partition, is_lost=is_lost, streamed=streamed)
         call.is_given_up = self._has_ended
         self._calls.setdefault(request_id, []).append(call)
-        self._count += 1
         return call
 
     def close(self, call: Call) -> None:
@@ -114,7 +130,7 @@ class Pending:
         if same_id is None or call not in same_id:
             return
         same_id.remove(call)
-        self._count -= 1
+        self._slots.give_back(call.tenant)
         if not same_id:
             del self._calls[call.request_id]
 
@@ -128,8 +144,8 @@ class Pending:
     def add(self, tenant: str, chunk: ReplyChunk) -> None:
         """A piece of text came on the chunk topic of this tenant."""
         for call in self._calls.get(chunk.request_id, ()):
-            if call.tenant == tenant and call.text is not None and call.reply is None and call.text.add(chunk):
-                call.tell()
+            if call.tenant == tenant:
+                call.add(chunk)
 
     def end_waiting(self) -> None:
         """Give all calls up, and those that are opened from here on."""

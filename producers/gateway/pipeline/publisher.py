@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,15 +20,14 @@ from fairlane.kafka import MAY_BE_PUBLISHED, ClientConfig, idempotent_producer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.settings import Settings
-from producers.gateway.errors import UNAVAILABLE, GatewayError
-from producers.gateway.reply_errors import UNCERTAIN
+from producers.gateway.errors import GatewayError
+from producers.gateway.limited_log import LimitedLog
+from producers.gateway.pipeline.refusals import away, busy, busy_with_tenant, not_confirmed
 
 log = get_logger(__name__)
 
 DELIVERY_TIMEOUT_MS = 10_000
 _STALLED_MS = 2_500
-_RETRY_AFTER_MS = 1_000
-_BUSY_RETRY_AFTER_MS = 250
 _POLL_S = 0.1
 _LAST_RECORDS_TIMEOUT_S = 5.0
 _THREAD_TIMEOUT_S = 5.0
@@ -50,7 +50,7 @@ class ProducerSeam(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishLimits:
-    """How much may be published and not acknowledged at a time."""
+    """How much may be published and not acknowledged at a time; of one topic, which is one tenant's, half of it."""
 
     max_records: int = 10_000
     max_bytes: int = 134_217_728
@@ -100,6 +100,7 @@ class Publisher:
     clock: ClockMs = monotonic_ms
     _producer: ProducerSeam | None = field(default=None, init=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
+    _log: LimitedLog = field(default_factory=lambda: LimitedLog(log), init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
     _on_the_way: dict[_Record, None] = field(default_factory=dict, init=False)
@@ -109,6 +110,7 @@ class Publisher:
     _answered_at_ms: int | None = field(default=None, init=False)
     """When the brokers last said anything of a record."""
     _bytes: int = field(default=0, init=False)
+    _bytes_of_topic: Counter[str] = field(default_factory=Counter, init=False)
     _reports: list[tuple[_Record, KafkaError | None]] = field(default_factory=list, init=False)
     """Of the thread that polls, since it handed the last ones over."""
 
@@ -138,12 +140,12 @@ class Publisher:
         """Publish a record with the request's id as its key; return when the brokers have it.
 
         Raises:
-            GatewayError: 503 ``unavailable`` or ``overloaded``: it is not in the log, and never will be; ``uncertain``:
-                nobody knows, and the error names the request.
+            GatewayError: 503 ``unavailable`` or ``overloaded``, 429 ``too_many_calls``: it is not in the log, and never
+                will be; 503 ``uncertain``: nobody knows, and the error names the request.
         """
         now_ms = self.clock()
         size = len(value)
-        self._raise_if_no_room(size)
+        self._raise_if_no_room(topic, size)
         if self._is_late(self._of_topic.get(topic, ()), now_ms) or self.is_stalled(now_ms):
             raise away()
         if not self.breaker.lets_through(now_ms):
@@ -160,10 +162,11 @@ class Publisher:
             raise busy() from None
         except KafkaException as error:
             self.breaker.failed(now_ms, random.random())  # noqa: S311 - jitter, no secret
-            log.error("publish_refused", topic=topic, request_id=request_id, reason=reason_of(error))
+            self._log.warning("publish_refused", topic=topic, request_id=request_id, reason=reason_of(error))
             raise away() from error
         self._on_the_way[record] = self._of_topic.setdefault(topic, {})[record] = None
         self._bytes += size
+        self._bytes_of_topic[topic] += size
         await record.acknowledged
 
     def end_waiting(self) -> None:
@@ -199,10 +202,15 @@ class Publisher:
         if error.fatal():
             self.on_failure(KafkaException(error))
 
-    def _raise_if_no_room(self, size_bytes: int) -> None:
-        # A record that is alone may be of any size.
+    def _raise_if_no_room(self, topic: str, size_bytes: int) -> None:
+        # A record that is alone, of its topic or of all, may be of any size.
+        of_topic, limits = self._of_topic.get(topic), self.limits
+        if of_topic and (
+            2 * len(of_topic) >= limits.max_records or 2 * (self._bytes_of_topic[topic] + size_bytes) > limits.max_bytes
+        ):
+            raise busy_with_tenant()
         if self._on_the_way and (
-            len(self._on_the_way) >= self.limits.max_records or self._bytes + size_bytes > self.limits.max_bytes
+            len(self._on_the_way) >= limits.max_records or self._bytes + size_bytes > limits.max_bytes
         ):
             raise busy()
 
@@ -230,8 +238,10 @@ class Publisher:
             self._on_the_way.pop(record, None)
             of_topic = self._of_topic.get(record.topic, {})
             of_topic.pop(record, None)
+            self._bytes_of_topic[record.topic] -= record.size_bytes
             if not of_topic:
                 self._of_topic.pop(record.topic, None)
+                del self._bytes_of_topic[record.topic]
             self._bytes -= record.size_bytes
             uncertain = error is not None and error.code() in MAY_BE_PUBLISHED
             if uncertain and self._answered_of_late(now_ms):
@@ -248,7 +258,7 @@ class Publisher:
             if error is None:
                 record.acknowledged.set_result(None)
                 continue
-            log.warning("not_published", request_id=record.request_id, error=error.name(), uncertain=uncertain)
+            self._log.warning("not_published", request_id=record.request_id, error=error.name(), uncertain=uncertain)
             record.acknowledged.set_exception(_error_of(error, record.request_id))
 
 
@@ -259,35 +269,3 @@ def _error_of(error: KafkaError, request_id: str) -> GatewayError:
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return GatewayError(413, Code.INVALID, "the request is larger than its topic takes", field="input")
     return away()
-
-
-def away() -> GatewayError:
-    """Kafka takes nothing."""
-    return GatewayError(
-        503,
-        UNAVAILABLE,
-        "the log does not take requests at present; nothing was accepted",
-        retry_after_ms=_RETRY_AFTER_MS,
-    )
-
-
-def busy() -> GatewayError:
-    """More is on its way than may be."""
-    return GatewayError(
-        503,
-        Code.OVERLOADED,
-        "too much is under way at this gateway; nothing was accepted",
-        retry_after_ms=_BUSY_RETRY_AFTER_MS,
-    )
-
-
-def not_confirmed(request_id: str) -> GatewayError:
-    """It may be in the log."""
-    return GatewayError(
-        503,
-        UNCERTAIN,
-        f"it is not known whether the request was accepted: ask for /v1/results/{request_id}, or send it again with "
-        "the same Idempotency-Key",
-        retry_after_ms=_RETRY_AFTER_MS,
-        request_id=request_id,
-    )

@@ -14,12 +14,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from fairlane.client.positions import ask, end_of, existing_partitions, partitions_of
 from fairlane.cluster import reason_of
-from fairlane.codec import Codec, DecodeError
+from fairlane.codec import Codec
 from fairlane.kafka import ClientConfig, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import GATEWAY_REPLIES, gateway_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
+from producers.gateway.limited_log import LimitedLog
+from producers.gateway.pipeline.handover import Handover
+from producers.gateway.pipeline.record_decoder import RecordDecoder
 
 log = get_logger(__name__)
 
@@ -28,7 +31,6 @@ MOST_BEHIND_RECORDS = 50_000
 
 _POLL_S = 0.1
 _MAX_RECORDS = 500
-_MAX_BATCHES = 4
 _POSITION_TIMEOUT_S = 5.0
 _START_TIMEOUT_S = 20.0
 _THREAD_TIMEOUT_S = 10.0
@@ -55,7 +57,8 @@ class ReplyReader:
     """One member, on a thread of its own.
 
     Args:
-        on_replies: is given whatever is read, on that thread and before the sink is; it must be short and not raise.
+        on_replies: is given whatever is read, on a thread of the reader's and before the sink is; it must be short and
+            not raise.
         on_failure: called on that thread when nothing is read any more: the process must end.
     """
 
@@ -68,7 +71,7 @@ class ReplyReader:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._settings = settings
-        self._codec = codec
+        self._decoder = RecordDecoder(codec, InferenceReply, self._late, on_failure)
         self._sink = sink
         self._on_replies = on_replies
         self._on_failure = on_failure
@@ -83,18 +86,20 @@ class ReplyReader:
         self._owned: set[int] = set()
         self._positions: dict[int, int] = {}
         """Where reading goes on, of every partition that was ever owned."""
-        # The event loop takes replies more slowly than they come: then they wait in Kafka.
-        self._room = threading.BoundedSemaphore(_MAX_BATCHES)
+        self._handover: Handover[InferenceReply] | None = None
+        self._log = LimitedLog(log)
 
     def start(self) -> None:
         """Join the group. The running event loop is told of partitions and replies."""
         self._loop = asyncio.get_running_loop()
+        self._handover = Handover(self._sink.replies, self._stopping)
         self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
         """Leave the group."""
         self._stopping.set()
+        self._decoder.close()
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
 
@@ -119,8 +124,7 @@ class ReplyReader:
         taken = [self._take(message) for message in messages]
         replies = [reply for reply in taken if reply is not None]
         if replies:
-            self._on_replies(replies)
-            self._hand_over(replies)
+            self._came(replies)
         try:
             if self._new:
                 self._take_up(consumer)
@@ -128,7 +132,7 @@ class ReplyReader:
                 self._go_on(consumer)
         except KafkaException as error:
             # Tried again after the next poll; until then no ids are made for them.
-            log.warning("positions_not_known", reason=reason_of(error))
+            self._log.warning("positions_not_known", reason=reason_of(error))
 
     def _take(self, message: Message) -> InferenceReply | None:
         error, partition = message.error(), message.partition()
@@ -138,17 +142,13 @@ class ReplyReader:
         if partition is None or partition not in self._owned:
             return None
         self._positions[partition] = (message.offset() or 0) + 1
-        try:
-            return self._codec.decode_as(InferenceReply, message.value())
-        except DecodeError as problem:
-            log.error("reply_undecodable", partition=partition, offset=message.offset(), problem=problem.problem)
-            return None
+        return self._decoder.decode(GATEWAY_REPLIES, message)
 
     def _on_error(self, error: KafkaError, partition: int | None) -> None:
         if error.fatal():
             raise KafkaException(error)
         if error.code() != KafkaError._AUTO_OFFSET_RESET or partition is None:
-            log.warning("reply_reader_error", error=error.name(), partition=partition)
+            self._log.warning("reply_reader_error", error=error.name(), partition=partition)
             return
         if partition not in self._owned:
             return
@@ -158,17 +158,13 @@ class ReplyReader:
         self._passed.add(partition)
         self._call(self._sink.lost, frozenset({partition}))
 
-    def _hand_over(self, replies: list[InferenceReply]) -> None:
-        while not self._room.acquire(timeout=_POLL_S):
-            if self._stopping.is_set():
-                return
-        self._call(self._deliver, replies)
+    def _late(self, found: list[tuple[str, InferenceReply]]) -> None:
+        self._came([reply for _, reply in found])
 
-    def _deliver(self, replies: list[InferenceReply]) -> None:
-        try:
-            self._sink.replies(replies)
-        finally:
-            self._room.release()
+    def _came(self, replies: list[InferenceReply]) -> None:
+        assert self._handover is not None  # noqa: S101 - a mistake in this package, not of a caller
+        self._on_replies(replies)
+        self._handover.give(replies)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # Acknowledged, and begun when the poll is over: a call in here that waits for a broker would crash the client

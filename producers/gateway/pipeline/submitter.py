@@ -18,11 +18,11 @@ from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
 from fairlane.reply_partition import new_request_id, partition_of
 from fairlane.trace_context import TraceHeaders
 from producers.gateway.errors import GatewayError
+from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.caller import present
 from producers.gateway.pipeline.chunk_reader import Chunk
 from producers.gateway.pipeline.early_answer import LoadPicture, Registry, early_answer
 from producers.gateway.pipeline.pending import Call, Pending
-from producers.gateway.pipeline.publisher import busy
 from producers.gateway.pipeline.waiting import LOOK_UPS, FindReply, LoggedWaiting
 
 log = get_logger(__name__)
@@ -65,6 +65,7 @@ class LogSubmitter:
     find_reply: FindReply
     clock: ClockMs = now_ms
     look_ups: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOK_UPS))
+    lines: LimitedLog = field(default_factory=lambda: LimitedLog(log))
     is_draining: bool = False
     _owned: frozenset[int] = frozenset()
     _partition_count: int = 0
@@ -91,8 +92,6 @@ class LogSubmitter:
                 retry_after_ms=refusal.retry_after_ms,
             )
         value = self._encoded(replace(request, tenant=tenant, reply_to=GATEWAY_REPLIES), tenant)
-        if self.pending.is_full:
-            raise busy()
         caller = present.get()
         call = self._open(tenant, request)
         try:

@@ -9,13 +9,11 @@ from typing import Protocol
 from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.client.reassembly import TextDelta
-from fairlane.logs import get_logger
 from fairlane.records import InferenceReply
 from producers.gateway.errors import GatewayError
+from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.caller import Caller
 from producers.gateway.pipeline.pending import Call
-
-log = get_logger(__name__)
 
 FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
 """The recorded reply to a request of this tenant with this id, if there is one. May raise: then it is asked again."""
@@ -34,6 +32,11 @@ class Desk(Protocol):
 
     @property
     def look_ups(self) -> asyncio.Semaphore: ...
+
+    @property
+    def lines(self) -> LimitedLog:
+        """What many calls meet at once is logged there."""
+        ...
 
     def leave(self, call: Call) -> None:
         """Nobody waits there any more. May be called again."""
@@ -66,12 +69,11 @@ class LoggedWaiting:
         return self._call.reply
 
     async def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]:
-        text = self._call.text
-        if text is None:
+        if self._call.text is None:
             raise ValueError("parameters.stream: the request did not ask for a stream")
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while True:
-            if (delta := text.take()) is not None:
+            if (delta := self._call.take()) is not None:
                 yield delta
             elif self._call.reply is not None:
                 self._note(self._call.reply)
@@ -84,7 +86,7 @@ class LoggedWaiting:
             try:
                 await self._desk.cancel(self._call.tenant, self.request_id)
             except GatewayError as error:
-                log.warning("cancel_not_published", request_id=self.request_id, code=error.code)
+                self._desk.lines.warning("cancel_not_published", request_id=self.request_id, code=error.code)
 
     def forget(self) -> None:
         self._desk.leave(self._call)
@@ -114,7 +116,7 @@ class LoggedWaiting:
                     found = await self._desk.find_reply(self._call.tenant, self.request_id)
         except Exception as error:  # noqa: BLE001 - of whatever kind: it is asked again until the caller's time is over
             metrics.GATEWAY_LOOK_UPS.labels(result="failed").inc()
-            log.warning("reply_look_up_failed", request_id=self.request_id, error=type(error).__name__)
+            self._desk.lines.warning("reply_look_up_failed", request_id=self.request_id, error=type(error).__name__)
             return
         finally:
             self._call.look_up = None

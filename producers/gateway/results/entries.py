@@ -17,7 +17,7 @@ _ENTRY_BYTES, _NUMBER_BYTES, _ITEM_BYTES = 512, 9, 48
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request whose publish was acknowledged; it is known by this until the recorder knows it."""
+    """A request that was published, or may have been; it is known by this until the recorder knows it."""
 
     request_id: str
     model: str

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fairlane.outcomes import Decision
+from fairlane.outcomes import Decision, Outcome
 from fairlane.records import InferenceReply
 from fairlane.request_story import History, Place, RecordedReply, StoryEvent, tell
+from producers.gateway.reply_errors import NOT_RUN
 from producers.gateway.results.entries import Accepted
 
 
@@ -34,6 +35,10 @@ _STATUS_OF_STATE: Mapping[str, Status] = {
     Decision.CANCELLED: Status.FINISHING,
     Decision.CACHED: Status.FINISHING,
 }
+
+
+_NOT_RUN_STATES = frozenset({*NOT_RUN, Decision.REFUSED, Decision.EXPIRED})
+_RAN_STATES = frozenset(Outcome) - frozenset(NOT_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ def status_of(
         if accepted is None:
             return None
         return RequestStatus(request_id, Status.QUEUED, model=asked_model, task=asked_task)
-    place = _newest(places)
+    place = _telling(places)
     recorded = next((reply for reply in history.replies if reply.reply.source == place.source), None)
     events = place.events
     submitted = next((event.at_ms for event in events if event.event == "arrived"), events[0].at_ms)
@@ -94,9 +99,14 @@ def status_of(
     return RequestStatus(request_id, Status.DONE, reply, submitted, recorded.replied_at_ms, model, task, events)
 
 
-def _newest(places: tuple[Place, ...]) -> Place:
-    """A record that was dropped because the id had been there already says nothing of the request."""
-    return next((place for place in reversed(places) if place.state != Decision.DUPLICATE), places[-1])
+def _telling(places: tuple[Place, ...]) -> Place:
+    """The newest; but a record that was dropped because the id had been there already says nothing of the request, and
+    one that was refused or expired nothing of what was run before it."""
+    newest_first = [place for place in reversed(places) if place.state != Decision.DUPLICATE] or [places[-1]]
+    newest = newest_first[0]
+    if newest.state not in _NOT_RUN_STATES:
+        return newest
+    return next((place for place in newest_first if place.state in _RAN_STATES), newest)
 
 
 def _source(recorded: RecordedReply) -> object:

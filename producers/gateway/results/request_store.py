@@ -10,7 +10,7 @@ from fairlane.postgres_pool import PromptPool, Question, rows_for
 from fairlane.records import LabelScore, Output, TokenLogprob, TopLogprob
 from fairlane.request_history import DECISIONS, REPLIES, REPLY_COLUMNS, USAGE, history_of, recorded_reply
 from fairlane.request_story import History, RecordedReply
-from fairlane.retrieval.store import StoreError
+from fairlane.store_error import StoreError
 from producers.gateway.reply_errors import NOT_RUN
 
 LOOK_UP_TIMEOUT_S = 2.0

@@ -1,6 +1,5 @@
 """The gateway's view of requests that it, or another instance, sent: replies, where they stand, and what ended."""
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from random import random
@@ -17,8 +16,8 @@ from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.redis_cache import RedisCache
 from fairlane.request_story import History, RecordedReply
-from fairlane.retrieval.store import StoreError
 from fairlane.settings import Settings
+from fairlane.store_error import StoreError
 from producers.gateway.errors import UNAVAILABLE, GatewayError
 from producers.gateway.reply_errors import was_not_run
 from producers.gateway.results.arrivals import Arrivals
@@ -35,6 +34,7 @@ from producers.gateway.results.recent_replies import RecentReplies
 from producers.gateway.results.request_status import RequestStatus, status_of
 from producers.gateway.results.request_store import EndedFilter, EndedPlace, PgRequestStore, RequestStore
 from producers.gateway.results.write_queue import WriteQueue
+from producers.gateway.tenant_map import TenantMap
 from producers.gateway.tenant_slots import TenantSlots
 
 log = get_logger(__name__)
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 REDIS_TIMEOUT_S = 0.25
 MOST_ACCEPTED = 20_000
-"""Requests that this instance took and remembers by itself."""
+"""Requests that this instance took and remembers by itself; beyond it the tenant with most of them loses its oldest."""
 
 # Fewer than may wait for a connection of the store's: being full is no failure of Postgres, and stops no other tenant.
 MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT = 48, 16
@@ -52,6 +52,7 @@ MOST_PAGES, MOST_PAGES_OF_TENANT = 24, 6
 _BREAKER = BreakerPolicy(failures=5, rest=Backoff(first_s=0.5, longest_s=2.0))
 _RETRY_AFTER_MS = 1_000
 _ACCEPTED_BYTES = 256
+_NOBODY, _NOTHING = "nobody", "00000000-0000-0000-0000-000000000000"
 
 
 class Results:
@@ -72,7 +73,9 @@ class Results:
         self._look_ups, self._pages = CircuitBreaker(_BREAKER), CircuitBreaker(_BREAKER)
         self._look_up_slots = TenantSlots(MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT, _busy)
         self._page_slots = TenantSlots(MOST_PAGES, MOST_PAGES_OF_TENANT, _busy)
-        self._accepted: OrderedDict[tuple[str, str], Accepted] = OrderedDict()
+        self._was_answered = True
+        """By Postgres, when it was checked the last time."""
+        self._accepted: TenantMap[Accepted] = TenantMap(MOST_ACCEPTED)
         self.arrivals = Arrivals()
         """Who waits for a reply that comes to this instance."""
 
@@ -94,7 +97,16 @@ class Results:
     @property
     def is_store_available(self) -> bool:
         """Whether Postgres answered of late."""
-        return not self._look_ups.is_open
+        return self._was_answered and not self._look_ups.is_open
+
+    async def check_store(self) -> None:
+        """Look up what is nobody's, so that ``is_store_available`` is right though nobody asks for a result."""
+        try:
+            await self._ask(self._look_ups, lambda: self._store.reply(_NOBODY, _NOTHING))
+        except GatewayError:
+            self._was_answered = False
+        else:
+            self._was_answered = True
 
     def remember(self, replies: Iterable[InferenceReply]) -> None:
         """Replies that were read just now: who waits for one is told, and all are kept for a while.
@@ -112,12 +124,10 @@ class Results:
                 self._writes.put(key, size_bytes, partial(encode_reply, recorded))
 
     def accepted(self, tenant: str, request: InferenceRequest) -> None:
-        """A request was published: from here on its id is known, though nothing is recorded yet."""
+        """A request was published, or may have been: from here on its id is known, though nothing is recorded yet."""
         request_id = request.request_id
         accepted = Accepted(request_id, request.model, request.task, self._clock_ms())
-        self._accepted[tenant, request_id] = accepted
-        if len(self._accepted) > MOST_ACCEPTED:
-            self._accepted.popitem(last=False)
+        self._accepted.put(tenant, request_id, accepted)
         self._writes.put(_accepted_key(tenant, request_id), _ACCEPTED_BYTES, partial(encode_accepted, accepted))
 
     async def find_reply(self, tenant: str, request_id: str) -> InferenceReply | None:
@@ -161,7 +171,7 @@ class Results:
                 raise
             # What the reply itself tells is enough.
             history = History()
-        accepted = self._accepted.get((tenant, request_id))
+        accepted = self._accepted.get(tenant, request_id)
         if accepted is None and seen is None and not (history.decisions or history.replies):
             key = _accepted_key(tenant, request_id)
             accepted = await self._cache.get(key, lambda payload: decode_accepted(request_id, payload))

@@ -11,7 +11,7 @@ from fairlane.clock import ClockMs
 from fairlane.conversations.turns import Turns, TurnStore
 from fairlane.logs import get_logger
 from fairlane.outcomes import HistoryReason
-from fairlane.retrieval.store import StoreError
+from fairlane.store_error import StoreError
 from stream_processors.dispatcher.enrichment.place import NoPlaceError
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError, TenantBreakers
 

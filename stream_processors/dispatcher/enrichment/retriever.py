@@ -12,7 +12,8 @@ from fairlane.outcomes import RetrievalMode, RetrievalReason
 from fairlane.records import Retrieval, RetrievalUse
 from fairlane.retrieval.embedder import EmbedderError
 from fairlane.retrieval.rank_fusion import fuse
-from fairlane.retrieval.store import Collection, CollectionNotFoundError, Hit, StoreError, VectorStore
+from fairlane.retrieval.store import Collection, CollectionNotFoundError, Hit, VectorStore
+from fairlane.store_error import StoreError
 from stream_processors.dispatcher.caching.query_vectors import QueryVectors
 from stream_processors.dispatcher.caching.singleflight import Singleflight
 from stream_processors.dispatcher.enrichment.directory import CollectionDirectory

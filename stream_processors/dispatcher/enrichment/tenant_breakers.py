@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from fairlane.circuit_breaker import CircuitBreaker
 from fairlane.clock import ClockMs
-from fairlane.retrieval.store import CollectionNotFoundError, StoreError
+from fairlane.retrieval.store import CollectionNotFoundError
+from fairlane.store_error import StoreError
 
 GRACE_S = 0.02
 """How much later than a call that ends in time by itself its guard ends it: of two time-outs at once, only the outer

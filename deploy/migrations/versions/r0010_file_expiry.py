@@ -1,0 +1,20 @@
+"""When files end."""
+
+from deploy.migrations.versions.r0008_jobs import execute
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+EXPIRY = """
+ALTER TABLE files ADD COLUMN expires_at_ms bigint;
+CREATE INDEX files_expiring ON files (expires_at_ms);
+COMMENT ON COLUMN files.expires_at_ms IS
+    'from then on nobody finds it; null until a job that reads or writes it has ended and the sweep saw it';
+"""
+
+
+def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers its columns
+    """Add the column; the sweep gives the files that are there as long as new ones."""
+    execute(EXPIRY)

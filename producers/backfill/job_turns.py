@@ -1,0 +1,116 @@
+"""Which jobs run now, of those that wait: slots are shared by tenants. Pure.
+
+A tenant that waits has as many slots as any other, within one. Where slots cannot be divided evenly, they go round: a
+job that has had its time goes on later, and whose last turn began longest ago comes first. So a job of ten rows waits
+for some turns of the other tenants, and never for the end of a job of ten million.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+MAX_JOBS = 4
+"""Jobs that a process runs at a time, unless it is told otherwise."""
+
+TURN_S = 60.0
+"""How long a job runs, at least, while tenants wait that have fewer slots than its own; then it gives way."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job that nobody runs. ``created_at_ms``: since the epoch; the oldest of a tenant comes first."""
+
+    job_id: str
+    tenant: str
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that this process runs since ``started_at_s``, of a clock that never goes back."""
+
+    job_id: str
+    tenant: str
+    started_at_s: float
+    gives_way: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What is to be done now: jobs to start, and jobs to end for now so that others can be started."""
+
+    start: tuple[WaitingJob, ...] = ()
+    give_way: tuple[str, ...] = ()
+
+
+def next_turns(
+    waiting: Iterable[WaitingJob],
+    running: Sequence[RunningJob],
+    last_turn_s: Mapping[str, float],
+    *,
+    max_jobs: int,
+    now_s: float,
+    turn_s: float = TURN_S,
+) -> Turns:
+    """Share the slots.
+
+    ``last_turn_s``: when a job of a tenant was last started here; a tenant that is not in it never had a turn.
+    """
+    lines = _lines(waiting)
+    stays = [job for job in running if not job.gives_way]
+    held = Counter(job.tenant for job in stays)
+    # What a job still holds that gives way is promised to the first in line, and is not asked for twice.
+    promised: list[WaitingJob] = []
+    while lines and len(promised) < max_jobs - len(stays):
+        promised.append(_take_first(lines, held, last_turn_s))
+    start = tuple(promised[: max(0, max_jobs - len(running))])
+    give_way: list[str] = []
+    while lines:
+        tenant = _first(lines, held, last_turn_s)
+        leaver = _leaver(stays, held, held[tenant], now_s - turn_s)
+        if leaver is None:
+            break
+        stays.remove(leaver)
+        held[leaver.tenant] -= 1
+        give_way.append(leaver.job_id)
+        _take_first(lines, held, last_turn_s)
+    return Turns(start, tuple(give_way))
+
+
+def _lines(waiting: Iterable[WaitingJob]) -> dict[str, deque[WaitingJob]]:
+    """The jobs of each tenant, oldest first."""
+    lines: dict[str, deque[WaitingJob]] = {}
+    for job in sorted(waiting, key=lambda job: (job.created_at_ms, job.job_id)):
+        lines.setdefault(job.tenant, deque()).append(job)
+    return lines
+
+
+def _first(lines: Mapping[str, deque[WaitingJob]], held: Counter[str], last_turn_s: Mapping[str, float]) -> str:
+    """The tenant that is to have the next slot."""
+
+    def place(tenant: str) -> tuple[int, float, int, str]:
+        oldest = lines[tenant][0]
+        return held[tenant], last_turn_s.get(tenant, float("-inf")), oldest.created_at_ms, oldest.job_id
+
+    return min(lines, key=place)
+
+
+def _take_first(
+    lines: dict[str, deque[WaitingJob]], held: Counter[str], last_turn_s: Mapping[str, float]
+) -> WaitingJob:
+    tenant = _first(lines, held, last_turn_s)
+    job = lines[tenant].popleft()
+    if not lines[tenant]:
+        del lines[tenant]
+    held[tenant] += 1
+    return job
+
+
+def _leaver(stays: Sequence[RunningJob], held: Counter[str], has: int, turn_ended_s: float) -> RunningJob | None:
+    """Who makes room for a tenant that has so many slots: the latest job of whoever has two more, or one more and had
+    its time."""
+    ahead = [job for job in stays if held[job.tenant] >= has + 2]
+    if ahead:
+        return max(ahead, key=lambda job: (held[job.tenant], job.started_at_s, job.job_id))
+    had_its_time = [job for job in stays if held[job.tenant] == has + 1 and job.started_at_s <= turn_ended_s]
+    return min(had_its_time, key=lambda job: (job.started_at_s, job.job_id), default=None)

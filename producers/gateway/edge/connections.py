@@ -1,0 +1,155 @@
+"""Connections that are open: how many there may be, and a look at each now and then."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from ipaddress import IPv6Address
+from typing import Any
+
+from fairlane import metrics
+from producers.gateway.edge.patience import Cut, Outflow, Patience
+
+_NETWORK_BITS = 64
+"""One customer of a provider has so many bits of addresses to choose from (RFC 6177)."""
+
+Late = Callable[[float], Cut | None]
+
+
+class Connections:
+    """A bound of all, and one of each address. On one event loop.
+
+    Args:
+        most: connections.
+        most_of_address: of those from one address, or one /64 network of IPv6.
+        patience: with each of them.
+    """
+
+    def __init__(self, most: int, most_of_address: int, patience: Patience | None = None) -> None:
+        self.patience = patience or Patience()
+        self._most = most
+        self._most_of_address = most_of_address
+        self._of_address: Counter[str] = Counter()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    def enter(self, address: str) -> Cut | None:
+        """Let one in, or say why not. Whoever is let in leaves in the end."""
+        if self._total >= self._most:
+            return Cut.TOO_MANY
+        if self._of_address[address] >= self._most_of_address:
+            return Cut.TOO_MANY_OF_ADDRESS
+        self._total += 1
+        self._of_address[address] += 1
+        metrics.GATEWAY_CONNECTIONS.set(self._total)
+        return None
+
+    def leave(self, address: str) -> None:
+        """It is over."""
+        self._total -= 1
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+        metrics.GATEWAY_CONNECTIONS.set(self._total)
+
+
+class Connection:
+    """One of them, from when it is made until it is lost, whatever is spoken on it.
+
+    Attributes:
+        transport: to write to; what is written there is watched.
+        patience: with it.
+        refused: why it is not let in.
+        late: says why nothing more is waited for; asked at every look.
+    """
+
+    def __init__(
+        self, connections: Connections, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, late: Late
+    ) -> None:
+        self.transport = CountedTransport(transport)
+        self.patience = connections.patience
+        self.late = late
+        self._connections = connections
+        self._loop = loop
+        self._outflow = Outflow(self.patience)
+        self._address = address_of(transport.get_extra_info("peername"))
+        self.refused = connections.enter(self._address)
+        if self.refused is not None:
+            count(self.refused)
+        self._timer = loop.call_later(self.patience.look_s, self._look)
+
+    def lost(self) -> None:
+        """It is over."""
+        self._timer.cancel()
+        if self.refused is None:
+            self._connections.leave(self._address)
+
+    def _look(self) -> None:
+        now_s, transport = self._loop.time(), self.transport
+        # Also while it is being closed: that waits for what is not taken.
+        if self._outflow.is_stuck(now_s, transport.written_bytes, transport.get_write_buffer_size()):
+            count(Cut.UNTAKEN)
+            transport.abort()
+            return
+        if not transport.is_closing() and (why := self.late(now_s)) is not None:
+            count(why)
+            transport.close()
+        self._timer = self._loop.call_later(self.patience.look_s, self._look)
+
+
+class CountedTransport(asyncio.Transport):
+    """A transport that knows how much was written to it.
+
+    Attributes:
+        written_bytes: since it was made.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self.written_bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written_bytes += len(data)
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._transport.set_protocol(protocol)
+
+
+def count(why: Cut) -> None:
+    """One was cut for this reason."""
+    metrics.GATEWAY_CONNECTIONS_CUT.labels(reason=why).inc()
+
+
+def address_of(peer: Any) -> str:
+    """What connections of one caller have in common."""
+    host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+    if ":" not in host:
+        return host
+    address = IPv6Address(host)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Address(int(address) >> _NETWORK_BITS << _NETWORK_BITS))

@@ -1,0 +1,54 @@
+"""A WebSocket on a connection that is watched."""
+
+import logging
+from typing import Any, Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from producers.gateway.edge.connections import Connection, count
+from producers.gateway.edge.patience import Cut
+
+_BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+# It would log the path with its query, and at the level of debugging every message.
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.ERROR)
+
+
+class LimitedWebSocket(WebSocketsSansIOProtocol):
+    """Its pings find out whether the other side is there; the connection, whether it takes what it is sent."""
+
+    def __init__(
+        self, connection: Connection, config: Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self.logger = self.conn.logger = _log
+        self.conn.debug = False
+        self._connection = connection
+        connection.late = _never
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.lost()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated and not self.transport.is_closing():
+            # Its whole head is here, and is none for a WebSocket: what is to be said of that, uvicorn would keep.
+            count(Cut.MALFORMED)
+            self.handshake_complete = self.close_sent = True
+            self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
+            self.transport.close()
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            # Who takes no answers gets none: they would be kept in memory.
+            self.conn.data_to_send()
+
+
+def _never(_now_s: float) -> Cut | None:
+    return None

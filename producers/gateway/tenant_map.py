@@ -1,0 +1,65 @@
+"""What is kept for tenants in memory, bounded so that none of them pushes out another's. Pure."""
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+ValueT = TypeVar("ValueT")
+
+
+class TenantMap(Generic[ValueT]):
+    """Values by tenant and name. Beyond the bound the tenant with most of them loses its oldest. Every operation is
+    O(1), however many tenants there are.
+
+    Args:
+        most: values of all tenants.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of_tenant: dict[str, OrderedDict[str, ValueT]] = {}
+        self._of_size: dict[int, OrderedDict[str, None]] = {}
+        """The tenants by how many values they have."""
+        self._largest = 0
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    def get(self, tenant: str, name: str) -> ValueT | None:
+        """The value; None if there is none."""
+        values = self._of_tenant.get(tenant)
+        return None if values is None else values.get(name)
+
+    def put(self, tenant: str, name: str, value: ValueT) -> None:
+        """Keep it, as the newest of its tenant."""
+        self.pop(tenant, name)
+        values = self._of_tenant.setdefault(tenant, OrderedDict())
+        values[name] = value
+        self._resized(tenant, len(values) - 1, len(values))
+        if self._total > self._most:
+            largest = next(reversed(self._of_size[self._largest]))
+            self.pop(largest, next(iter(self._of_tenant[largest])))
+
+    def pop(self, tenant: str, name: str) -> ValueT | None:
+        """What was there; it is kept no more."""
+        values = self._of_tenant.get(tenant)
+        if values is None or name not in values:
+            return None
+        value = values.pop(name)
+        self._resized(tenant, len(values) + 1, len(values))
+        if not values:
+            del self._of_tenant[tenant]
+        return value
+
+    def _resized(self, tenant: str, before: int, after: int) -> None:
+        self._total += after - before
+        if before:
+            del self._of_size[before][tenant]
+            if not self._of_size[before]:
+                del self._of_size[before]
+        if after:
+            self._of_size.setdefault(after, OrderedDict())[tenant] = None
+        # A size changes by one, so the next smaller is taken whenever nobody has the largest any more.
+        self._largest = max(self._largest, after)
+        if self._largest not in self._of_size:
+            self._largest -= 1

@@ -1,0 +1,247 @@
+"""Uploaded files in a real Postgres: how many a tenant keeps, and for how long."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import openai
+import pytest
+from fastapi import FastAPI
+from openai import OpenAI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.testclient import TestClient
+
+from fairlane.api_keys.roles import Role
+from fairlane.database import upgrade
+from fairlane.postgres import ALL_TENANTS, act_for, connect
+from fairlane.settings import Settings
+from producers.backfill.batches import BatchStore, StoredFile
+from producers.backfill.files import LocalFile
+from producers.backfill.job import Status
+from producers.backfill.seams import JobFailedError
+from producers.gateway.errors import GatewayError
+from producers.gateway.identity.principal import Identity
+from producers.gateway.openai.batch_deps import MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
+from producers.gateway.openai.batch_router import router
+from producers.gateway.openai.errors import error_response
+from producers.gateway.openai.file_sweep import sweep
+from tests.stack import PostgresServer, empty_database
+
+DAY_S = 86_400
+NAME = "q.jsonl"
+
+
+@dataclass
+class Bench:
+    """The routes at a time that the test sets."""
+
+    dsn: str
+    folder: Path
+    now_ms: int = 1_760_000_000_000
+    limits: FileLimits = field(default_factory=lambda: FileLimits(most_files=3, most_bytes=100, ttl_s=30 * DAY_S))
+
+    def __post_init__(self) -> None:
+        async def authenticate(request: Request) -> Identity:
+            return Identity(request.headers["authorization"].removeprefix("Bearer "), "key", Role.TENANT)
+
+        self.deps = BatchDeps(
+            authenticate, self.dsn, str(self.folder), lambda: 4, clock_ms=lambda: self.now_ms, limits=self.limits
+        )
+
+    @contextmanager
+    def client(self, tenant: str = "acme") -> Iterator[OpenAI]:
+        async def refused(_request: Request, error: Exception) -> Response:
+            assert isinstance(error, GatewayError)
+            return error_response(error)
+
+        app = FastAPI()
+        app.add_exception_handler(GatewayError, refused)
+        app.include_router(router(self.deps))
+        with TestClient(app, base_url="http://gateway") as http:
+            yield OpenAI(base_url="http://gateway/v1", api_key=tenant, http_client=http, max_retries=0)
+
+    def pass_days(self, days: float) -> int:
+        """Let time pass, and sweep; how many files that removed."""
+        self.now_ms += round(days * DAY_S * 1_000)
+        return sweep(self.deps, Event())
+
+    def stored(self) -> set[str]:
+        return {path.name for path in self.folder.rglob("*") if path.is_file()}
+
+    def end_jobs(self, status: Status) -> None:
+        with connect(self.dsn, "test") as connection:
+            act_for(connection, ALL_TENANTS)
+            connection.execute("UPDATE backfill_jobs SET status = %s", (status.value,))
+
+
+@pytest.fixture(scope="module")
+def tables(postgres: PostgresServer) -> Iterator[PostgresServer]:
+    with empty_database(postgres, "gateway_files") as database:
+        upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+        yield database
+
+
+@pytest.fixture
+def bench(tables: PostgresServer, tmp_path: Path) -> Bench:
+    """With no files in it."""
+    with connect(tables.owner_dsn, "test") as connection:
+        act_for(connection, ALL_TENANTS)
+        connection.execute("TRUNCATE batches, backfill_chunks, backfill_jobs, files")
+    return Bench(tables.dsn, tmp_path)
+
+
+def upload(client: OpenAI, content: bytes = b"{}") -> str:
+    return client.files.create(file=(NAME, content), purpose="batch").id
+
+
+def test_a_tenant_keeps_so_many_files_and_so_many_bytes(bench: Bench) -> None:
+    with bench.client() as client, bench.client("globex") as other:
+        first = upload(client, b"x" * 60)
+        with pytest.raises(
+            openai.PermissionDeniedError, match="at most 100 bytes of uploaded files: 60 are there"
+        ) as full:
+            upload(client, b"x" * 41)
+        assert full.value.code == "insufficient_quota"
+        upload(client, b"x" * 40)
+        upload(other, b"x" * 100)
+        client.files.delete(first)
+        upload(client)
+        upload(client)
+        with pytest.raises(openai.PermissionDeniedError, match="at most 3 uploaded files"):
+            upload(client)
+    assert len(bench.stored()) == 4
+
+
+def test_uploads_at_the_same_time_do_not_exceed_the_quota(bench: Bench) -> None:
+    def reserve(number: int) -> bool:
+        store = BatchStore(bench.dsn, "acme")
+        try:
+            file = StoredFile(f"file-{number:024x}", "acme", "batch", NAME, 1, bench.now_ms, bench.now_ms + 1)
+            store.reserve_file(file, bench.now_ms + 1, 3, 100)
+        except Exception:  # noqa: BLE001 - counted
+            return False
+        finally:
+            store.close()
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(reserve, range(8))) == 3
+
+
+def test_an_expired_file_is_not_found_and_is_removed(bench: Bench) -> None:
+    with bench.client() as client:
+        soon = client.files.create(
+            file=(NAME, b"{}"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3_600}
+        )
+        late = client.files.retrieve(upload(client))
+        assert soon.expires_at == soon.created_at + 3_600
+        assert late.expires_at == late.created_at + 30 * DAY_S
+        bench.now_ms += 3_600_000
+        for ask in (
+            lambda: client.files.retrieve(soon.id),
+            lambda: client.files.content(soon.id),
+            lambda: client.files.delete(soon.id),
+            lambda: client.batches.create(input_file_id=soon.id, endpoint="/v1/embeddings", completion_window="24h"),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask()
+        assert [file.id for file in client.files.list()] == [late.id]
+        assert bench.stored() == {soon.id, late.id}
+        assert bench.pass_days(0) == 1
+        assert bench.stored() == {late.id}
+        assert bench.pass_days(30) == 1
+        assert bench.stored() == set()
+        assert bench.pass_days(30) == 0
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+def test_what_a_batch_reads_and_writes_is_kept_while_it_goes_on_and_for_a_time_after(
+    bench: Bench, status: Status
+) -> None:
+    with bench.client() as client:
+        file = upload(client)
+        batch = client.batches.create(input_file_id=file, endpoint="/v1/embeddings", completion_window="24h")
+        store = BatchStore(bench.dsn, "acme")
+        made = store.batch(batch.id)
+        store.close()
+        assert made is not None
+        LocalFile(bench.folder / "acme" / made.output_file_id).write([b"answers"])
+        assert client.files.retrieve(made.output_file_id).expires_at is None
+        assert bench.pass_days(31) == 0, "it goes on"
+        assert bench.stored() == {file, made.output_file_id}
+        bench.end_jobs(status)
+        assert bench.pass_days(0) == 1, "the input has expired"
+        assert client.files.retrieve(made.output_file_id).expires_at == bench.now_ms // 1_000 + 30 * DAY_S
+        assert client.files.content(made.output_file_id).read() == b"answers"
+        assert bench.pass_days(30) == 2, "the output, and an error file that was never written"
+        assert bench.stored() == set()
+
+
+def test_an_upload_that_is_never_written_gives_its_place_back(bench: Bench) -> None:
+    store = BatchStore(bench.dsn, "acme")
+    coming = StoredFile("file-" + "0" * 24, "acme", "batch", NAME, 99, bench.now_ms, bench.now_ms + 10**9)
+    store.reserve_file(coming, bench.now_ms + 3_600_000, 3, 100)
+    with bench.client() as client:
+        assert not list(client.files.list())
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(coming.file_id)
+        with pytest.raises(openai.PermissionDeniedError):
+            upload(client)
+        assert bench.pass_days(1) == 1
+        upload(client)
+    assert not store.settle_upload(coming), "its place is gone"
+    store.close()
+
+
+def test_a_file_that_the_storage_keeps_stops_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    delete = LocalFile.delete
+    with bench.client() as client:
+        files = [upload(client), upload(client), upload(client)]
+
+        def refuse_one(self: LocalFile) -> None:
+            if self._path.name == files[0]:
+                raise JobFailedError("denied")
+            delete(self)
+
+        monkeypatch.setattr(LocalFile, "delete", refuse_one)
+        monkeypatch.setattr("producers.gateway.openai.file_sweep._PAGE", 1)
+        assert bench.pass_days(30) == 2
+        assert bench.stored() == {files[0]}
+        monkeypatch.undo()
+        assert bench.pass_days(0) == 1
+
+
+def test_a_sweep_can_be_stopped(bench: Bench) -> None:
+    with bench.client() as client:
+        upload(client)
+    bench.now_ms += 30 * DAY_S * 1_000
+    stopped = Event()
+    stopped.set()
+    assert sweep(bench.deps, stopped) == 0
+    assert len(bench.stored()) == 1
+
+
+def test_a_download_too_many_is_refused_before_it_begins(bench: Bench) -> None:
+    with bench.client() as client, ExitStack() as taken:
+        file = upload(client)
+        for _ in range(MOST_TRANSFERS_OF_TENANT):
+            taken.enter_context(bench.deps.transfers.taken("acme"))
+        with pytest.raises(openai.RateLimitError, match=f"at most {MOST_TRANSFERS_OF_TENANT} uploads and downloads"):
+            client.files.content(file)
+        taken.close()
+        assert client.files.content(file).read() == b"{}"
+        assert bench.deps.transfers.total == 0
+
+
+def test_files_from_before_there_was_an_end_get_one(bench: Bench) -> None:
+    with bench.client() as client:
+        file = upload(client)
+        with connect(bench.dsn, "test") as connection:
+            act_for(connection, ALL_TENANTS)
+            connection.execute("UPDATE files SET expires_at_ms = NULL")
+        assert bench.pass_days(100) == 0
+        assert client.files.retrieve(file).expires_at == bench.now_ms // 1_000 + 30 * DAY_S

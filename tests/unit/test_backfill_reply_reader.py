@@ -1,0 +1,124 @@
+"""Where the replies of a job are read from, and what is noticed when some of them are gone."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from fairlane.names import JOBS_REPLIES
+from fairlane.schema_files import default_codec
+from fairlane.settings import Settings
+from producers.backfill import reply_reader
+from producers.backfill.job import Fingerprint, Job, JobSpec
+from producers.backfill.reply_reader import KafkaReplies
+from producers.backfill.seams import AwayError, JobFailedError
+
+PARTITIONS = 12
+
+
+class Failure:
+    """A message that is none."""
+
+    def __init__(self, code: int, offset: int = 0) -> None:
+        self._error = KafkaError(code)
+        self._offset = offset
+
+    def error(self) -> KafkaError:
+        return self._error
+
+    def offset(self) -> int:
+        return self._offset
+
+
+class Log:
+    """One partition: its bounds, what the next reads give, and from where it was to be read."""
+
+    def __init__(self) -> None:
+        self.bounds = (100, 200)
+        self.partitions = PARTITIONS
+        self.failures: list[Failure] = []
+        self.is_away = False
+        self.assigned: list[int] = []
+
+    def __call__(self, _config: object) -> "Log":
+        return self
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=range(self.partitions))})
+
+    def get_watermark_offsets(self, _place: TopicPartition, timeout: float) -> tuple[int, int]:
+        if self.is_away:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return self.bounds
+
+    def assign(self, places: Sequence[TopicPartition]) -> None:
+        (place,) = places
+        assert place.topic == JOBS_REPLIES
+        self.assigned.append(place.offset)
+
+    def consume(self, most: int, _timeout_s: float) -> list[Failure]:
+        found, self.failures = self.failures[:most], self.failures[most:]
+        return found
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    made = Log()
+    monkeypatch.setattr(reply_reader, "Consumer", made)
+    return made
+
+
+@pytest.fixture
+def replies(log: Log) -> KafkaReplies:
+    job = Job("00c0ffee00c0ffee", "acme", JobSpec("in", "out"), Fingerprint(1, "1"), 10, PARTITIONS)
+    return KafkaReplies(Settings(), default_codec(), job)
+
+
+@pytest.mark.parametrize(
+    ("offset", "position", "losses"),
+    [
+        (None, 200, 0),
+        (100, 100, 0),
+        (150, 150, 0),
+        (200, 200, 0),
+        (99, 100, 1),  # retention was faster
+        (201, 100, 1),  # the topic was made anew
+    ],
+)
+def test_a_job_begins_where_its_replies_can_be(
+    log: Log, replies: KafkaReplies, offset: int | None, position: int, losses: int
+) -> None:
+    replies.start(offset)
+    assert (replies.position, replies.losses, log.assigned) == (position, losses, [position])
+
+
+def test_what_is_removed_while_it_is_read_is_noticed_once_and_read_on_behind(log: Log, replies: KafkaReplies) -> None:
+    replies.start(150)
+    log.bounds = (180, 220)
+    log.failures = [Failure(KafkaError._AUTO_OFFSET_RESET)]
+    assert replies.read(0) == []
+    log.is_away = True
+    with pytest.raises(AwayError):
+        replies.read(0)
+    assert replies.losses == 0
+    log.is_away = False
+
+    for _ in range(3):
+        assert replies.read(0) == []
+
+    assert (replies.position, replies.losses, log.assigned) == (180, 1, [150, 180])
+
+
+def test_the_end_of_the_partition_is_a_place(log: Log, replies: KafkaReplies) -> None:
+    replies.start(150)
+    log.failures = [Failure(KafkaError._PARTITION_EOF, 200)]
+    assert replies.read(0) == []
+    assert replies.position == 200
+
+
+def test_ids_that_were_made_for_other_partitions_fail_the_job(log: Log, replies: KafkaReplies) -> None:
+    log.partitions = PARTITIONS + 1
+    with pytest.raises(JobFailedError, match="13 partitions"):
+        replies.start(None)

@@ -1,0 +1,250 @@
+"""Connections that hold on to the gateway: too many, too slow, too large, or taking nothing of what they are sent."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+from websockets.sync.client import connect
+
+from producers.gateway.edge.connections import Connections, address_of
+from producers.gateway.edge.limited_protocol import MOST_HEAD_BYTES, MOST_HEADERS
+from producers.gateway.edge.patience import Cut, Inflow, Outflow, Patience, Stage
+from tests.unit.edge_kit import cut, drip, edge, everything
+from tests.waiting import PATIENCE_S, eventually
+
+LONG = Patience(head_s=600.0, idle_s=600.0, span_s=600.0, look_s=0.02)
+HEAD = b"GET /nothing HTTP/1.1\r\nhost: gateway\r\n"
+CALL = HEAD + b"\r\n"
+POST = b"POST /read HTTP/1.1\r\nhost: gateway\r\n"
+UPGRADE = (
+    b"GET /socket HTTP/1.1\r\nhost: gateway\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+def short(**fields: float) -> Connections:
+    """Patient but for this."""
+    return Connections(100, 100, replace(LONG, **fields))  # type: ignore[arg-type]  # all are numbers
+
+
+@contextmanager
+def cut_once(why: Cut) -> Iterator[None]:
+    before = cut(why)
+    yield
+    eventually(lambda: cut(why) > before, what=f"a connection that is cut for {why}")
+
+
+# Pure
+
+
+def test_a_body_must_end_or_move_in_every_span() -> None:
+    flow = Inflow(Patience(span_s=30.0, bytes_per_s=1_000), 0.0)
+    flow.enter(Stage.BODY, 100.0)
+    flow.take(29_999)
+    assert flow.late(129.9, is_paused=False) is None
+    assert flow.late(130.0, is_paused=False) is Cut.SLOW_BODY
+    flow.take(1)
+    assert flow.late(130.0, is_paused=False) is None
+    # What came fast before is no credit.
+    flow.take(29_999)
+    assert flow.late(160.0, is_paused=False) is Cut.SLOW_BODY
+
+
+def test_a_body_that_is_not_read_on_is_not_late() -> None:
+    flow = Inflow(Patience(span_s=30.0), 0.0)
+    flow.enter(Stage.BODY, 0.0)
+    assert flow.late(1_000.0, is_paused=True) is None
+    assert flow.late(1_029.0, is_paused=False) is None
+    assert flow.late(1_030.0, is_paused=False) is Cut.SLOW_BODY
+
+
+@pytest.mark.parametrize(
+    ("stage", "after_s", "why"),
+    [
+        (Stage.HEAD, 10.0, Cut.SLOW_HEAD),
+        (Stage.LEFTOVER, 10.0, Cut.UNREAD_BODY),
+        (Stage.IDLE, 75.0, Cut.IDLE),
+        (Stage.NOTHING, 1e9, None),
+    ],
+)
+def test_each_stage_has_its_time(stage: Stage, after_s: float, why: Cut | None) -> None:
+    flow = Inflow(Patience(), 0.0)
+    flow.enter(stage, 5.0)
+    flow.take(1_000_000)
+    assert flow.late(5.0 + after_s - 0.1, is_paused=True) is None
+    assert flow.late(5.0 + after_s, is_paused=True) is why
+
+
+def test_what_is_written_must_be_taken() -> None:
+    flow = Outflow(Patience(span_s=30.0, bytes_per_s=1_000))
+    assert not flow.is_stuck(0.0, 100_000, 0)
+    assert not flow.is_stuck(1.0, 200_000, 100_000)
+    assert not flow.is_stuck(30.9, 200_000, 70_001)
+    assert flow.is_stuck(31.0, 200_000, 70_001)
+    # Enough of it, though as much is written meanwhile.
+    assert not flow.is_stuck(31.0, 230_000, 100_000)
+    assert not flow.is_stuck(60.9, 230_000, 100_000)
+    assert flow.is_stuck(61.0, 230_000, 100_000)
+
+
+def test_a_little_that_is_written_must_be_taken_whole() -> None:
+    flow = Outflow(Patience(span_s=30.0, bytes_per_s=1_000))
+    assert not flow.is_stuck(0.0, 100, 100)
+    assert not flow.is_stuck(30.0, 200, 100)
+    assert flow.is_stuck(60.0, 200, 1)
+    assert not flow.is_stuck(60.0, 200, 0)
+    assert not flow.is_stuck(1_000.0, 300, 100)
+
+
+def test_there_are_so_many_of_all_and_of_each() -> None:
+    connections = Connections(3, 2)
+    assert [connections.enter("a"), connections.enter("a")] == [None, None]
+    assert connections.enter("a") is Cut.TOO_MANY_OF_ADDRESS
+    assert connections.enter("b") is None
+    assert connections.enter("c") is Cut.TOO_MANY
+    connections.leave("a")
+    assert connections.enter("a") is None
+    assert len(connections) == 3
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        (("192.0.2.7", 1), "192.0.2.7"),
+        (("::ffff:192.0.2.7", 1, 0, 0), "192.0.2.7"),
+        (("2001:db8:1:2:3:4:5:6", 1, 0, 0), "2001:db8:1:2::"),
+        (("fe80::1%eth0", 1, 0, 2), "fe80::"),
+        (None, ""),
+        ("", ""),
+    ],
+)
+def test_an_address_is_what_one_caller_has(peer: object, address: str) -> None:
+    assert address_of(peer) == address
+
+
+# On a socket
+
+
+@pytest.mark.parametrize("connections", [Connections(2, 10, LONG), Connections(10, 2, LONG)], ids=["all", "address"])
+def test_one_too_many_is_sent_away(connections: Connections) -> None:
+    why = Cut.TOO_MANY if connections._most == 2 else Cut.TOO_MANY_OF_ADDRESS
+    with edge(connections) as served, ExitStack() as stack:
+        first = stack.enter_context(served.connected(CALL))
+        stack.enter_context(served.connected())
+        eventually(lambda: len(connections) == 2, what="two connections")
+        with cut_once(why), served.connected() as third:
+            assert everything(third).startswith(b"HTTP/1.1 503 ")
+        assert len(connections) == 2
+        first.close()
+        eventually(lambda: len(connections) == 1, what="the end of one")
+        with served.connected(CALL) as again:
+            assert again.recv(12) == b"HTTP/1.1 404"
+
+
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [
+        (b"a: b\r\n\r\n", b"404"),
+        (b"a: " + b"b" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n", b"431"),
+        (b"a: " + b"b" * 2 * MOST_HEAD_BYTES, b"431"),
+        (b"a: b\r\n" * (MOST_HEADERS + 1) + b"\r\n", b"431"),
+        (b"a b\r\n\r\n", b"400"),
+    ],
+    ids=["small", "large", "endless", "many", "nonsense"],
+)
+def test_a_head_has_bounds(rest: bytes, status: bytes) -> None:
+    with edge(short()) as served, served.connected(HEAD + rest) as peer:
+        assert peer.recv(12)[9:] == status
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /noth", HEAD], ids=["nothing", "a line", "headers"])
+def test_a_head_comes_in_its_time(begun: bytes) -> None:
+    with edge(short(head_s=0.2)) as served, cut_once(Cut.SLOW_HEAD), served.connected(begun) as peer:
+        drip(peer, b"" if not begun else b"a")
+
+
+def test_a_body_of_a_byte_at_a_time_is_not_waited_for() -> None:
+    begun = POST + b"content-length: 100000\r\n\r\n"
+    with edge(short(span_s=0.3)) as served, cut_once(Cut.SLOW_BODY), served.connected(begun) as peer:
+        drip(peer, b"x")
+        eventually(lambda: served.tasks == 0, what="the end of the call")
+
+
+def test_what_moves_no_body_is_not_waited_for() -> None:
+    """Extensions of chunks, which are no body, and a trailer that has no end."""
+    begun = POST + b"transfer-encoding: chunked\r\n\r\n"
+    with edge(short(span_s=0.3)) as served, cut_once(Cut.SLOW_BODY), served.connected(begun) as peer:
+        drip(peer, b"1;" + b"a" * 2_000 + b"\r\nx\r\n")
+    with edge(short()) as served, cut_once(Cut.HEAD_TOO_LARGE), served.connected(begun) as peer:
+        peer.sendall(b"0\r\na: ")
+        drip(peer, b"a" * 2_000)
+
+
+def test_a_body_that_nobody_reads_is_not_waited_for() -> None:
+    begun = b"POST /refused HTTP/1.1\r\nhost: gateway\r\ncontent-length: 100000000\r\n\r\n"
+    with edge(short(head_s=0.3)) as served, cut_once(Cut.UNREAD_BODY), served.connected(begun) as peer:
+        assert peer.recv(12) == b"HTTP/1.1 401"
+        drip(peer, b"x" * 1_000)
+
+
+@pytest.mark.parametrize("line", [b"", b"\r\n"], ids=["nothing", "blank lines"])
+def test_an_answered_connection_is_kept_for_a_while(line: bytes) -> None:
+    with edge(short(idle_s=0.3)) as served, cut_once(Cut.IDLE), served.connected(CALL) as peer:
+        assert peer.recv(12) == b"HTTP/1.1 404"
+        drip(peer, line)
+
+
+def test_calls_one_behind_the_other_are_answered() -> None:
+    calls = (
+        3 * CALL + POST + b"content-length: 5\r\n\r\nabcde" + POST + b"content-length: 2\r\nconnection: close\r\n\r\nab"
+    )
+    with edge(short()) as served, served.connected(calls) as peer:
+        said = everything(peer)
+    assert said.count(b"HTTP/1.1 404") == 3
+    assert said.count(b"HTTP/1.1 200") == 2
+    assert said.endswith(b'{"bytes":2}')
+
+
+@pytest.mark.parametrize("path", [b"/large", b"/endless"])
+def test_who_takes_nothing_of_an_answer_is_let_go(path: bytes) -> None:
+    connections = short(span_s=0.3)
+    call = b"GET " + path + b" HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n"
+    with edge(connections) as served, cut_once(Cut.UNTAKEN), served.connected(call) as peer:
+        assert peer.recv(12) == b"HTTP/1.1 200"
+        eventually(lambda: not len(connections) and served.tasks == 0, what="the end of the call")
+
+
+def test_who_takes_nothing_of_a_websocket_is_let_go() -> None:
+    connections = short(span_s=0.3)
+    with edge(connections) as served, cut_once(Cut.UNTAKEN), served.connected(UPGRADE + b"\r\n") as peer:
+        assert peer.recv(12) == b"HTTP/1.1 101"
+        # Masked with nothing: "tell", and pings, whose answers are not taken either.
+        peer.sendall(b"\x81\x84\x00\x00\x00\x00tell" + b"\x89\x80\x00\x00\x00\x00" * 1_000)
+        eventually(lambda: not len(connections) and served.tasks == 0, what="the end of the WebSocket")
+
+
+def test_a_websocket_is_a_connection_until_it_ends() -> None:
+    connections = short(head_s=0.1, idle_s=0.1, span_s=0.1)
+    with edge(connections) as served:
+        with connect(f"ws://127.0.0.1:{served.port}/socket", open_timeout=PATIENCE_S) as websocket:
+            assert len(connections) == 1
+            websocket.send("end")
+            assert list(websocket) == []
+        eventually(lambda: not len(connections), what="the end of the WebSocket")
+
+
+def test_a_websocket_that_cannot_be_is_refused() -> None:
+    """Its head is one for HTTP, and too large for a WebSocket."""
+    with edge(short()) as served, cut_once(Cut.MALFORMED), served.connected() as peer:
+        peer.sendall(UPGRADE + b"a: " + b"b" * 10_000 + b"\r\n\r\n")
+        assert everything(peer).startswith(b"HTTP/1.1 431 ")
+
+
+def test_no_websocket_begins_in_the_middle_of_an_answer() -> None:
+    with edge(short()) as served, cut_once(Cut.MALFORMED), served.connected() as peer:
+        peer.sendall(b"GET /endless HTTP/1.1\r\nhost: gateway\r\n\r\n")
+        assert peer.recv(12) == b"HTTP/1.1 200"
+        peer.sendall(UPGRADE + b"\r\n")
+        assert b"HTTP/1.1" not in everything(peer)
+        eventually(lambda: served.tasks == 0, what="the end of the call")

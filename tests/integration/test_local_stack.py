@@ -229,7 +229,7 @@ def test_external_parts_are_used_and_not_started(stack: LocalStack, tmp_path: Pa
     step = Step("step", ("-c", "import os; print(os.environ['REDIS_URL'])"), after=("kafka", "redis"))
     with LocalStack(data_dir=tmp_path, setup=(step,), environ=environ) as other:
         assert [view.name for view in other.supervisor.processes()] == ["step"]
-        assert other.endpoints.service_env == environ
+        assert other.endpoints.service_env == environ | {"FILES_URL": str(tmp_path / "files")}
         assert (tmp_path / "logs" / "step.log").read_text().strip() == stack.endpoints.redis_url
         external = {part.name for part in read_status(other.data_dir).parts if part.state == "external"}
         assert external == {"kafka", "postgres", "redis"}

@@ -149,9 +149,9 @@ class JobRunner:
         open_parts: ExitStack,
         on_progress: OnProgress,
     ) -> Runner:
-        """Raises AwayError and JobFailedError."""
+        """Raises JobFailedError."""
         partition = RowIds(job.job_id, job.partitions).partition
-        source = _in_time(job, lambda: source_of(blob_of(job.spec.input, job.spec.endpoint), job.fingerprint, job.spec))
+        source = source_of(blob_of(job.spec.input, job.spec.endpoint), job.fingerprint, job.spec)
         open_parts.callback(source.close)
         publisher = KafkaPublisher(self._settings, self._codec, job.tenant, job.job_id, partition, _end_if_hung)
         open_parts.callback(publisher.close)

@@ -2,7 +2,8 @@
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ _FILE_COLUMNS = "file_id, tenant, purpose, filename, size_bytes, created_at_ms, 
 _ADD_FILE = f"INSERT INTO files ({_FILE_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s)"  # noqa: S608 - our own names
 _FOUND = f"purpose <> '{_COMING}' AND (expires_at_ms IS NULL OR expires_at_ms > %(now_ms)s)"
 _FILE = f"SELECT {_FILE_COLUMNS} FROM files WHERE file_id = %(file_id)s AND {_FOUND}"  # noqa: S608 - our own names
+_HOLD_FILE = f"{_FILE} FOR SHARE"
 _FILES = f"""
 SELECT {_FILE_COLUMNS} FROM files
 WHERE {_FOUND} AND size_bytes IS NOT NULL AND (%(purpose)s::text IS NULL OR purpose = %(purpose)s)
@@ -39,21 +41,31 @@ WHERE tenant = %s AND purpose IN ('{INPUT_PURPOSE}', '{_COMING}')
 _SETTLE_UPLOAD = f"""
 UPDATE files SET purpose = '{INPUT_PURPOSE}', expires_at_ms = %s WHERE file_id = %s AND purpose = '{_COMING}'
 """  # noqa: S608 - our own names
-_IN_USE = """
+_OF_BATCHES = """
 SELECT unnest(ARRAY[input_file_id, output_file_id, error_file_id]) FROM batches JOIN backfill_jobs USING (job_id)
-WHERE status NOT IN ('completed', 'expired', 'cancelled', 'failed')
 """
+_GO_ON = "status NOT IN ('completed', 'expired', 'cancelled', 'failed')"
+# What failed can be resumed, for a time.
+_MAY_GO_ON = f"({_GO_ON} OR status = 'failed' AND ended_at_ms > %(failed_until_ms)s)"
 _DATE = f"""
 UPDATE files SET expires_at_ms = %s WHERE file_id IN (
-    SELECT file_id FROM files WHERE expires_at_ms IS NULL AND file_id NOT IN ({_IN_USE}) LIMIT %s
+    SELECT file_id FROM files WHERE expires_at_ms IS NULL AND file_id NOT IN ({_OF_BATCHES} WHERE {_GO_ON}) LIMIT %s
 )
 """  # noqa: S608 - our own names
 _EXPIRED = f"""
 SELECT {_FILE_COLUMNS} FROM files
 WHERE expires_at_ms <= %(now_ms)s AND (expires_at_ms, file_id) > (%(behind_ms)s, %(behind_id)s)
-    AND file_id NOT IN ({_IN_USE})
+    AND file_id NOT IN ({_OF_BATCHES} WHERE {_MAY_GO_ON})
 ORDER BY expires_at_ms, file_id LIMIT %(limit)s
 """  # noqa: S608 - our own names
+_LOCK_FILE = "SELECT 1 FROM files WHERE file_id = %s FOR UPDATE"
+_REMOVE_EXPIRED = f"""
+DELETE FROM files WHERE file_id = %(file_id)s AND expires_at_ms <= %(now_ms)s AND NOT EXISTS (
+    SELECT 1 FROM batches JOIN backfill_jobs USING (job_id)
+    WHERE file_id IN (input_file_id, output_file_id, error_file_id) AND {_MAY_GO_ON}
+)
+"""  # noqa: S608 - our own names
+_WRITER = "SELECT job_id FROM batches WHERE %s IN (output_file_id, error_file_id)"
 _ADD_BATCH = """
 INSERT INTO batches (batch_id, tenant, job_id, input_file_id, output_file_id, error_file_id, metadata, created_at_ms)
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
@@ -158,12 +170,28 @@ class BatchStore:
         with self._database.transaction() as connection:
             connection.execute(_DATE.encode(), (expires_at_ms, limit))
 
-    def expired_files(self, now_ms: int, limit: int, behind: StoredFile | None) -> list[StoredFile]:
-        """Files that nobody finds any more, the longest expired first, after this one; none that a batch which goes on
-        reads or writes."""
+    def expired_files(
+        self, now_ms: int, failed_until_ms: int, limit: int, behind: StoredFile | None
+    ) -> list[StoredFile]:
+        """Files that nobody finds any more, the longest expired first, after this one; none of a batch which goes on,
+        or failed later than ``failed_until_ms`` and may be gone on with."""
         behind_ms, behind_id = (-1, "") if behind is None else (behind.expires_at_ms, behind.file_id)
         values = {"now_ms": now_ms, "limit": limit, "behind_ms": behind_ms, "behind_id": behind_id}
-        return [StoredFile(**row) for row in self._rows(_EXPIRED, values)]
+        return [StoredFile(**row) for row in self._rows(_EXPIRED, {**values, "failed_until_ms": failed_until_ms})]
+
+    @contextmanager
+    def expiring(self, file_id: str, now_ms: int, failed_until_ms: int) -> Iterator[bool]:
+        """Whether the file is still one of those; it is nobody's any more when the block ends, unless that raises."""
+        values = {"file_id": file_id, "now_ms": now_ms, "failed_until_ms": failed_until_ms}
+        with self._database.transaction() as connection:
+            # First, so that what is looked at next is from after whoever had it locked.
+            connection.execute(_LOCK_FILE, (file_id,))
+            yield connection.execute(_REMOVE_EXPIRED.encode(), values).rowcount == 1
+
+    def writer(self, file_id: str) -> str | None:
+        """The job that writes this file, if any does."""
+        rows = self._rows(_WRITER, (file_id,))
+        return str(rows[0]["job_id"]) if rows else None
 
     def settle_file(self, file_id: str, size_bytes: int) -> None:
         """A job has written this file."""
@@ -175,10 +203,14 @@ class BatchStore:
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM files WHERE file_id = %s", (file_id,))
 
-    def add_batch(self, batch: Batch) -> None:
-        """Queue the job of a batch; its outputs are files that are not there yet."""
+    def add_batch(self, batch: Batch) -> bool:
+        """Queue the job of a batch; its outputs are files that are not there yet. False: neither is its input."""
         job = batch.job
         with self._database.transaction() as connection:
+            # Nobody removes it until the batch is there.
+            values = {"file_id": batch.input_file_id, "now_ms": job.created_at_ms}
+            if connection.execute(_HOLD_FILE.encode(), values).fetchone() is None:
+                return False
             connection.execute(INSERT, inserted(job, 0.0))
             for file_id, what in ((batch.output_file_id, "output"), (batch.error_file_id, "errors")):
                 name = f"{batch.batch_id}_{what}.jsonl"
@@ -189,6 +221,7 @@ class BatchStore:
             connection.execute(
                 _ADD_BATCH, (batch.batch_id, job.tenant, job.job_id, *files, metadata, job.created_at_ms)
             )
+            return True
 
     def batch(self, batch_id: str) -> Batch | None:
         """The batch, if it is there to be seen."""

@@ -2,8 +2,9 @@
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import islice
-from typing import Any
+from typing import IO, Any
 
 from producers.backfill.files import BLOCK_BYTES, Blob
 from producers.backfill.job import Fingerprint, Format, JobSpec, Position
@@ -97,42 +98,51 @@ class LineSource:
 
 
 class ParquetSource:
-    """Parquet, by row groups. See :class:`producers.backfill.seams.Source`."""
+    """Parquet, by row groups. See :class:`producers.backfill.seams.Source`.
+
+    It is opened when it is first read: a job that has nothing left to read ends though its input is gone.
+    """
 
     def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
+        self._blob = blob
+        self._fingerprint = fingerprint
+        self._spec = spec
+        self._handle: IO[bytes] | None = None
+        self._file: Any = None
+        self._fields: dict[str, str] = {}
+        self._rows: Iterator[tuple[RowContent, Position]] = iter(())
+        self._at: Position | None = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close(force=True)
+        if self._handle is not None:
+            self._handle.close()
+
+    def _open(self) -> None:
         """Raises NoSuchInputError when it is no Parquet, or has no column of those that are named."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self._blob = blob
-        self._fingerprint = fingerprint
-        self._spec = spec
-        self._handle = blob.open()
-        try:
-            self._file = pq.ParquetFile(self._handle, buffer_size=BLOCK_BYTES)
-        except (pa.ArrowException, OSError):
-            self._handle.close()
-            raise NoSuchInputError(f"{spec.input}: cannot be read as Parquet") from None
-        names = self._file.schema_arrow.names
-        taken = zip(names, fields_of_columns(names, spec), strict=True)
-        self._fields = {name: field for name, field in taken if field is not None}
-        self._rows: Iterator[tuple[RowContent, Position]] = iter(())
-        self._at: Position | None = None
-
-    @property
-    def total_rows(self) -> int:
-        """As the file itself says."""
-        return int(self._file.metadata.num_rows)
-
-    def close(self) -> None:
-        self._file.close(force=True)
-        self._handle.close()
+        with ExitStack() as opened:
+            handle = opened.enter_context(self._blob.open())
+            try:
+                file = pq.ParquetFile(handle, buffer_size=BLOCK_BYTES)
+            except (pa.ArrowException, OSError):
+                raise NoSuchInputError(f"{self._spec.input}: cannot be read as Parquet") from None
+            names = file.schema_arrow.names
+            taken = zip(names, fields_of_columns(names, self._spec), strict=True)
+            self._fields = {name: field for name, field in taken if field is not None}
+            self._handle, self._file = handle, file
+            opened.pop_all()
 
     def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
         import pyarrow as pa
 
         if self._blob.fingerprint() != self._fingerprint:
             raise InputChangedError(f"{self._spec.input} has changed since the job was submitted")
+        if self._file is None:
+            self._open()
         if self._at != begin:
             self._rows = self._rows_from(begin)
         self._at = None
@@ -191,7 +201,7 @@ def fields_of_columns(names: list[str], spec: JobSpec) -> list[str | None]:
 
 
 def source_of(blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> Source:
-    """The rows of an input. Raises AwayError, JobFailedError."""
+    """The rows of an input; nothing is opened before they are read."""
     made: Callable[[Blob, Fingerprint, JobSpec], Source] = (
         ParquetSource if spec.input_format is Format.PARQUET else LineSource
     )

@@ -53,6 +53,12 @@ WHERE job_id = found AND status NOT IN ('completed', 'expired', 'cancelled')
     AND NOT (wanted = 'cancel' AND %(wanted)s <> 'cancel')
 RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
+# What it writes was to end a time after it had failed; now it goes on.
+_UNDATE = """
+UPDATE files SET expires_at_ms = NULL FROM batches JOIN backfill_jobs USING (job_id)
+WHERE job_id = %(job_id)s AND file_id IN (output_file_id, error_file_id) AND expires_at_ms IS NOT NULL
+    AND status NOT IN ('completed', 'expired', 'cancelled', 'failed')
+"""
 _RUNNABLE = "wanted <> 'pause' AND status NOT IN ('completed', 'expired', 'cancelled', 'failed', 'paused')"
 _TAKE = f"""
 UPDATE backfill_jobs SET
@@ -120,7 +126,11 @@ class JobStore:
         """Say what is wanted of a job. None, and nothing changed, if it has ended, is being cancelled, or is not
         there."""
         values = {"job_id": job_id, "wanted": wanted.value, "max_cost": max_cost_tokens, "now_ms": now_ms}
-        rows = self._rows(_STEER, values)
+        with self._database.transaction() as connection:
+            with connection.cursor(row_factory=dict_row) as cursor:
+                rows = cursor.execute(_STEER.encode(), values).fetchall()
+            if rows:
+                connection.execute(_UNDATE, values)
         return job_of(rows[0]) if rows else None
 
     def take(self, job_id: str, runner: str, lease_s: float, now_ms: int) -> tuple[Job, float] | None:

@@ -46,7 +46,7 @@ class Turns:
 def next_turns(
     waiting: Iterable[WaitingJob],
     running: Sequence[RunningJob],
-    last_turn_s: Mapping[str, float],
+    last_turn: Mapping[str, int],
     *,
     max_jobs: int,
     now_s: float,
@@ -54,7 +54,8 @@ def next_turns(
 ) -> Turns:
     """Share the slots.
 
-    ``last_turn_s``: when a job of a tenant was last started here; a tenant that is not in it never had a turn.
+    ``last_turn``: the number of the last job of a tenant that was started here, in the order in which they were: a time
+    would not tell those apart that began together. A tenant that is not in it never had a turn.
     """
     lines = _lines(waiting)
     stays = [job for job in running if not job.gives_way]
@@ -62,18 +63,20 @@ def next_turns(
     # What a job still holds that gives way is promised to the first in line, and is not asked for twice.
     promised: list[WaitingJob] = []
     while lines and len(promised) < max_jobs - len(stays):
-        promised.append(_take_first(lines, held, last_turn_s))
+        promised.append(_take_first(lines, held, last_turn))
     start = tuple(promised[: max(0, max_jobs - len(running))])
     give_way: list[str] = []
     while lines:
-        tenant = _first(lines, held, last_turn_s)
+        tenant = _first(lines, held, last_turn)
         leaver = _leaver(stays, held, held[tenant], now_s - turn_s)
         if leaver is None:
             break
         stays.remove(leaver)
         held[leaver.tenant] -= 1
         give_way.append(leaver.job_id)
-        _take_first(lines, held, last_turn_s)
+        _take_first(lines, held, last_turn)
+        # Who has just lost a slot does not take another's for it in the same round.
+        lines.pop(leaver.tenant, None)
     return Turns(start, tuple(give_way))
 
 
@@ -85,20 +88,18 @@ def _lines(waiting: Iterable[WaitingJob]) -> dict[str, deque[WaitingJob]]:
     return lines
 
 
-def _first(lines: Mapping[str, deque[WaitingJob]], held: Counter[str], last_turn_s: Mapping[str, float]) -> str:
+def _first(lines: Mapping[str, deque[WaitingJob]], held: Counter[str], last_turn: Mapping[str, int]) -> str:
     """The tenant that is to have the next slot."""
 
-    def place(tenant: str) -> tuple[int, float, int, str]:
+    def place(tenant: str) -> tuple[int, int, int, str]:
         oldest = lines[tenant][0]
-        return held[tenant], last_turn_s.get(tenant, float("-inf")), oldest.created_at_ms, oldest.job_id
+        return held[tenant], last_turn.get(tenant, -1), oldest.created_at_ms, oldest.job_id
 
     return min(lines, key=place)
 
 
-def _take_first(
-    lines: dict[str, deque[WaitingJob]], held: Counter[str], last_turn_s: Mapping[str, float]
-) -> WaitingJob:
-    tenant = _first(lines, held, last_turn_s)
+def _take_first(lines: dict[str, deque[WaitingJob]], held: Counter[str], last_turn: Mapping[str, int]) -> WaitingJob:
+    tenant = _first(lines, held, last_turn)
     job = lines[tenant].popleft()
     if not lines[tenant]:
         del lines[tenant]

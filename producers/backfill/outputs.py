@@ -71,7 +71,12 @@ class FileParts:
         return blob_of(f"{self._folder(url)}/{name}", self._spec.endpoint)
 
     def _folder(self, url: str) -> str:
-        return f"{url}.parts-{self._job_id}"
+        return parts_folder(url, self._job_id)
+
+
+def parts_folder(url: str, job_id: str) -> str:
+    """Where the parts of an output stand until they are joined."""
+    return f"{url}.parts-{job_id}"
 
 
 def check_places(spec: JobSpec) -> None:

@@ -107,7 +107,8 @@ class Runner:
         self._losses = 0
         self._doubtful: tuple[int, ...] = ()  # chunks of which replies may be lost
         self._doubt_ends = 0
-        self._came_on = False  # beyond what it reads again of what the runner before it had read
+        self._came_on = False
+        self._read_again_to = 0  # up to there stand replies that the runner before it may have read
 
     def run(self) -> Status:
         """Where the job stands when this returns; PAUSED also when it is left for another runner to go on with.
@@ -145,6 +146,7 @@ class Runner:
         plans = self._patiently(self._log.open_chunks)
         begin = min((plan.reply_offset for plan in plans), default=None)
         self._patiently(lambda: self._replies.start(begin))
+        self._read_again_to = self._patiently(self._replies.end)
         for plan in plans:
             rows = self._rows_of(plan)
             self._ledger.open(plan, rows)
@@ -161,10 +163,9 @@ class Runner:
             self._open_next(rows)
         wait_s = 0.0 if self._rows_to_open() else _READ_S
         now_ms = self._clock()
-        found = self._patiently(lambda: self._replies.read(wait_s))
-        for reply in found:
+        for reply in self._patiently(lambda: self._replies.read(wait_s)):
             self._ledger.take(reply, now_ms)
-        self._came_on |= not found
+        self._came_on |= self._replies.position >= self._read_again_to
         self._doubt_if_lost(now_ms)
         if self._may_send:
             self._send_again()

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from time import monotonic
 from typing import Protocol
 
@@ -106,7 +107,8 @@ class JobService:
         self._leave_s = leave_s
         self._clock = clock
         self._runs: dict[str, _Run] = {}
-        self._last_turn_s: dict[str, float] = {}
+        self._turns = count()
+        self._last_turn: dict[str, int] = {}
         self._held_back: dict[str, _HeldBack] = {}
         self._look_at_s = self._count_at_s = float("-inf")
         self._failure: KafkaException | None = None
@@ -169,9 +171,7 @@ class JobService:
             RunningJob(run.job.job_id, run.job.tenant, run.started_at_s, run.give_way.is_set())
             for run in self._runs.values()
         ]
-        turns = next_turns(
-            waiting, running, self._last_turn_s, max_jobs=self._max_jobs, now_s=now_s, turn_s=self._turn_s
-        )
+        turns = next_turns(waiting, running, self._last_turn, max_jobs=self._max_jobs, now_s=now_s, turn_s=self._turn_s)
         for job_id in turns.give_way:
             log.info("job_gives_way", job_id=job_id)
             self._runs[job_id].give_way.set()
@@ -180,7 +180,7 @@ class JobService:
 
     def _start(self, job: WaitingJob, now_s: float) -> None:
         run = self._runs[job.job_id] = _Run(job, now_s)
-        self._last_turn_s[job.tenant] = now_s
+        self._last_turn[job.tenant] = next(self._turns)
         # A daemon: what hangs must not keep a process from ending. Its lease ends by itself.
         run.thread = threading.Thread(target=self._work, args=(run,), name=f"job-{job.job_id}", daemon=True)
         run.thread.start()

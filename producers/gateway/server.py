@@ -1,6 +1,9 @@
 """Serves an application until SIGTERM, and then until its calls are answered."""
 
 import resource
+import socket
+import threading
+from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
 from typing import Protocol
@@ -21,6 +24,8 @@ _ANSWERS_S = 2.0
 """For the answers to those who are not waited for any longer."""
 _GRACE_S = 2
 _EXIT_MARGIN_S = 6.0
+_FORCED_S = 5.0
+"""For an end that does not wait for anything."""
 _MOST_WORD_BYTES = 4_096
 """Of a message that comes over a WebSocket: nobody reads it."""
 _DESCRIPTORS_BESIDES = 512
@@ -44,28 +49,50 @@ class Served(Protocol):
 class GatewayServer(uvicorn.Server):
     """After the first signal calls go on, new ones are refused with 503, and it ends when none is left. Those that are
     left after ``drain_timeout_s``, or when the gateway cannot go on, are answered that their requests do. A second
-    signal ends it at once."""
+    signal ends it at once. The process ends also if the event loop heeds neither, or has not come so far."""
 
     def __init__(self, config: uvicorn.Config, gateway: Served, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._drain_timeout_s = drain_timeout_s
         self._signals = 0
+        self._seen: SimpleQueue[bool] = SimpleQueue()
+        """True for each signal; False: no more are waited for."""
         self._ends_at: float | None = None
         self._exits_at: float | None = None
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        watch = threading.Thread(target=self._end_in_time, name="signals", daemon=True)
+        watch.start()
+        try:
+            super().run(sockets)
+        finally:
+            self._seen.put(False)
+            watch.join()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the base class's signature
         # Not noted as the base class does: it would raise the signal again in the end, and the status would not be 0.
         # A handler runs in the middle of whatever the thread was doing, which may hold any lock: it sets flags alone.
         self._signals += 1
+        # Which may interrupt itself, and waits for nothing.
+        self._seen.put(True)
         if self._signals > 1:
             self.should_exit = self.force_exit = True
+
+    def _end_in_time(self) -> None:
+        signals = 0
+        while self._seen.get():
+            signals += 1
+            if signals == 1:
+                # Before it has started, nobody is to be answered.
+                exit_after((self._drain_timeout_s if self.started else 0.0) + _EXIT_MARGIN_S)
+            elif signals == 2:
+                exit_after(_FORCED_S)
 
     async def on_tick(self, counter: int) -> bool:
         now = monotonic()
         if self._signals and self._ends_at is None:
             self._ends_at = now + self._drain_timeout_s
-            exit_after(self._drain_timeout_s + _EXIT_MARGIN_S)
             self._gateway.drain()
         if self._ends_at is None and self._gateway.failure is not None:
             self._ends_at = now

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import openai
 import pytest
@@ -19,9 +20,11 @@ from fairlane.api_keys.roles import Role
 from fairlane.database import upgrade
 from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.settings import Settings
-from producers.backfill.batches import BatchStore, StoredFile
+from producers.backfill.batches import Batch, BatchStore, StoredFile
 from producers.backfill.files import LocalFile
-from producers.backfill.job import Status
+from producers.backfill.job import Status, Wanted
+from producers.backfill.job_store import JobStore
+from producers.backfill.outputs import FileParts
 from producers.backfill.seams import JobFailedError
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.principal import Identity
@@ -75,7 +78,18 @@ class Bench:
     def end_jobs(self, status: Status) -> None:
         with connect(self.dsn, "test") as connection:
             act_for(connection, ALL_TENANTS)
-            connection.execute("UPDATE backfill_jobs SET status = %s", (status.value,))
+            connection.execute("UPDATE backfill_jobs SET status = %s, ended_at_ms = %s", (status.value, self.now_ms))
+
+    def made(self, batch_id: str) -> Batch:
+        """What is known of a batch."""
+        with closing(BatchStore(self.dsn, "acme")) as store:
+            made = store.batch(batch_id)
+        assert made is not None
+        return made
+
+    def resume(self, batch_id: str) -> None:
+        with closing(JobStore(self.dsn)) as jobs:
+            assert jobs.steer(self.made(batch_id).job.job_id, Wanted.RUN, self.now_ms) is not None
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +110,10 @@ def bench(tables: PostgresServer, tmp_path: Path) -> Bench:
 
 def upload(client: OpenAI, content: bytes = b"{}") -> str:
     return client.files.create(file=(NAME, content), purpose="batch").id
+
+
+def start(client: OpenAI, file_id: str) -> str:
+    return client.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h").id
 
 
 def test_a_tenant_keeps_so_many_files_and_so_many_bytes(bench: Bench) -> None:
@@ -164,21 +182,85 @@ def test_what_a_batch_reads_and_writes_is_kept_while_it_goes_on_and_for_a_time_a
 ) -> None:
     with bench.client() as client:
         file = upload(client)
-        batch = client.batches.create(input_file_id=file, endpoint="/v1/embeddings", completion_window="24h")
-        store = BatchStore(bench.dsn, "acme")
-        made = store.batch(batch.id)
-        store.close()
-        assert made is not None
+        made = bench.made(start(client, file))
         LocalFile(bench.folder / "acme" / made.output_file_id).write([b"answers"])
         assert client.files.retrieve(made.output_file_id).expires_at is None
         assert bench.pass_days(31) == 0, "it goes on"
         assert bench.stored() == {file, made.output_file_id}
         bench.end_jobs(status)
-        assert bench.pass_days(0) == 1, "the input has expired"
+        input_is_kept = status is Status.FAILED
+        assert bench.pass_days(0) == 1 - input_is_kept, "the input has expired; what failed can be resumed"
         assert client.files.retrieve(made.output_file_id).expires_at == bench.now_ms // 1_000 + 30 * DAY_S
         assert client.files.content(made.output_file_id).read() == b"answers"
-        assert bench.pass_days(30) == 2, "the output, and an error file that was never written"
+        assert bench.pass_days(30) == 2 + input_is_kept, "the output, and an error file that was never written"
         assert bench.stored() == set()
+
+
+def test_a_failed_batch_that_is_resumed_keeps_its_files_as_any_other(bench: Bench) -> None:
+    with bench.client() as client:
+        batch_id = start(client, upload(client))
+    bench.end_jobs(Status.FAILED)
+    assert bench.pass_days(29) == 0
+    bench.resume(batch_id)
+    assert bench.pass_days(31) == 0
+    bench.end_jobs(Status.COMPLETED)
+    assert bench.pass_days(0) == 1, "the input"
+    assert bench.pass_days(29) == 0
+    assert bench.pass_days(1) == 2
+
+
+def test_the_parts_of_a_batch_that_failed_go_with_its_output(bench: Bench) -> None:
+    with bench.client() as client:
+        made = bench.made(start(client, upload(client)))
+    parts = FileParts(made.job)
+    parts.write(0, [])
+    assert len(bench.stored()) == 2, "the input, and a part of the answers and the errors that has the same name"
+    bench.end_jobs(Status.FAILED)
+    bench.pass_days(0)
+    assert bench.pass_days(30) == 3
+    assert not bench.stored()
+    assert not any((bench.folder / "acme").iterdir())
+
+
+def test_what_is_used_again_after_the_sweep_saw_it_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench.client() as client:
+        file = upload(client)
+        batch_id = start(client, file)
+    made = bench.made(batch_id)
+    bench.end_jobs(Status.FAILED)
+    bench.pass_days(0)
+    coming = StoredFile("file-" + "0" * 24, "acme", "batch", NAME, 9, bench.now_ms, bench.now_ms + 10**12)
+    with closing(BatchStore(bench.dsn, "acme")) as store:
+        store.reserve_file(coming, bench.now_ms + 1, 3, 100)
+    seen = BatchStore.expired_files
+
+    def used_again(self: BatchStore, *args: Any) -> list[StoredFile]:
+        page = seen(self, *args)
+        if page:
+            assert {one.file_id for one in page} == {file, coming.file_id, made.output_file_id, made.error_file_id}
+            bench.resume(batch_id)
+            with closing(BatchStore(bench.dsn, "acme")) as store:
+                assert store.settle_upload(coming)
+        return page
+
+    monkeypatch.setattr(BatchStore, "expired_files", used_again)
+    assert bench.pass_days(30) == 0
+    assert bench.stored() == {file}
+
+
+def test_a_batch_is_not_made_of_a_file_that_has_gone_meanwhile(bench: Bench) -> None:
+    def partitions() -> int:
+        assert bench.pass_days(30) == 1
+        return 4
+
+    with bench.client() as client:
+        file = upload(client)
+        bench.deps = replace(bench.deps, reply_partitions=partitions)
+    with bench.client() as client:
+        with pytest.raises(openai.NotFoundError) as refused:
+            start(client, file)
+        assert refused.value.param == "input_file_id"
+        assert not list(client.batches.list())
 
 
 def test_an_upload_that_is_never_written_gives_its_place_back(bench: Bench) -> None:

@@ -32,6 +32,12 @@ def application() -> FastAPI:
     async def refused() -> Response:
         return Response(status_code=401)
 
+    @app.get("/waits")
+    async def waits(request: Request) -> Response:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        return Response()
+
     @app.get("/large")
     async def large() -> Response:
         return Response(b"x" * LARGE_BYTES)

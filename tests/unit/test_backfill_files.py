@@ -106,6 +106,23 @@ def test_rows_are_the_same_from_wherever_they_are_read(
 
 
 @pytest.mark.parametrize("format_", list(Format))
+def test_an_input_that_is_gone_stops_nobody_who_need_not_read_it(
+    place: tuple[str, str | None], format_: Format, tmp_path: Path
+) -> None:
+    folder, endpoint = place
+    url = f"{folder}/in.{format_}"
+    spec = write_input(url, endpoint, format_, tmp_path)
+    fingerprint = blob_of(url, endpoint).fingerprint()
+    blob_of(url, endpoint).delete()
+
+    source = source_of(blob_of(url, endpoint), fingerprint, spec)
+
+    with pytest.raises(NoSuchInputError):
+        source.read(Position(), 1, 1)
+    source.close()
+
+
+@pytest.mark.parametrize("format_", list(Format))
 def test_an_input_that_changed_is_not_read_on(place: tuple[str, str | None], format_: Format, tmp_path: Path) -> None:
     folder, endpoint = place
     url = f"{folder}/in.{format_}"

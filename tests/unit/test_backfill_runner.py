@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from confluent_kafka import KafkaException
@@ -31,6 +32,7 @@ from tests.unit.backfill_kit import (
     JobLogInMemory,
     KilledError,
     PartsInMemory,
+    RepliesInMemory,
     SourceInMemory,
     Trouble,
     World,
@@ -545,6 +547,27 @@ def test_a_job_that_gives_way_comes_on_with_every_turn() -> None:
 
     assert turns > 1
     assert_complete(world)
+
+
+def test_a_job_that_gives_way_first_takes_the_answers_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read may find none of them: the first one of a consumer, and one that only finds the replies of other jobs."""
+    world = world_of(good_rows(20), trouble=Trouble(frozenset({14})), chunk_rows=10, max_open_chunks=2)
+    world.answer = lambda _request: None
+    with pytest.raises(KilledError):
+        world.run()
+    world.unanswered.clear()
+    world.replies = [ok(request) for request in world.sent]
+    read, reads = RepliesInMemory.read, count()
+
+    def read_every_other_time(replies: RepliesInMemory, timeout_s: float) -> list[InferenceReply]:
+        return read(replies, timeout_s) if next(reads) % 2 else []
+
+    monkeypatch.setattr(RepliesInMemory, "read", read_every_other_time)
+    member = world.take()
+    member.gives_way = True
+    member.runner().run()
+
+    assert world.done
 
 
 @pytest.mark.parametrize("removed", [3, 20])

@@ -1,9 +1,11 @@
 """The service that runs jobs: several at a time, none held up by another, all of them left when it is to end."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from confluent_kafka import KafkaException
@@ -80,6 +82,9 @@ class Bench:
         finally:
             self.running.discard(job_id)
 
+    def has_begun(self, jobs: int) -> bool:
+        return len(self.begun) == jobs
+
     def step_until(self, reached: Callable[[], bool], what: str) -> None:
         def stepped() -> bool:
             self.now_s += 0.25
@@ -91,6 +96,10 @@ class Bench:
 
 def job(job_id: str, tenant: str, created_at_ms: int = 0) -> WaitingJob:
     return WaitingJob(job_id, tenant, created_at_ms)
+
+
+def job_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("job-")]
 
 
 @contextmanager
@@ -120,6 +129,18 @@ def test_a_job_gives_way_to_another_tenants_and_goes_on_later() -> None:
         bench.ended.set()
         bench.step_until(lambda: not bench.jobs.queued, "the end of all jobs")
         assert bench.begun.count("a2") == 2
+
+
+def test_jobs_that_began_together_have_had_their_turns_one_after_the_other() -> None:
+    with bench_of(*(job(f"{tenant}1", tenant, number) for number, tenant in enumerate("abcde"))) as bench:
+        for turn in range(1, 6):
+            bench.now_s += 60
+            bench.service.step()
+            eventually(partial(bench.has_begun, 2 * turn), what="the next two")
+            bench.now_s += 60
+            bench.service.step()
+            eventually(lambda: not job_threads(), what="that they gave way")
+        assert Counter(bench.begun) == {f"{tenant}1": 2 for tenant in "abcde"}
 
 
 @pytest.mark.parametrize("trouble", [AwayError("the storage"), JobFailedError("Postgres"), ValueError("secret")])

@@ -1,8 +1,11 @@
 """Which jobs run: tenants share the slots, whatever they have queued and however long their jobs are."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,8 +62,15 @@ def test_a_job_that_nobody_waits_behind_is_left_alone() -> None:
 
 
 def test_who_had_a_turn_longest_ago_comes_first() -> None:
-    found = next_turns(waiting_jobs("abc"), [], {"a": 5.0, "b": 3.0, "c": 4.0}, max_jobs=2, now_s=10.0)
+    found = next_turns(waiting_jobs("abc"), [], {"a": 5, "b": 3, "c": 4}, max_jobs=2, now_s=10.0)
     assert [job.tenant for job in found.start] == ["b", "c"]
+
+
+def test_who_has_just_lost_a_slot_takes_no_other_for_it_in_the_same_round() -> None:
+    waiting, running = waiting_jobs("aabc"), running_jobs("aabc")
+    found = next_turns(waiting, running, {"a": 3, "b": 1, "c": 2}, max_jobs=4, now_s=TURN_S + 4, turn_s=TURN_S)
+    # The first of a's, for b; and one of b's, for c. Not another one, for a.
+    assert found == Turns(give_way=("r000", "r002"))
 
 
 TENANTS = st.text("abcdefg", max_size=14)
@@ -115,7 +125,10 @@ class Cluster:
     created_s: dict[str, int]
     now_s: int = 0
     running: dict[str, RunningJob] = field(default_factory=dict)
-    last_turn_s: dict[str, float] = field(default_factory=dict)
+    turns: Iterator[int] = field(default_factory=count)
+    last_turn: dict[str, int] = field(default_factory=dict)
+    had_s: Counter[str] = field(default_factory=Counter)
+    """By tenant: the seconds that its jobs ran, together."""
     waited_s: Counter[str] = field(default_factory=Counter)
     """By tenant: how long it has had no slot though it has a job."""
     longest_s: int = 0
@@ -134,7 +147,7 @@ class Cluster:
         found = next_turns(
             waiting,
             list(self.running.values()),
-            self.last_turn_s,
+            self.last_turn,
             max_jobs=self.max_jobs,
             now_s=self.now_s,
             turn_s=TURN_S,
@@ -144,7 +157,8 @@ class Cluster:
             self.running[job_id] = RunningJob(job_id, job.tenant, job.started_at_s, gives_way=True)
         for one in found.start:
             self.running[one.job_id] = RunningJob(one.job_id, one.tenant, self.now_s)
-            self.last_turn_s[one.tenant] = self.now_s
+            self.last_turn[one.tenant] = next(self.turns)
+        self.had_s.update(job.tenant for job in self.running.values())
         served = {job.tenant for job in self.running.values()}
         for tenant in {self.tenants[job_id] for job_id in ready}:
             self.waited_s[tenant] = 0 if tenant in served else self.waited_s[tenant] + 1
@@ -173,3 +187,23 @@ def test_no_tenant_waits_longer_than_the_turns_of_the_others(jobs: list[tuple[st
     # Each of the others has one turn before it, so many at a time as there are slots; and a second to be left.
     rounds = -(-tenants // max_jobs)
     assert cluster.longest_s <= rounds * (TURN_S + 2)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "jobs_each", "max_jobs"), [(5, 1, 2), (5, 3, 2), (7, 1, 4), (3, 4, 4), (3, 4, 5), (5, 3, 4), (4, 9, 6)]
+)
+def test_tenants_that_always_wait_have_equal_shares(tenants: int, jobs_each: int, max_jobs: int) -> None:
+    """Though jobs that began together give way together."""
+    ids = [f"{number}-{tenant}" for number in range(jobs_each) for tenant in "abcdefg"[:tenants]]
+    cluster = Cluster(
+        max_jobs,
+        dict.fromkeys(ids, 100_000),
+        {job_id: job_id[-1] for job_id in ids},
+        dict.fromkeys(ids, 0),
+    )
+
+    for _ in range(7_200):
+        cluster.tick()
+
+    assert len(cluster.had_s) == tenants
+    assert max(cluster.had_s.values()) <= 1.05 * min(cluster.had_s.values())

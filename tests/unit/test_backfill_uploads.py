@@ -1,6 +1,6 @@
 """Uploads: no way to break the gateway, to leave a file behind, or to keep another tenant's from being answered."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -195,6 +195,28 @@ def test_what_cannot_be_stored_has_no_place_in_the_quota(http: TestClient, monke
 
     assert upload(http)[0] == 503
     assert (Kept.coming, Kept.files) == ({}, [])
+
+
+def test_what_may_have_been_stored_is_deleted_or_keeps_its_place_for_the_sweep(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = LocalFile.write
+
+    def away(*_: object) -> None:
+        raise AwayError("the storage is away")
+
+    def write_and_say_nothing(self: LocalFile, blocks: Iterable[bytes]) -> None:
+        write(self, blocks)
+        away()
+
+    monkeypatch.setattr(LocalFile, "write", write_and_say_nothing)
+    assert upload(http)[0] == 503
+    assert (Kept.coming, [path for path in tmp_path.rglob("*") if path.is_file()]) == ({}, [])
+
+    monkeypatch.setattr(LocalFile, "delete", away)
+    assert upload(http)[0] == 503
+    (kept,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert set(Kept.coming) == {kept.name}
 
 
 def test_the_calls_of_one_tenant_leave_threads_to_others(http: TestClient) -> None:

@@ -158,6 +158,21 @@ def test_a_topic_that_cannot_be_left_ends_nothing(bench: Bench) -> None:
     bench.run(test)
 
 
+def test_what_retention_ran_past_is_nothing_to_a_topic_that_was_left(bench: Bench) -> None:
+    async def test(reader: ChunkReader) -> None:
+        assert await reader.follow("globex")
+        reader.leave("acme")
+        reader._drop_idle(float("inf"))
+        await eventually_async(lambda: bench.kafka.assigned == ["chunks.globex"], what="the end of the topic")
+        bench.kafka.run_past()
+        bench.kafka.run_past()
+        # When the second is read, the first was dealt with.
+        await eventually_async(lambda: bench.kafka.read == 2, what="what retention left")
+        assert bench.kafka.seeks == []
+
+    bench.run(test)
+
+
 def test_what_is_no_chunk_is_passed_over(bench: Bench) -> None:
     async def test(_reader: ChunkReader) -> None:
         for value in (b"", b"\x00", b"\x00\xff\xff\xff\xff", b"rubbish"):

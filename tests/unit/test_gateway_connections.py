@@ -1,19 +1,23 @@
 """Connections that hold on to the gateway: too many, too slow, too large, or taking nothing of what they are sent."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
 from websockets.sync.client import connect
 
-from producers.gateway.edge.connections import Connections, address_of
+from producers.gateway.edge.connections import Connection, Connections, address_of
 from producers.gateway.edge.limited_protocol import MOST_HEAD_BYTES, MOST_HEADERS
 from producers.gateway.edge.patience import Cut, Inflow, Outflow, Patience, Stage
 from tests.unit.edge_kit import cut, drip, edge, everything
 from tests.waiting import PATIENCE_S, eventually
 
-LONG = Patience(head_s=600.0, idle_s=600.0, span_s=600.0, look_s=0.02)
+LONG = Patience(head_s=600.0, idle_s=600.0, span_s=600.0, taken_span_s=600.0, look_s=0.02)
 HEAD = b"GET /nothing HTTP/1.1\r\nhost: gateway\r\n"
 CALL = HEAD + b"\r\n"
 POST = b"POST /read HTTP/1.1\r\nhost: gateway\r\n"
@@ -51,12 +55,13 @@ def test_a_body_must_end_or_move_in_every_span() -> None:
     assert flow.late(160.0, is_paused=False) is Cut.SLOW_BODY
 
 
-def test_a_body_that_is_not_read_on_is_not_late() -> None:
-    flow = Inflow(Patience(span_s=30.0), 0.0)
-    flow.enter(Stage.BODY, 0.0)
+@pytest.mark.parametrize(("stage", "why"), [(Stage.HEAD, Cut.SLOW_HEAD), (Stage.BODY, Cut.SLOW_BODY)])
+def test_what_is_not_read_on_is_not_late(stage: Stage, why: Cut) -> None:
+    flow = Inflow(Patience(head_s=30.0, span_s=30.0), 0.0)
+    flow.enter(stage, 0.0)
     assert flow.late(1_000.0, is_paused=True) is None
     assert flow.late(1_029.0, is_paused=False) is None
-    assert flow.late(1_030.0, is_paused=False) is Cut.SLOW_BODY
+    assert flow.late(1_030.0, is_paused=False) is why
 
 
 @pytest.mark.parametrize(
@@ -72,12 +77,12 @@ def test_each_stage_has_its_time(stage: Stage, after_s: float, why: Cut | None) 
     flow = Inflow(Patience(), 0.0)
     flow.enter(stage, 5.0)
     flow.take(1_000_000)
-    assert flow.late(5.0 + after_s - 0.1, is_paused=True) is None
-    assert flow.late(5.0 + after_s, is_paused=True) is why
+    assert flow.late(5.0 + after_s - 0.1, is_paused=False) is None
+    assert flow.late(5.0 + after_s, is_paused=False) is why
 
 
 def test_what_is_written_must_be_taken() -> None:
-    flow = Outflow(Patience(span_s=30.0, bytes_per_s=1_000))
+    flow = Outflow(Patience(taken_span_s=30.0, bytes_per_s=1_000))
     assert not flow.is_stuck(0.0, 100_000, 0)
     assert not flow.is_stuck(1.0, 200_000, 100_000)
     assert not flow.is_stuck(30.9, 200_000, 70_001)
@@ -89,7 +94,7 @@ def test_what_is_written_must_be_taken() -> None:
 
 
 def test_a_little_that_is_written_must_be_taken_whole() -> None:
-    flow = Outflow(Patience(span_s=30.0, bytes_per_s=1_000))
+    flow = Outflow(Patience(taken_span_s=30.0, bytes_per_s=1_000))
     assert not flow.is_stuck(0.0, 100, 100)
     assert not flow.is_stuck(30.0, 200, 100)
     assert flow.is_stuck(60.0, 200, 1)
@@ -121,6 +126,76 @@ def test_there_are_so_many_of_all_and_of_each() -> None:
 )
 def test_an_address_is_what_one_caller_has(peer: object, address: str) -> None:
     assert address_of(peer) == address
+
+
+class Clock:
+    """An event loop of which only the time is used, and one look at a time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.look: Callable[[], None] = lambda: None
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, _delay_s: float, look: Callable[[], None]) -> None:
+        self.look = look
+
+
+class FullTransport(asyncio.Transport):
+    """Over a socket whose buffer is full of what the other side does not read, with as much again behind it.
+
+    Attributes:
+        buffered_bytes: that the socket did not take.
+        aborted: whether it was.
+    """
+
+    def __init__(self, mine: socket.socket) -> None:
+        super().__init__({"socket": mine})
+        mine.setblocking(False)
+        self._mine = mine
+        self.buffered_bytes = 0
+        self.aborted = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        taken_bytes = 0
+        with suppress(BlockingIOError):
+            while taken_bytes < len(data):
+                taken_bytes += self._mine.send(data[taken_bytes:])
+        self.buffered_bytes = len(data) - taken_bytes
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered_bytes
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what the other side has acknowledged")
+def test_who_reads_slowly_is_not_cut_while_the_socket_takes_nothing_more() -> None:
+    clock, connections = Clock(), Connections(1, 1, Patience(taken_span_s=100.0, bytes_per_s=1_000))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
+        peer.settimeout(PATIENCE_S)
+        mine, _ = server.accept()
+        with mine:
+            transport = FullTransport(mine)
+            connection = Connection(connections, transport, clock, lambda _now_s: None)  # type: ignore[arg-type]
+            connection.transport.write(b"x" * 32 * 1024 * 1024)
+            assert transport.buffered_bytes
+            clock.look()
+            untaken_bytes = connection.transport.untaken_bytes()
+            while connection.transport.untaken_bytes() > untaken_bytes - 100_000:
+                peer.recv(50_000)
+            clock.now_s = 100.0
+            clock.look()
+            assert not transport.aborted
+            # It reads no more.
+            clock.now_s = 200.0
+            clock.look()
+            assert transport.aborted
 
 
 # On a socket
@@ -208,7 +283,7 @@ def test_calls_one_behind_the_other_are_answered() -> None:
 
 @pytest.mark.parametrize("path", [b"/large", b"/endless"])
 def test_who_takes_nothing_of_an_answer_is_let_go(path: bytes) -> None:
-    connections = short(span_s=0.3)
+    connections = short(taken_span_s=0.3)
     call = b"GET " + path + b" HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n"
     with edge(connections) as served, cut_once(Cut.UNTAKEN), served.connected(call) as peer:
         assert peer.recv(12) == b"HTTP/1.1 200"
@@ -216,7 +291,7 @@ def test_who_takes_nothing_of_an_answer_is_let_go(path: bytes) -> None:
 
 
 def test_who_takes_nothing_of_a_websocket_is_let_go() -> None:
-    connections = short(span_s=0.3)
+    connections = short(taken_span_s=0.3)
     with edge(connections) as served, cut_once(Cut.UNTAKEN), served.connected(UPGRADE + b"\r\n") as peer:
         assert peer.recv(12) == b"HTTP/1.1 101"
         # Masked with nothing: "tell", and pings, whose answers are not taken either.
@@ -225,13 +300,25 @@ def test_who_takes_nothing_of_a_websocket_is_let_go() -> None:
 
 
 def test_a_websocket_is_a_connection_until_it_ends() -> None:
-    connections = short(head_s=0.1, idle_s=0.1, span_s=0.1)
+    connections = short(head_s=0.1, idle_s=0.1, span_s=0.1, taken_span_s=0.1)
     with edge(connections) as served:
         with connect(f"ws://127.0.0.1:{served.port}/socket", open_timeout=PATIENCE_S) as websocket:
             assert len(connections) == 1
             websocket.send("end")
             assert list(websocket) == []
         eventually(lambda: not len(connections), what="the end of the WebSocket")
+
+
+@pytest.mark.parametrize(("first", "then"), [(CALL, b""), (b"", CALL)], ids=["at once", "later"])
+def test_a_call_whose_caller_has_left_is_told_though_another_came_behind_it(
+    first: bytes, then: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with edge(short()) as served:
+        with served.connected(b"GET /waits HTTP/1.1\r\nhost: gateway\r\n\r\n" + first) as peer:
+            eventually(lambda: served.tasks == 1, what="the call")
+            peer.sendall(then)
+        eventually(lambda: served.tasks == 0, what="the end of the call")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_a_websocket_that_cannot_be_is_refused() -> None:

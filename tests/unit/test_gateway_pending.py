@@ -117,6 +117,17 @@ def test_text_that_nobody_takes_is_bounded_and_the_reply_has_it_all() -> None:
     assert first.text + rest.text == whole.text
 
 
+def test_text_that_is_left_out_shows_that_it_goes_on() -> None:
+    pending = Pending(1)
+    call = pending.open("acme", "id-1", 0, streamed=True)
+    pending.add("acme", CHUNK)
+    assert not call.still_comes()
+    for seq in (1, 2):
+        pending.add("acme", replace(CHUNK, seq=seq, text="x" * MOST_UNTAKEN_CHARS))
+        assert call.still_comes()
+        assert not call.still_comes(), "nothing came since"
+
+
 def test_a_lost_partition_concerns_the_calls_that_wait_there() -> None:
     pending = Pending(4)
     here, there = pending.open("acme", "id-1", 3), pending.open("acme", "id-2", 4)

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -188,6 +189,44 @@ def test_a_signal_handler_only_sets_flags() -> None:
     assert not server.force_exit
     server.handle_exit(signal.SIGTERM, None)
     assert server.force_exit
+
+
+class StuckServer(GatewayServer):
+    """Its event loop heeds nothing until it is let go; whether it had started before."""
+
+    def __init__(self, *, is_started: bool) -> None:
+        super().__init__(uvicorn.Config("nothing", log_config=None), Gateway(), 30.0)
+        self.started = is_started
+        self.is_running = threading.Event()
+        self.let_go = threading.Event()
+
+    async def serve(self, sockets: Any = None) -> None:
+        self.is_running.set()
+        self.let_go.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(("is_started", "first_s"), [(True, 36.0), (False, 6.0)])
+def test_a_process_ends_though_its_event_loop_heeds_no_signal(
+    is_started: bool, first_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[float] = []
+    monkeypatch.setattr(gateway_server, "exit_after", ends.append)
+    server = StuckServer(is_started=is_started)
+    thread = threading.Thread(target=server.run, name="gateway", daemon=True)
+    thread.start()
+    try:
+        assert server.is_running.wait(TIMEOUT_S)
+        server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: ends == [first_s], what="an end in time")
+        server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: ends == [first_s, 5.0], what="an end soon")
+        server.handle_exit(signal.SIGTERM, None)
+    finally:
+        server.let_go.set()
+        thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+    assert ends == [first_s, 5.0]
+    assert "signals" not in {each.name for each in threading.enumerate()}
 
 
 def test_who_only_listens_does_not_hold_up_the_end() -> None:

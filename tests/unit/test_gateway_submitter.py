@@ -28,7 +28,7 @@ from fairlane.schema_files import default_codec
 from producers.gateway.errors import GatewayError
 from producers.gateway.pipeline.caller import Caller, present
 from producers.gateway.pipeline.early_answer import LoadPicture, Registry
-from producers.gateway.pipeline.pending import Pending
+from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Call, Pending
 from producers.gateway.pipeline.refusals import TOO_MANY_CALLS, not_confirmed
 from producers.gateway.pipeline.submitter import LogSubmitter
 from tests.waiting import eventually_async
@@ -343,6 +343,31 @@ def test_text_comes_in_pieces_and_ends_with_the_reply() -> None:
         assert [first.text, *[delta.text async for delta in deltas]] == ["one ", "two"]
         waiting.forget()
         assert bench.chunks.streams == 0
+
+    bench.run(test)
+
+
+def test_a_stream_that_was_not_taken_in_time_is_waited_for_as_long_as_text_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    piece = "x" * MOST_UNTAKEN_CHARS
+
+    async def test(submitter: LogSubmitter) -> None:
+        asked = request(submitter, parameters=Parameters(stream=True))
+        still_comes = Call.still_comes
+
+        def then_settled(call: Call) -> bool:
+            came = still_comes(call)
+            submitter.replies([reply(asked.request_id, text=2 * piece)])
+            return came
+
+        monkeypatch.setattr(Call, "still_comes", then_settled)
+        waiting = await submitter.submit("acme", asked)
+        for seq in range(2):
+            submitter.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, seq, piece))])
+        assert [delta.text async for delta in waiting.deltas(0.01)] == [piece, piece]
+        waiting.forget()
 
     bench.run(test)
 

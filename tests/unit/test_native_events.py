@@ -10,12 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Scope
+from structlog.testing import capture_logs
+from uvicorn.protocols.utils import ClientDisconnected
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from fairlane.client.reassembly import TextDelta
 from fairlane.outcomes import Decision
 from fairlane.records import InferenceRequest, RequestInput
+from producers.gateway.edge.call_log import CallLog
 from producers.gateway.native.deps import EventPolicy
 from producers.gateway.native.event_routes import MOST_WORDS
 from producers.gateway.native.follow import EventName, follow
@@ -239,6 +243,32 @@ def test_a_socket_is_refused_before_it_is_open(
         pass
     assert caught.value.response.status_code == status
     assert "error" in json.loads(caught.value.response.body or b"{}")
+
+
+@pytest.mark.parametrize("key", [KEY, "nobody"], ids=["accepted", "refused"])
+def test_who_has_left_before_a_socket_is_open_is_no_error(bench: Bench, key: str) -> None:
+    bench.store.decide(decided(Decision.ACCEPTED, 1))
+    scope: Scope = {
+        "type": "websocket",
+        "path": f"/v1/requests/{ID}/events",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {key}".encode())],
+        "extensions": {"websocket.http.response": {}},
+    }
+    sent: list[str] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+        # As uvicorn says it.
+        raise ClientDisconnected
+
+    with capture_logs() as lines:
+        asyncio.run(CallLog(bench.app)(scope, receive, send))
+    assert sent == ["websocket.accept" if key == KEY else "websocket.http.response.start"]
+    assert [line["event"] for line in lines] == ["call"]
 
 
 def test_a_socket_is_for_listening(bench: Bench, url: str) -> None:

@@ -1,9 +1,14 @@
 """Connections that are open: how many there may be, and a look at each now and then."""
 
 import asyncio
+import os
+import socket
+import sys
 from collections import Counter
 from collections.abc import Callable
+from fcntl import ioctl
 from ipaddress import IPv6Address
+from termios import TIOCOUTQ
 from typing import Any
 
 from fairlane import metrics
@@ -11,6 +16,9 @@ from producers.gateway.edge.patience import Cut, Outflow, Patience
 
 _NETWORK_BITS = 64
 """One customer of a provider has so many bits of addresses to choose from (RFC 6177)."""
+
+_LEFT = (7, 8)
+"""CLOSE, CLOSE_WAIT."""
 
 Late = Callable[[float], Cut | None]
 
@@ -88,7 +96,7 @@ class Connection:
     def _look(self) -> None:
         now_s, transport = self._loop.time(), self.transport
         # Also while it is being closed: that waits for what is not taken.
-        if self._outflow.is_stuck(now_s, transport.written_bytes, transport.get_write_buffer_size()):
+        if self._outflow.is_stuck(now_s, transport.written_bytes, transport.untaken_bytes()):
             count(Cut.UNTAKEN)
             transport.abort()
             return
@@ -109,6 +117,19 @@ class CountedTransport(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self.written_bytes = 0
+
+    def untaken_bytes(self) -> int:
+        """Of that, what the other side's system has not taken; 0 if all is with this one's, whatever became of it."""
+        buffered_bytes = self._transport.get_write_buffer_size()
+        if not buffered_bytes:
+            return 0
+        # A socket takes more only when a third of its buffer, of megabytes, is free again: for a slow reader that is
+        # minutes, in which only this number moves.
+        return buffered_bytes + _queued_bytes(self._transport.get_extra_info("socket"))
+
+    def has_left(self) -> bool:
+        """Whether the other side has closed the connection, though nothing is read from it."""
+        return _state_of(self._transport.get_extra_info("socket")) in _LEFT
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written_bytes += len(data)
@@ -137,6 +158,30 @@ class CountedTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._transport.set_protocol(protocol)
+
+
+def _queued_bytes(pseudo: Any) -> int:
+    """Of a socket that this system has and the other side's has not acknowledged; 0 where that cannot be asked."""
+    if sys.platform != "linux" or pseudo is None:
+        return 0
+    try:
+        return int.from_bytes(ioctl(pseudo.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):
+        # It was closed.
+        return 0
+
+
+def _state_of(pseudo: Any) -> int | None:
+    """Of its connection, as in Linux's ``tcp_states.h``; None where that cannot be asked."""
+    if sys.platform != "linux" or pseudo is None:
+        return None
+    try:
+        # A descriptor of its own: what the event loop gives away may not be asked.
+        with socket.socket(fileno=os.dup(pseudo.fileno())) as own:
+            return own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    except (OSError, ValueError):
+        # It was closed.
+        return None
 
 
 def count(why: Cut) -> None:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, Final
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from producers.gateway.edge.connections import Connection, Connections, count
+from producers.gateway.edge.connections import Connection, Connections, CountedTransport, count
 from producers.gateway.edge.limited_websocket import LimitedWebSocket
 from producers.gateway.edge.patience import Cut, Inflow, Stage
 
@@ -54,11 +54,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._bare_bytes = 0
         """That came since anything was understood of them."""
         self._is_understood = False
+        self._running: RequestResponseCycle | None = None
+        """The call that is answered, which need not be the last that came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class has it
         self._inflow = Inflow(self._connections.patience, self.loop.time())
         self._connection = Connection(self._connections, transport, self.loop, self._late)
         super().connection_made(self._connection.transport)
+        self.transport: CountedTransport = self._connection.transport
         if self._connection.refused is not None:
             self.transport.write(_FULL)
             self.transport.close()
@@ -66,6 +69,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.lost()
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            # The base class tells only the last call that came.
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         self._is_understood = False
@@ -94,6 +101,10 @@ class LimitedProtocol(HttpToolsProtocol):
             raise HeadTooLargeError
         super().on_headers_complete()
         self._inflow.enter(Stage.BODY, self.loop.time())
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._is_understood = True
@@ -151,4 +162,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return self._head_bytes > MOST_HEAD_BYTES or len(self.headers or ()) > MOST_HEADERS
 
     def _late(self, now_s: float) -> Cut | None:
+        if self.flow.read_paused and self.transport.has_left():
+            # Who is not read from is not seen to leave: the call that is answered would never be told.
+            self.transport.close()
+            return None
         return self._inflow.late(now_s, is_paused=self.flow.read_paused)

@@ -29,7 +29,9 @@ class Patience:
             left for the rest of a body when the answer is sent.
         idle_s: from the end of an answer to the first byte of the next head.
         span_s: in each span of so many seconds, a body must end, or
-        bytes_per_s: come at this rate; what is written must be taken likewise.
+        bytes_per_s: come at this rate.
+        taken_span_s: in each span of so many seconds, what is written must be taken whole, or at that rate. Longer:
+            the other side's system takes it in steps, nothing while its buffer is full, then a good part of that.
         look_s: between two looks at a connection.
     """
 
@@ -37,12 +39,18 @@ class Patience:
     idle_s: float = 75.0
     span_s: float = 30.0
     bytes_per_s: int = 1_024
+    taken_span_s: float = 120.0
     look_s: float = 1.0
 
     @property
     def span_bytes(self) -> float:
-        """What must move in a span."""
+        """Of a body that must come in a span."""
         return self.span_s * self.bytes_per_s
+
+    @property
+    def taken_span_bytes(self) -> float:
+        """Of what is written that must be taken in a span."""
+        return self.taken_span_s * self.bytes_per_s
 
 
 class Stage(Enum):
@@ -81,10 +89,10 @@ class Inflow:
     def late(self, now_s: float, *, is_paused: bool) -> Cut | None:
         """Why it is waited for no longer. ``is_paused``: it is we who do not read on."""
         waited_s, patience = now_s - self._since_s, self._patience
-        if self.stage is Stage.BODY:
-            if is_paused:
-                self.enter(Stage.BODY, now_s)
-            elif waited_s >= patience.span_s:
+        if is_paused and self.stage in (Stage.HEAD, Stage.BODY):
+            self.enter(self.stage, now_s)
+        elif self.stage is Stage.BODY:
+            if waited_s >= patience.span_s:
                 if self._bytes < patience.span_bytes:
                     return Cut.SLOW_BODY
                 self.enter(Stage.BODY, now_s)
@@ -105,23 +113,23 @@ class Outflow:
         self._span: tuple[float, int, int] | None = None
         """Since when, and how many bytes were taken and not taken then."""
 
-    def is_stuck(self, now_s: float, written_bytes: int, buffered_bytes: int) -> bool:
+    def is_stuck(self, now_s: float, written_bytes: int, untaken_bytes: int) -> bool:
         """Whether too little is taken.
 
         Args:
             now_s: seconds since any moment.
             written_bytes: since the connection began.
-            buffered_bytes: of those, what the other side has not taken.
+            untaken_bytes: of those, what the other side has not taken.
         """
-        taken_bytes = written_bytes - buffered_bytes
-        if not buffered_bytes:
+        taken_bytes = written_bytes - untaken_bytes
+        if not untaken_bytes:
             self._span = None
         elif self._span is None:
-            self._span = now_s, taken_bytes, buffered_bytes
+            self._span = now_s, taken_bytes, untaken_bytes
         else:
             since_s, taken_before, owed_bytes = self._span
-            if now_s - since_s >= self._patience.span_s:
-                if taken_bytes - taken_before < min(owed_bytes, self._patience.span_bytes):
+            if now_s - since_s >= self._patience.taken_span_s:
+                if taken_bytes - taken_before < min(owed_bytes, self._patience.taken_span_bytes):
                     return True
-                self._span = now_s, taken_bytes, buffered_bytes
+                self._span = now_s, taken_bytes, untaken_bytes
         return False

@@ -65,9 +65,14 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
             status = await _known(deps, caller, request_id)
         except GatewayError as error:
             # Before it is accepted: who has no identity gets no connection.
-            await websocket.send_denial_response(error_response(error))
+            with suppress(OSError):
+                await websocket.send_denial_response(error_response(error))
             return
-        await websocket.accept()
+        try:
+            await websocket.accept()
+        except OSError:
+            # Until it is accepted, that is what a caller who has left comes as.
+            return
         await _talk(deps, _Listener(websocket, caller.tenant, status), websocket)
 
     router.add_api_route(

@@ -63,6 +63,7 @@ class BatchDeps:
         limits: of the files.
         calls: those that are answered now, each with a thread and a connection to Postgres.
         transfers: uploads and downloads under way.
+        transfer_s: seconds that an upload may take to come, and a download to be taken.
     """
 
     authenticate: Authenticate
@@ -77,6 +78,7 @@ class BatchDeps:
     transfers: TenantSlots = field(
         default_factory=lambda: _slots(MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT, "uploads and downloads of files")
     )
+    transfer_s: float = 3_600.0
 
     async def call(self, tenant: str, answer: Callable[[], T]) -> T:
         """What this gives, in a thread. Raises GatewayError: 429, and what it raises."""

@@ -116,7 +116,8 @@ def _create(deps: BatchDeps, tenant: str, body: BatchBody) -> dict[str, object]:
             job_id, tenant, spec, fingerprint, 0, deps.reply_partitions(), created_at_ms=deps.clock_ms(), counted=False
         )
         batch = Batch(f"batch_{job_id}", file.file_id, output, error, _storable(body.metadata), job)
-        store.add_batch(batch)
+        if not store.add_batch(batch):
+            raise GatewayError(404, "not_found", "there is no such file", field="input_file_id")
     return batch_json(batch)
 
 

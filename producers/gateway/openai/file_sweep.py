@@ -6,7 +6,9 @@ from threading import Event
 
 from fairlane.logs import get_logger
 from fairlane.postgres import ALL_TENANTS
-from producers.backfill.batches import BatchStore, StoredFile
+from producers.backfill.batches import OUTPUT_PURPOSE, BatchStore, StoredFile
+from producers.backfill.files import delete_folder
+from producers.backfill.outputs import parts_folder
 from producers.backfill.seams import AwayError, JobFailedError
 from producers.gateway.openai.batch_deps import BatchDeps
 
@@ -42,27 +44,35 @@ def sweep(deps: BatchDeps, stopped: Event) -> int:
     A file whose storage refuses to let it go is left for the next time. Raises AwayError, JobFailedError.
     """
     now_ms, removed = deps.clock_ms(), 0
+    failed_until_ms = now_ms - deps.limits.ttl_s * 1_000
     store = BatchStore(deps.postgres_dsn, ALL_TENANTS)
     try:
         store.date_files(now_ms + deps.limits.ttl_s * 1_000, _PAGE)
         behind: StoredFile | None = None
-        while page := store.expired_files(now_ms, _PAGE, behind):
+        while page := store.expired_files(now_ms, failed_until_ms, _PAGE, behind):
             for file in page:
                 if stopped.is_set():
                     return removed
-                removed += _removed(deps, store, file)
+                removed += _removed(deps, store, file, now_ms, failed_until_ms)
             behind = page[-1]
     finally:
         store.close()
     return removed
 
 
-def _removed(deps: BatchDeps, store: BatchStore, file: StoredFile) -> bool:
+def _removed(deps: BatchDeps, store: BatchStore, file: StoredFile, now_ms: int, failed_until_ms: int) -> bool:
+    url = deps.url_of(file.tenant, file.file_id)
+    job_id = store.writer(file.file_id) if file.purpose == OUTPUT_PURPOSE else None
     try:
-        deps.blob_of(file.tenant, file.file_id).delete()
+        # Only with the storage's consent is it forgotten: what it names is gone for sure.
+        with store.expiring(file.file_id, now_ms, failed_until_ms) as is_expired:
+            if not is_expired:
+                return False
+            deps.blob_of(file.tenant, file.file_id).delete()
+            if job_id is not None:
+                # A job that failed, or whose runner was killed in the end, leaves them behind.
+                delete_folder(parts_folder(url, job_id), None)
     except JobFailedError as error:
         log.warning("file_not_removed", tenant=file.tenant, file_id=file.file_id, reason=str(error))
         return False
-    # Last: what it names is gone for sure.
-    store.remove_file(file.file_id)
     return True

@@ -1,8 +1,9 @@
 """``/v1/files``: what batches are made from, and what they are answered with."""
 
+import asyncio
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import IO, Annotated
@@ -12,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -22,11 +23,12 @@ from fairlane.text import clean_text, without_nul
 from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
 from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
 from producers.backfill.job import Fingerprint
-from producers.backfill.seams import NoSuchInputError
+from producers.backfill.seams import AwayError, JobFailedError, NoSuchInputError
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.permission import require
 from producers.gateway.identity.principal import Identity
 from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
+from producers.gateway.openai.calls import client_gone
 from producers.gateway.openai.documented import READING, errors
 
 QUOTA_REACHED = "insufficient_quota"
@@ -77,7 +79,12 @@ def routes(deps: BatchDeps) -> APIRouter:
             # From before the body comes: that takes room on the disk.
             opened.enter_context(deps.transfers.taken(identity.tenant))
             try:
-                form = await opened.enter_async_context(request.form(max_files=1, max_fields=_MOST_FIELDS))
+                async with asyncio.timeout(deps.transfer_s):
+                    form = await opened.enter_async_context(request.form(max_files=1, max_fields=_MOST_FIELDS))
+            except ClientDisconnect:
+                raise client_gone(None) from None
+            except TimeoutError:
+                raise GatewayError(408, Code.INVALID, f"the body took more than {deps.transfer_s:g} s") from None
             except (MultiPartException, HTTPException, ValueError):
                 # ValueError: the charset that a body names may be any that Python has, also one that decodes no text.
                 raise _invalid("file", "the body is no form with a file") from None
@@ -108,7 +115,7 @@ def routes(deps: BatchDeps) -> APIRouter:
     async def get_content(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> StreamingResponse:
         """Block by block."""
         blob, fingerprint = await deps.call(identity.tenant, partial(_opened, deps, identity.tenant, file_id))
-        return _Download(blob, fingerprint, deps.transfers.taken(identity.tenant))
+        return _Download(blob, fingerprint, deps.transfers.taken(identity.tenant), deps.transfer_s)
 
     @api.delete("/files/{file_id}", summary="Delete a file")
     async def delete_file(file_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
@@ -120,15 +127,20 @@ def routes(deps: BatchDeps) -> APIRouter:
 
 
 class _Download(StreamingResponse):
-    """The content of a file; a transfer for as long as it takes. Refused before it begins, if it is."""
+    """The content of a file; a transfer for as long as it takes, or may: then it is cut off. If it is refused, then
+    before it begins."""
 
-    def __init__(self, blob: Blob, fingerprint: Fingerprint, transfer: AbstractContextManager[None]) -> None:
+    def __init__(
+        self, blob: Blob, fingerprint: Fingerprint, transfer: AbstractContextManager[None], transfer_s: float
+    ) -> None:
         super().__init__(blocks_of(blob, fingerprint), media_type="application/octet-stream")
         self._transfer = transfer
+        self._transfer_s = transfer_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._transfer:
-            await super().__call__(scope, receive, send)
+        with self._transfer, suppress(TimeoutError):
+            async with asyncio.timeout(self._transfer_s):
+                await super().__call__(scope, receive, send)
 
 
 def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
@@ -225,7 +237,10 @@ def _keep(deps: BatchDeps, tenant: str, upload: UploadFile, ttl_s: int) -> dict[
         try:
             blob.write(_blocks(upload.file))
         except BaseException:
-            store.remove_file(file.file_id)
+            # S3 may have it though it did not say so. If that cannot be deleted now, its place is kept for the sweep.
+            with suppress(AwayError, JobFailedError):
+                blob.delete()
+                store.remove_file(file.file_id)
             raise
         if not store.settle_upload(file):
             blob.delete()

@@ -213,7 +213,8 @@ class ChunkReader:
         if error is not None:
             if error.fatal():
                 raise KafkaException(error)
-            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            # It may come of a topic that was left meanwhile.
+            if error.code() == KafkaError._AUTO_OFFSET_RESET and topic in self._assigned:
                 self._passed.add((topic, message.partition() or 0))
             return None
         if key is None or not self._is_wanted(key.decode(errors="replace")):

@@ -28,6 +28,7 @@ class Call:
 
     __slots__ = (
         "_is_cut",
+        "_left_out",
         "_untaken_chars",
         "follows_chunks",
         "is_given_up",
@@ -54,15 +55,19 @@ class Call:
         self.is_given_up = False
         self._untaken_chars = 0
         self._is_cut = False
+        self._left_out = False
 
     def add(self, chunk: ReplyChunk) -> None:
         """A piece of its text came. What nobody takes is left out beyond a bound, and all that comes after it: the
         reply has it."""
-        if self.text is None or self.reply is not None or self._is_cut:
+        if self.text is None or self.reply is not None:
+            return
+        if self._is_cut:
+            self._left_out = True
             return
         self._untaken_chars += len(chunk.text)
         if self._untaken_chars > MOST_UNTAKEN_CHARS:
-            self._is_cut = True
+            self._is_cut = self._left_out = True
         elif self.text.add(chunk):
             self.tell()
 
@@ -70,6 +75,11 @@ class Call:
         """The text that came since the last time; None if there is none."""
         self._untaken_chars = 0
         return None if self.text is None else self.text.take()
+
+    def still_comes(self) -> bool:
+        """Whether text came since this was last asked that is left out: there is none to take, and it goes on."""
+        left_out, self._left_out = self._left_out, False
+        return left_out
 
     def settle(self, reply: InferenceReply) -> None:
         """The reply is here. The first one counts."""

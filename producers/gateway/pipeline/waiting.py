@@ -79,7 +79,12 @@ class LoggedWaiting:
                 self._note(self._call.reply)
                 return
             else:
-                await self._news(deadline_s)
+                try:
+                    await self._news(deadline_s)
+                except TimeoutError:
+                    if self._call.is_given_up or not self._call.still_comes():
+                        raise
+                    deadline_s = asyncio.get_running_loop().time() + timeout_s
 
     async def cancel(self) -> None:
         if self._call.reply is None:

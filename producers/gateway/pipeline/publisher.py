@@ -29,6 +29,8 @@ log = get_logger(__name__)
 DELIVERY_TIMEOUT_MS = 10_000
 _STALLED_MS = 2_500
 _POLL_S = 0.1
+_LINGER_MS = 3
+"""Each batch's acknowledgements wake a thread and then the event loop, which costs more than most of a call."""
 _LAST_RECORDS_TIMEOUT_S = 5.0
 _THREAD_TIMEOUT_S = 5.0
 # What librdkafka's own queue holds beyond our bounds, so that it is never the first to be full.
@@ -61,6 +63,7 @@ def producer_config(settings: Settings, limits: PublishLimits, on_error: Callabl
     return idempotent_producer(settings) | {
         "client.id": f"{settings.instance_id}-publisher",
         "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
+        "linger.ms": _LINGER_MS,
         "topic.metadata.propagation.max.ms": 2_000,
         "queue.buffering.max.messages": limits.max_records + _SPARE_MESSAGES,
         "queue.buffering.max.kbytes": limits.max_bytes // 1_024 + _SPARE_KBYTES,

@@ -1,6 +1,6 @@
 """What the gateway keeps of a request in Redis: that it was taken, and its reply. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -15,9 +15,11 @@ MOST_ENTRY_BYTES = 1_048_576
 _ENTRY_BYTES, _NUMBER_BYTES, _ITEM_BYTES = 512, 9, 48
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A request that was published, or may have been; it is known by this until the recorder knows it."""
+class Accepted(msgspec.Struct, frozen=True, gc=False):
+    """A request that was published, or may have been; it is known by this until the recorder knows it.
+
+    Tens of thousands are kept, of texts and numbers alone: the garbage collector does not look at them.
+    """
 
     request_id: str
     model: str

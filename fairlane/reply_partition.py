@@ -10,7 +10,6 @@ from collections.abc import Collection
 from uuid import UUID
 from zlib import crc32
 
-
 _ID_BYTES = 16
 _IDS_AT_A_TIME = 256
 _drawn: deque[bytes] = deque()

@@ -1,5 +1,7 @@
 """An id is made for the partition that its reply is to come to."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,20 @@ def test_every_partition_can_be_reached_and_ids_differ() -> None:
     ids = [new_request_id(range(12), 12) for _ in range(600)]
     assert {partition_of(request_id, 12) for request_id in ids} == set(range(12))
     assert len(set(ids)) == len(ids)
+
+
+def test_a_process_that_was_forked_makes_ids_of_its_own() -> None:
+    new_request_id({0}, 1)  # drawn many at a time
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, new_request_id({0}, 1).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        theirs = pipe.read()
+    assert is_request_id(theirs)
+    assert theirs not in {new_request_id({0}, 1) for _ in range(300)}
 
 
 def test_the_place_is_that_of_librdkafkas_consistent_partitioner() -> None:

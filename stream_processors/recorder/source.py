@@ -5,6 +5,7 @@ never waits for it: a callback only notes what changed, and ``fetch`` starts a p
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from confluent_kafka import (
 
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
+from fairlane.service import exit_after
 from fairlane.settings import Settings
 from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import LogRecord
@@ -35,6 +37,8 @@ SUBSCRIPTION = (
 )
 SESSION_TIMEOUT_MS = 6_000
 REQUEST_TIMEOUT_S = 2.0
+REJOIN_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 20.0
 
 OnChange = Callable[[frozenset[Partition]], None]
 
@@ -64,7 +68,11 @@ Event = LogRecord | End | OutOfRange
 class Source:
     """A member of the recorder's group. Not safe between threads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._revoked_at_s: float | None = None
+        """Since when all was taken away and nothing was assigned."""
+        self._owned: frozenset[Partition] = frozenset()
         self._on_assigned: OnChange = _ignore
         self._on_revoked: OnChange = _ignore
         self._fetched: set[Partition] = set()
@@ -78,8 +86,10 @@ class Source:
         )
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group. The process ends if that hangs: after a broker stood still, the client may wait for ever."""
+        hung = exit_after(CLOSE_TIMEOUT_S)
         self._consumer.close()
+        hung.cancel()
 
     def fetch(self, offsets: Mapping[Partition, int]) -> None:
         """Start reading each of these at its offset."""
@@ -95,8 +105,12 @@ class Source:
 
     def read(self, max_records: int, max_bytes: int, timeout_s: float) -> list[Event]:
         """What is there, after waiting for the first: at most so many records, and none after those that have so many
-        bytes together. Raises KafkaException for a fatal error.
+        bytes together. Raises KafkaException for a fatal error, and when the group took all partitions away and has
+        assigned nothing since: a client that does not come back by itself is started anew.
         """
+        if self._revoked_at_s is not None and self._clock() - self._revoked_at_s > REJOIN_TIMEOUT_S:
+            reason = f"nothing was assigned for {REJOIN_TIMEOUT_S:g} s after all was taken away"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason))
         events: list[Event] = []
         size_bytes = 0
         # One by one: what is too much stays with the client, which knows whether it still is ours to read.
@@ -127,10 +141,15 @@ class Source:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # Acknowledges the rebalance without fetching anything yet.
         consumer.incremental_assign([])
-        self._on_assigned(_partitions(partitions))
+        new = _partitions(partitions)
+        self._revoked_at_s = None
+        self._owned |= new
+        self._on_assigned(new)
 
     def _revoked(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone = _partitions(partitions)
+        self._owned -= gone
+        self._revoked_at_s = None if self._owned else self._clock()
         self._on_revoked(gone)
         kept = self._fetched & gone
         self._consumer.incremental_unassign([TopicPartition(*partition) for partition in kept])

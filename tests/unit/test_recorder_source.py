@@ -1,15 +1,17 @@
 """What the recorder takes of what its client has fetched: so many records, and about so many bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from confluent_kafka import TIMESTAMP_CREATE_TIME
+from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaException, TopicPartition
 
 from fairlane.settings import Settings
 from stream_processors.recorder import source as source_module
 from stream_processors.recorder.projection import LogRecord
-from stream_processors.recorder.source import Event, Source
+from stream_processors.recorder.source import CLOSE_TIMEOUT_S, REJOIN_TIMEOUT_S, Event, Source
+
+Rebalance = Callable[["Client", list[TopicPartition]], None]
 
 
 @dataclass(slots=True)
@@ -48,6 +50,23 @@ class Client:
         contents = (None if size is None else bytes(size) for size in sizes)
         self._messages: Iterator[Fetched] = iter([Fetched(at, content) for at, content in enumerate(contents)])
         self.waits_s: list[float] = []
+        self.callbacks: dict[str, Rebalance] = {}
+        self.is_closed = False
+
+    def subscribe(self, _topics: list[str], **callbacks: "Rebalance") -> None:
+        self.callbacks = callbacks
+
+    def incremental_assign(self, _partitions: list[TopicPartition]) -> None:
+        pass
+
+    def incremental_unassign(self, _partitions: list[TopicPartition]) -> None:
+        pass
+
+    def rebalance(self, kind: str, *partitions: int) -> None:
+        self.callbacks[kind](self, [TopicPartition("replies.acme", number) for number in partitions])
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def poll(self, timeout_s: float) -> Fetched | None:
         self.waits_s.append(timeout_s)
@@ -77,3 +96,68 @@ def test_what_is_more_than_so_many_bytes_is_read_the_next_time(monkeypatch: pyte
 def test_no_more_records_are_taken_than_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     source, _ = reading(monkeypatch, [1] * 7)
     assert [offsets(source.read(3, 100, 0.1)) for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6], []]
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> tuple[Source, Client, list[float]]:
+    """In the group, with its client and its clock."""
+    client, now = Client([]), [0.0]
+    monkeypatch.setattr(source_module, "Consumer", lambda *_args, **_options: client)
+    source = Source(Settings(), lambda: now[0])
+    source.start(lambda _new: None, lambda _gone: None)
+    return source, client, now
+
+
+@pytest.mark.parametrize("kind", ["on_revoke", "on_lost"])
+def test_a_client_that_does_not_come_back_to_the_group_is_given_up(
+    member: tuple[Source, Client, list[float]], kind: str
+) -> None:
+    source, client, now = member
+    client.rebalance("on_assign", 0, 1)
+    now[0] = 1_000.0
+    assert source.read(1, 1, 0) == []
+    client.rebalance(kind, 0, 1)
+    now[0] += REJOIN_TIMEOUT_S
+    assert source.read(1, 1, 0) == []
+    now[0] += 0.1
+    with pytest.raises(KafkaException, match="nothing was assigned for 30 s"):
+        source.read(1, 1, 0)
+
+
+@pytest.mark.parametrize("assigned", [(0, 1), (7,), ()])
+def test_who_was_told_of_an_assignment_since_is_in_the_group(
+    member: tuple[Source, Client, list[float]], assigned: tuple[int, ...]
+) -> None:
+    source, client, now = member
+    client.rebalance("on_assign", 0, 1)
+    client.rebalance("on_lost", 0, 1)
+    client.rebalance("on_assign", *assigned)
+    now[0] += 10 * REJOIN_TIMEOUT_S
+    assert source.read(1, 1, 0) == []
+
+
+def test_who_keeps_a_partition_is_in_the_group(member: tuple[Source, Client, list[float]]) -> None:
+    source, client, now = member
+    client.rebalance("on_assign", 0, 1)
+    client.rebalance("on_revoke", 0)
+    now[0] += 10 * REJOIN_TIMEOUT_S
+    assert source.read(1, 1, 0) == []
+
+
+def test_the_process_does_not_outlive_a_close_that_hangs(
+    member: tuple[Source, Client, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, client, _ = member
+    armed: list[tuple[float, bool]] = []
+
+    class Timer:
+        def cancel(self) -> None:
+            armed.append((0.0, client.is_closed))
+
+    def exit_after(timeout_s: float) -> Timer:
+        armed.append((timeout_s, client.is_closed))
+        return Timer()
+
+    monkeypatch.setattr(source_module, "exit_after", exit_after)
+    source.close()
+    assert armed == [(CLOSE_TIMEOUT_S, False), (0.0, True)]

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from fairlane.outcomes import Code
 from producers.gateway.errors import GatewayError
+from producers.gateway.pipeline.refusals import draining
 from producers.gateway.tenant_slots import TenantSlots
 
 TOO_MANY_STREAMS = "too_many_streams"
@@ -12,7 +12,6 @@ TOO_MANY_STREAMS = "too_many_streams"
 MOST_STREAMS = 10_000
 
 _RETRY_AFTER_MS = 5_000
-_DRAINING_RETRY_AFTER_MS = 1_000
 
 
 class EventSlots(TenantSlots):
@@ -32,9 +31,7 @@ class EventSlots(TenantSlots):
     def check(self, tenant: str) -> None:
         """Raises GatewayError: there is none left for this tenant, or there will be none any more."""
         if self.ending.is_set():
-            raise GatewayError(
-                503, Code.DRAINING, "this gateway is about to end", retry_after_ms=_DRAINING_RETRY_AFTER_MS
-            )
+            raise draining()
         super().check(tenant)
 
 

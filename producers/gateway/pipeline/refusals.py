@@ -21,6 +21,11 @@ def away() -> GatewayError:
     )
 
 
+def draining() -> GatewayError:
+    """This instance is about to end, and others go on."""
+    return GatewayError(503, Code.DRAINING, "this gateway is about to end", retry_after_ms=_RETRY_AFTER_MS)
+
+
 def busy() -> GatewayError:
     """More is on its way than may be."""
     return GatewayError(

@@ -23,13 +23,13 @@ from producers.gateway.pipeline.caller import present
 from producers.gateway.pipeline.chunk_reader import Chunk
 from producers.gateway.pipeline.early_answer import LoadPicture, Registry, early_answer
 from producers.gateway.pipeline.pending import Call, Pending
+from producers.gateway.pipeline.refusals import draining
 from producers.gateway.pipeline.waiting import LOOK_UPS, FindReply, LoggedWaiting
 
 log = get_logger(__name__)
 
 # The limit of a tenant's request topic; a record has its key, its headers and its frame beside the value.
 _MOST_VALUE_BYTES = 4 * 1024 * 1024 - 8_192
-_DRAINING_RETRY_MS = 1_000
 
 
 class RecordPublisher(Protocol):
@@ -80,7 +80,7 @@ class LogSubmitter:
 
     async def submit(self, tenant: str, request: InferenceRequest) -> LoggedWaiting:
         if self.is_draining:
-            raise GatewayError(503, Code.DRAINING, "this gateway is about to end", retry_after_ms=_DRAINING_RETRY_MS)
+            raise draining()
         refusal = early_answer(tenant, request, self.registry(), self.picture, self.clock())
         if refusal is not None:
             metrics.GATEWAY_REFUSED_EARLY.labels(code=refusal.code).inc()

@@ -1,8 +1,5 @@
 """An id is made for the partition that its reply is to come to."""
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,22 +22,6 @@ def test_every_partition_can_be_reached_and_ids_differ() -> None:
     ids = [new_request_id(range(12), 12) for _ in range(600)]
     assert {partition_of(request_id, 12) for request_id in ids} == set(range(12))
     assert len(set(ids)) == len(ids)
-
-
-def test_a_process_that_was_forked_makes_ids_of_its_own() -> None:
-    program = (
-        "import os\n"
-        "from fairlane.reply_partition import new_request_id\n"
-        "new_request_id({0}, 1)\n"  # drawn many at a time
-        "child = os.fork()\n"
-        "print(new_request_id({0}, 1), flush=True)\n"
-        "child and os.waitpid(child, 0)\n"
-    )
-    done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=60, check=True)
-    ours, theirs = done.stdout.split()
-    assert is_request_id(ours)
-    assert is_request_id(theirs)
-    assert ours != theirs
 
 
 def test_the_place_is_that_of_librdkafkas_consistent_partitioner() -> None:

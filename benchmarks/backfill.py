@@ -41,11 +41,26 @@ _MAX_TOKENS = 2
 _PATIENCE_MS = 86_400_000
 _LOOK_S = 0.1
 _TIMEOUT_S = 7_200.0
+_BATCH_ITEMS = 256
+_MODEL = {
+    "model": MODEL,
+    "version": "1",
+    "pool": POOL,
+    "engine": "simulated",
+    "tasks": [Task.GENERATE.value],
+    "path": MODEL,
+    "limits": {
+        "max_context_tokens": 2_048,
+        "max_output_tokens": 512,
+        "max_batch_size": _BATCH_ITEMS,
+        "max_batch_tokens": 65_536,
+    },
+}
 _ENGINE = {
     "ENGINE": "simulated",
     "SIMULATED_PREFILL_TOKENS_PER_S": "1e9",
     "SIMULATED_DECODE_TOKENS_PER_S": "1e9",
-    "MAX_BATCH_SIZE": "256",
+    "MAX_BATCH_SIZE": str(_BATCH_ITEMS),
     "MAX_PREFETCH_ITEMS": "2048",
 }
 
@@ -58,7 +73,7 @@ def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
     ]
     tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
     parts = ("kafka", "redis", "postgres")
-    with cluster(services, parts=parts, tenants=tenants, topics=(_BARE_TOPIC,)) as running:
+    with cluster(services, parts=parts, tenants=tenants, topics=(_BARE_TOPIC,), models=(_MODEL,)) as running:
         fewer = _job(running, fewer_rows)
         all_rows = _job(running, rows)
         through = _bare(running.settings, rows, backfill_topic(_TENANT), replies_topic(_TENANT))

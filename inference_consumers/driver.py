@@ -342,7 +342,9 @@ class EngineDriver:
             if problem is None:
                 # An engine that counts nothing is taken to pad.
                 padding = ended.computed_tokens - ended.useful_tokens if ended.computed_tokens else None
-                self.waiting.batcher.ran(key, items, tokens, ended.seconds, padding_tokens=padding)
+                # The way to the engine and back is part of what a batch costs: meanwhile the engine does nothing else.
+                took_s = max(ended.seconds, (now_ms - run.started_at_ms) / 1_000)
+                self.waiting.batcher.ran(key, items, tokens, took_s, padding_tokens=padding)
         if problem is not None and problem.out_of_memory:
             metrics.OUT_OF_MEMORY.labels(model=key[0]).inc()
             if items > 1:

@@ -143,6 +143,19 @@ def test_the_safe_size_is_remembered_when_memory_runs_out() -> None:
     assert set(outcomes(bench)) == set("abcdefgh")
 
 
+def test_the_way_to_the_engine_and_back_counts_for_the_size_of_a_batch() -> None:
+    bench = DriverBench(max_items=16)
+    sizes = []
+    for _ in range(300):
+        bench.add(*(named("a") for _ in range(16 - len(bench.driver.waiting))))
+        sizes.append(len(bench.start()))
+        bench.now_ms += 10
+        bench.tell(dict.fromkeys(range(sizes[-1]), OK))
+        # By itself the engine is as fast with one item as with many.
+        bench.end(seconds=0.0001 * sizes[-1])
+    assert sizes[-100:].count(16) > 50
+
+
 def test_who_killed_two_engines_runs_alone_and_is_found() -> None:
     bench = DriverBench()
     bench.add(*(named(name) for name in "abc"))

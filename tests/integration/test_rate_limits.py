@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 
 from fairlane.redis_watch import RedisWatch
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
-from producers.gateway.limits.rate_limits import MOST_CALLS, LocalRateLimits, RateLimits, RedisRateLimits
+from producers.gateway.limits.rate_limits import MOST_CALLS, PACE_S, LocalRateLimits, RateLimits, RedisRateLimits
 from tests.integration.own_redis import OwnRedis
 from tests.unit.identity_kit import Clock
 from tests.waiting import eventually_async
@@ -148,6 +148,19 @@ def test_a_key_of_somebody_else_is_no_reason_to_fail(redis_url: str, unique: str
             found = [await limits.take([unique], policy) for _ in range(2)]
             assert [one.is_granted for one in found] == [True, False]
             assert not limits.available
+
+    asyncio.run(run())
+
+
+def test_commands_do_not_follow_each_other_faster_than_they_are_worth(redis_url: str, unique: str) -> None:
+    async def run() -> None:
+        async with Redis.from_url(redis_url) as redis:
+            limits = RedisRateLimits(redis, NobodyIsAsked(), RedisWatch(redis), timeout_s=20.0)
+            began_s = monotonic()
+            for _ in range(11):
+                assert (await limits.take([unique], RatePolicy(1.0, 100))).is_granted
+            # The event loop's timers are exact to a millisecond.
+            assert monotonic() - began_s >= 10 * (PACE_S - 0.001)
 
     asyncio.run(run())
 

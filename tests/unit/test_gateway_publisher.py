@@ -1,10 +1,8 @@
 """Publishing: acknowledged, refused for sure, or uncertain; and when nothing is sent any more."""
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -28,7 +26,7 @@ class Producer:
     sent: list[tuple[bytes, DeliveryReport]] = field(default_factory=list)
     refuses: Exception | None = None
     dies: Exception | None = None
-    _reports: "SimpleQueue[Report]" = field(default_factory=SimpleQueue)
+    _reports: list[Report] = field(default_factory=list)
 
     def produce(
         self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
@@ -40,17 +38,18 @@ class Producer:
     def poll(self, timeout: float) -> int:
         if self.dies is not None:
             raise self.dies
-        try:
-            report, error = self._reports.get(timeout=timeout)
-        except Empty:
-            return 0
-        report(error, Message())
-        return 1
+        assert timeout == 0, "the event loop waits for nothing"
+        count = 0
+        while self._reports:
+            report, error = self._reports.pop(0)
+            report(error, Message())
+            count += 1
+        return count
 
     def report(self, code: int | None = None) -> None:
         """The oldest record was acknowledged, or given up with this error."""
         _, on_delivery = self.sent.pop(0)
-        self._reports.put((on_delivery, None if code is None else KafkaError(code)))
+        self._reports.append((on_delivery, None if code is None else KafkaError(code)))
 
 
 @dataclass
@@ -245,6 +244,23 @@ def test_nothing_is_sent_while_the_oldest_record_waits_for_too_long() -> None:
     bench.run(test)
 
 
+def test_a_process_that_did_not_look_for_a_while_looks_before_it_refuses() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        call = publish(publisher)
+        await asyncio.sleep(0)
+        bench.now_ms += 3_000
+        bench.producer.report()
+        again = publish(publisher, 2)
+        await asyncio.sleep(0)
+        assert [key for key, _ in bench.producer.sent] == [b"id-2"]
+        bench.producer.report()
+        assert [await outcome_of(one) for one in (call, again)] == [None, None]
+
+    bench.run(test)
+
+
 def test_a_topic_that_stalls_alone_is_refused_alone() -> None:
     bench = Bench()
     mine, theirs = "requests.acme", "requests.globex"
@@ -364,4 +380,3 @@ def test_a_producer_that_dies_is_told() -> None:
 
     bench.run(test)
     assert isinstance(bench.failures[0], KafkaException)
-    assert not any(thread.name == "publisher" for thread in threading.enumerate())

@@ -24,6 +24,9 @@ TIMEOUT_S = 0.25
 MOST_CALLS = 256
 """In one command."""
 
+PACE_S = 0.004
+"""Between the beginnings of two commands, at least."""
+
 # RateBook in Lua, for several calls one after the other.
 # Given: the time, empty for the server's clock; the capacity; the inflow per millisecond; the longest time that is
 # told; for each call how many buckets it takes from, and the numbers of their keys.
@@ -102,8 +105,8 @@ class _Call:
 
 
 class RedisRateLimits:
-    """At most one round trip for each call, and none while Redis does not answer. Calls that come while one is under
-    way go together in the next: a command costs the event loop more than all else in it.
+    """At most one round trip for each call, and none while Redis does not answer. Calls that come within ``PACE_S`` of
+    the beginning of a command go together in the next: each costs the event loop as much as a quarter of a call.
 
     While Redis fails or hangs, ``local`` decides, with the whole limit at each instance: over any interval a caller
     then gets at most what Redis grants it and that of every instance. A store that was emptied starts with full
@@ -132,6 +135,7 @@ class RedisRateLimits:
         self._turns = RedisTurns(watch, "rate_limits_unavailable")
         self._waiting: deque[_Call] = deque()
         self._asking: asyncio.Task[None] | None = None
+        self._asked_at_s = -PACE_S
 
     @property
     def available(self) -> bool:
@@ -151,7 +155,11 @@ class RedisRateLimits:
         return await self._local.take(owners, policy) if found is None else found
 
     async def _ask_for_all(self) -> None:
+        now_s = asyncio.get_running_loop().time
         while self._waiting:
+            if (rest_s := self._asked_at_s + PACE_S - now_s()) > 0:
+                await asyncio.sleep(rest_s)
+            self._asked_at_s = now_s()
             calls = self._next_calls()
             # Who waited behind a command that failed does not wait for another.
             answers = await self._ask(calls) if self._turns.may_ask() else None

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -28,11 +27,13 @@ log = get_logger(__name__)
 
 DELIVERY_TIMEOUT_MS = 10_000
 _STALLED_MS = 2_500
-_POLL_S = 0.1
-_LINGER_MS = 3
-"""Each batch's acknowledgements wake a thread and then the event loop, which costs more than most of a call."""
+_LOOK_S = 0.002
+"""Between two looks for acknowledgements. A thread that waits for them takes the interpreter from the event loop for
+every single one, and wakes it afterwards, which costs a good part of a call."""
+_IDLE_LOOK_S = 0.1
+"""While nothing is on its way: for errors of the connection."""
+_LINGER_MS = 2
 _LAST_RECORDS_TIMEOUT_S = 5.0
-_THREAD_TIMEOUT_S = 5.0
 # What librdkafka's own queue holds beyond our bounds, so that it is never the first to be full.
 _SPARE_MESSAGES = 1_000
 _SPARE_KBYTES = 16_384
@@ -93,7 +94,7 @@ class Publisher:
     Args:
         make_producer: makes the producer, given its ``error_cb``.
         limits: of what is on its way.
-        on_failure: called on another thread when nothing can be published any more: the process must end.
+        on_failure: called when nothing can be published any more: the process must end.
     """
 
     make_producer: Callable[[Callable[[KafkaError], None]], ProducerSeam]
@@ -104,8 +105,8 @@ class Publisher:
     _producer: ProducerSeam | None = field(default=None, init=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(log), init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+    _next_look: asyncio.TimerHandle | None = field(default=None, init=False)
+    _looks_often: bool = field(default=False, init=False)
     _on_the_way: dict[_Record, None] = field(default_factory=dict, init=False)
     """The oldest first."""
     _of_topic: dict[str, dict[_Record, None]] = field(default_factory=dict, init=False)
@@ -115,7 +116,7 @@ class Publisher:
     _bytes: int = field(default=0, init=False)
     _bytes_of_topic: Counter[str] = field(default_factory=Counter, init=False)
     _reports: list[tuple[_Record, KafkaError | None]] = field(default_factory=list, init=False)
-    """Of the thread that polls, since it handed the last ones over."""
+    """Of the look that is under way."""
 
     @property
     def on_the_way(self) -> int:
@@ -125,19 +126,17 @@ class Publisher:
     def start(self) -> None:
         """Begin to take records from the running event loop."""
         self._loop = asyncio.get_running_loop()
-        producer = self._producer = self.make_producer(self._on_error)
-        self._thread = threading.Thread(target=self._poll, args=(producer,), name="publisher", daemon=True)
-        self._thread.start()
+        self._producer = self.make_producer(self._on_error)
+        self._look_in(_IDLE_LOOK_S)
 
     async def close(self) -> None:
         """Wait a moment for what is on its way, then stop."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_RECORDS_TIMEOUT_S):
                 await asyncio.gather(*(record.acknowledged for record in self._on_the_way), return_exceptions=True)
-        self._stopping.set()
-        if self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
-        self._producer = None
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._producer = self._next_look = None
 
     async def publish(self, topic: str, request_id: str, value: bytes, headers: KafkaHeaders) -> None:
         """Publish a record with the request's id as its key; return when the brokers have it.
@@ -149,12 +148,14 @@ class Publisher:
         now_ms = self.clock()
         size = len(value)
         self._raise_if_no_room(topic, size)
-        if self._is_late(self._of_topic.get(topic, ()), now_ms) or self.is_stalled(now_ms):
-            raise away()
+        if self._refuses(topic, now_ms):
+            # It may be this process that did not look.
+            self._take_reports()
+            if self._refuses(topic, now_ms):
+                raise away()
         if not self.breaker.lets_through(now_ms):
             raise away()
-        assert self._loop is not None  # noqa: S101 - a mistake in this package, not of a caller
-        assert self._producer is not None  # noqa: S101 - as above
+        assert self._loop is not None and self._producer is not None  # noqa: S101, PT018 - a mistake in this package
         record = _Record(self._loop.create_future(), topic, request_id, size, now_ms)
         try:
             self._producer.produce(
@@ -170,6 +171,8 @@ class Publisher:
         self._on_the_way[record] = self._of_topic.setdefault(topic, {})[record] = None
         self._bytes += size
         self._bytes_of_topic[topic] += size
+        if not self._looks_often:
+            self._look_in(_LOOK_S)
         await record.acknowledged
 
     def end_waiting(self) -> None:
@@ -191,6 +194,9 @@ class Publisher:
         if not self._answered_of_late(now_ms):
             return True
         return sum(self._is_late(records, now_ms) for records in self._of_topic.values()) > 1
+
+    def _refuses(self, topic: str, now_ms: int) -> bool:
+        return self._is_late(self._of_topic.get(topic, ()), now_ms) or self.is_stalled(now_ms)
 
     def _answered_of_late(self, now_ms: int) -> bool:
         return self._answered_at_ms is not None and now_ms - self._answered_at_ms <= _STALLED_MS
@@ -217,23 +223,35 @@ class Publisher:
         ):
             raise busy()
 
-    def _poll(self, producer: ProducerSeam) -> None:
+    def _look_in(self, seconds: float) -> None:
+        assert self._loop is not None  # noqa: S101 - a mistake in this package
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._looks_often = seconds == _LOOK_S
+        self._next_look = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        if self._take_reports():
+            self._look_in(_LOOK_S if self._on_the_way else _IDLE_LOOK_S)
+
+    def _take_reports(self) -> bool:
+        """See what was acknowledged or given up since the last time; whether it can be seen again."""
+        if self._producer is None:
+            return False
         try:
-            while not self._stopping.is_set():
-                producer.poll(_POLL_S)
-                self._hand_over()
+            self._producer.poll(0)
+            reports, self._reports = self._reports, []
+            self._settle(reports)
         except Exception as error:  # noqa: BLE001 - the process ends with it
             log.error("publisher_died", reason=reason_of(error))
             self.on_failure(error)
+            return False
+        return True
 
     def _reported(self, record: _Record, error: KafkaError | None, _message: Message) -> None:
-        # Inside ``poll``: the event loop is woken once for all reports of a poll.
+        # Inside ``poll``, which must not be left before all its reports were taken.
         self._reports.append((record, error))
-
-    def _hand_over(self) -> None:
-        if self._reports and self._loop is not None:
-            reports, self._reports = self._reports, []
-            self._loop.call_soon_threadsafe(self._settle, reports)
 
     def _settle(self, reports: list[tuple[_Record, KafkaError | None]]) -> None:
         now_ms = self.clock()

@@ -1,8 +1,9 @@
-"""backfill: rows per second of an offline job, beside a bare loop that produces the same requests and consumes their
-replies, through the same dispatcher and simulated engine; and the job's memory, beside that of a smaller one.
+"""backfill: rows per second of an offline job, beside a bare loop of confluent-kafka that produces as many requests and
+consumes them again; and the job's memory, beside that of a smaller one.
 
-The bare loop keeps nothing: no chunks, no checkpoints, no files, all of it produced at once. It says what the pipeline
-itself takes on this machine. What a loop takes without any pipeline, on a topic of its own, is reported too.
+The bare loop has a topic of its own and nothing behind it. The same loop through the dispatcher and the simulated
+engine, requests in and replies out, says what the pipeline itself takes on this machine: it keeps nothing, no chunks,
+no checkpoints, no files, and all of it is produced at once.
 """
 
 import json
@@ -88,13 +89,8 @@ def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
     return Result(
         NAME,
         (
-            Figure(
-                "rows/s divided by a bare loop's through the same pipeline",
-                found["rows_per_s"] / through,
-                "ratio",
-                "at least",
-                AIM_RATE,
-            ),
+            Figure("rows/s divided by a bare loop's", found["rows_per_s"] / alone, "ratio", "at least", AIM_RATE),
+            Figure("rows/s divided by a bare loop's through the same pipeline", found["rows_per_s"] / through, "ratio"),
             Figure(
                 f"peak memory at {rows} rows divided by that at {fewer_rows}",
                 found["peak_mib"] / found["peak_mib_of_fewer"],

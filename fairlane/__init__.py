@@ -3,6 +3,7 @@
 >>> from fairlane import Client
 >>> with Client(tenant="acme") as client:
 ...     print(client.submit(model="smollm2-135m-instruct", prompt="The capital of France is").result(30).output.text)
+Paris.
 
 The names are loaded when they are first used, so that ``import fairlane`` costs nothing.
 """
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
         TextStream,
     )
     from fairlane.client.handler_retries import HandlerRetries
+    from fairlane.client.reply_letters import DeadLetter
     from fairlane.client.reply_service import AsyncReplyService, ReplyService
+    from fairlane.client.serving import async_replies, replies
     from fairlane.errors import (
         AnsweredElsewhere,
         Backpressure,
@@ -65,6 +68,7 @@ __all__ = [
     "Client",
     "ClientClosed",
     "Code",
+    "DeadLetter",
     "Expired",
     "Failed",
     "FairlaneError",
@@ -96,6 +100,8 @@ __all__ = [
     "TopLogprob",
     "Unavailable",
     "Unsuccessful",
+    "async_replies",
+    "replies",
 ]
 
 _NAMES_BY_MODULE = {
@@ -110,7 +116,9 @@ _NAMES_BY_MODULE = {
         "TextStream",
     ),
     "fairlane.client.handler_retries": ("HandlerRetries",),
+    "fairlane.client.reply_letters": ("DeadLetter",),
     "fairlane.client.reply_service": ("AsyncReplyService", "ReplyService"),
+    "fairlane.client.serving": ("async_replies", "replies"),
     "fairlane.errors": (
         "AnsweredElsewhere",
         "Backpressure",

@@ -157,7 +157,7 @@ CACHE_LOOKUPS = Counter(
 CACHE_WRITES = Counter("fairlane_cache_writes_total", "What was to be stored in Redis's caches", ["cache", "result"])
 REPLIES_SERVED = Counter(
     "fairlane_replies_served_total",
-    "Replies that a service's handler was given, by what became of them",
+    "Records of a reply topic that a service is done with, by what became of them",
     ["topic", "result"],
 )
 REPLY_HANDLER_FAILURES = Counter(

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaita
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from fairlane.client.aio_handle import AsyncHandle, waker
 from fairlane.client.base import BaseClient, ReplyOptions, SubmitItem
@@ -19,17 +19,21 @@ from fairlane.client.text_stream import AsyncTextStream
 from fairlane.records import InferenceReply, InferenceRequest
 
 if TYPE_CHECKING:
-    from fairlane.client.group_member import GroupMember
+    from fairlane.client.group_member import GroupMember, UndecodableReply
     from fairlane.client.handler_retries import HandlerRetries
     from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService
+
+T = TypeVar("T")
 
 
 class AsyncClient(BaseClient):
     """:class:`Client` with its verbs as coroutines; any number of tasks may use it.
 
-    >>> async with AsyncClient(tenant="acme") as client:
-    ...     handles = [await client.submit(model="all-minilm-l6-v2", task="embed", texts=[text]) for text in texts]
-    ...     replies = await asyncio.gather(*handles)
+    .. code-block:: python
+
+        async with AsyncClient(tenant="acme") as client:
+            handles = [await client.submit(model="all-minilm-l6-v2", task="embed", texts=[text]) for text in texts]
+            replies = await asyncio.gather(*handles)
 
     Arguments: see :class:`fairlane.client.base.BaseClient`.
     """
@@ -62,25 +66,30 @@ class AsyncClient(BaseClient):
 
         Nothing is sent, nor checked any further, until the stream is entered, iterated or asked for its reply.
 
-        >>> async for delta in client.stream(model="smollm2-135m-instruct", prompt="The capital of France is"):
-        ...     print(delta, end="", flush=True)
+        .. code-block:: python
+
+            async for delta in client.stream(model="smollm2-135m-instruct", prompt="The capital of France is"):
+                print(delta, end="", flush=True)
         """
         return self._stream(build_request(**fields), timeout, partial(self._publish, retries=retries))
 
     def conversation(self, *, system: str | None = None, **fields: Unpack[RequestFields]) -> AsyncConversation:
         """A conversation, to go on with turn by turn; see :meth:`Client.conversation`.
 
-        >>> talk = client.conversation(model="smollm2-135m-instruct", max_tokens=64)
-        >>> (await talk.ask("What is the capital of France?")).output.text
-        'The capital of France is Paris.'
+        .. code-block:: python
+
+            talk = client.conversation(model="smollm2-135m-instruct", max_tokens=64)
+            print((await talk.ask("What is the capital of France?")).output.text)
         """
         return AsyncConversation(self._publish, self._stream, system, fields)
 
     async def submit_many(self, items: Iterable[SubmitItem] | AsyncIterable[SubmitItem]) -> AsyncIterator[AsyncHandle]:
         """Publish requests as fast as the bounds allow, lazily; see :meth:`Client.submit_many`.
 
-        >>> async for handle in client.submit_many(requests):
-        ...     handles.append(handle)
+        .. code-block:: python
+
+            async for handle in client.submit_many(requests):
+                handles.append(handle)
         """
         index = 0
         async for item in each(items):
@@ -103,8 +112,10 @@ class AsyncClient(BaseClient):
     ) -> AsyncGenerator[tuple[SubmitItem, InferenceReply], None]:
         """Publish requests, and yield each with its final reply; see :meth:`Client.map`.
 
-        >>> async for request, reply in client.map(requests, ordered=False):
-        ...     await keep(request, reply)
+        .. code-block:: python
+
+            async for request, reply in client.map(requests, ordered=False):
+                await keep(request, reply)
 
         A loop that is left with ``break`` leaves its generator open; :func:`contextlib.aclosing` closes it there and
         then, which cancels the rest.
@@ -121,9 +132,11 @@ class AsyncClient(BaseClient):
     def replies(self, group_id: str, **options: Unpack[ReplyOptions]) -> "AsyncReplyStream":
         """Read a reply topic as a member of a group; see :meth:`Client.replies`.
 
-        >>> async with client.replies("billing", service="billing") as replies:
-        ...     async for reply in replies:
-        ...         await book(reply.request_id, reply.usage)
+        .. code-block:: python
+
+            async with client.replies("billing", service="billing") as replies:
+                async for reply in replies:
+                    await book(reply.request_id, reply.usage)
         """
         return AsyncReplyStream(self._member(group_id, **options))
 
@@ -138,7 +151,9 @@ class AsyncClient(BaseClient):
     ) -> "AsyncReplyService":
         """A loop that gives each reply of a topic to a coroutine function; see :meth:`Client.serve_replies`.
 
-        >>> await client.serve_replies("billing", book, service="billing").run()
+        .. code-block:: python
+
+            await client.serve_replies("billing", book, service="billing").run()
         """
         from fairlane.client.handler_retries import HandlerRetries
         from fairlane.client.reply_service import AsyncReplyService
@@ -199,7 +214,7 @@ class AsyncReplyStream:
         self._member = member
         # A thread of its own: the default pool is small, and each stream would hold one of its threads for ever.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fairlane-reply-stream")
-        self._fetch: Future[InferenceReply | None] | None = None
+        self._fetch: Future[Any] | None = None
         self._finalizer = weakref.finalize(self, _abandon, member, self._thread)
 
     @property
@@ -222,23 +237,31 @@ class AsyncReplyStream:
 
     async def __anext__(self) -> InferenceReply:
         """The next reply; the one before it counts as done from now on. See :meth:`ReplyStream.__next__`."""
-        if not self._finalizer.alive:
+        reply = await self._fetched(self._member.next)
+        if reply is None:
             raise StopAsyncIteration
+        return reply
+
+    async def next_record(self) -> "InferenceReply | UndecodableReply | None":
+        """For :class:`AsyncReplyService`: the next record, whether it is a reply or not; None at the end."""
+        return await self._fetched(self._member.next_record)
+
+    async def _fetched(self, read: Callable[[], T | None]) -> T | None:
+        if not self._finalizer.alive:
+            return None
         if self._fetch is None:
-            self._fetch = self._thread.submit(self._member.next)
+            self._fetch = self._thread.submit(read)
         # Shielded, because the thread goes on when this task is cancelled, and its reply belongs to the next call.
-        fetch = self._fetch
+        fetch: Future[T | None] = self._fetch
         try:
-            reply = await asyncio.shield(asyncio.wrap_future(fetch))
+            found = await asyncio.shield(asyncio.wrap_future(fetch))
         except asyncio.CancelledError:
             raise
         except BaseException:
             self._fetch = None
             raise
         self._fetch = None
-        if reply is None:
-            raise StopAsyncIteration
-        return reply
+        return found
 
     async def ack(self) -> None:
         """The latest reply is done: commit that now. See :meth:`ReplyStream.ack`."""

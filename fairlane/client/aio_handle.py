@@ -13,9 +13,10 @@ from fairlane.records import InferenceReply, SourceCoordinate
 class AsyncHandle:
     """One submitted request; awaiting it is awaiting its result. See :class:`Handle` for the attributes.
 
-    >>> handle = await client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
-    >>> (await handle).output.text
-    ' Paris.'
+    .. code-block:: python
+
+        handle = await client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
+        print((await handle).output.text)  # Paris.
     """
 
     __slots__ = ("_handle",)

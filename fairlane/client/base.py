@@ -44,7 +44,8 @@ class ReplyOptions(TypedDict, total=False):
         from_beginning: where a group that never read here starts: with the oldest reply kept (default), or with those
             that come from now on.
         on_error: called with each record that is no reply, which is then skipped; if it raises, the iteration ends with
-            that error and the record is met again. Default: it is logged and skipped.
+            that error and the record is met again. Default: it is logged and skipped. For ``replies`` alone: to a
+            service, such a record is a dead letter.
         idle_timeout_ms: end the iteration when nothing came for this long; default: never.
         max_processing_ms: how long a reply may take to be handled, with all waits between tries, before its partition
             goes to another member.
@@ -197,6 +198,8 @@ class BaseClient:
 
         if options.get("dead_letters", False):
             raise ValueError("dead_letters: a service would read again what it puts there; use replies")
+        if options.get("on_error") is not None:
+            raise ValueError("on_error: to a service, what is no reply is a dead letter; use on_dead_letter")
         max_processing_ms = options.get("max_processing_ms", _MAX_PROCESSING_MS)
         if retries.longest_total_ms >= max_processing_ms:
             raise ValueError(
@@ -208,10 +211,7 @@ class BaseClient:
             producer = KafkaConnector(self._settings).letter_producer()
         except KafkaException as error:
             raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
-        letters = ReplyLetters(producer, self.tenant, group_id)
-        if options.get("on_error") is None:
-            options = {**options, "on_error": letters.undecodable}
-        return self._member(group_id, **options), letters
+        return self._member(group_id, **options), ReplyLetters(producer, self.tenant, group_id)
 
     @property
     def _start_timeout_s(self) -> float:

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from fairlane import cloud_events
 from fairlane.client.handle import Handle
 from fairlane.client.seams import ProducerSeam, log
+from fairlane.client.tracing import current_trace
 from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
@@ -29,6 +30,7 @@ class Canceller:
         """Hand the cancellation to the producer, unless one is under way or the reply is here.
 
         It has the key of its request and goes through the same producer, so it stands behind it in the same partition.
+        It carries the trace of whoever cancels; where that is nobody's, as of a stream that was dropped, the request's.
 
         Raises:
             PublishFailed: the producer refused it. Trying again is allowed.
@@ -44,7 +46,7 @@ class Canceller:
                 handle.topic,
                 self._codec.encode(CancelRequest(request_id)),
                 request_id.encode(),
-                headers=list(cloud_events.of_cancellation(self._tenant, request_id)),
+                headers=[*cloud_events.of_cancellation(self._tenant, request_id), *(current_trace() or handle.trace)],
                 on_delivery=partial(self._on_delivery, handle),
             )
         except BufferError:

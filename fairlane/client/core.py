@@ -11,17 +11,19 @@ from uuid import uuid4
 
 from confluent_kafka import KafkaException
 
+from fairlane import cloud_events
 from fairlane.client.attempts import Retrier
 from fairlane.client.handle import Handle
 from fairlane.client.limits import ClientLimits
 from fairlane.client.open_handles import OpenHandles
-from fairlane.client.publisher import Prepared, Publisher, request_headers
+from fairlane.client.publisher import Prepared, Publisher
 from fairlane.client.reader import TopicReader
 from fairlane.client.requests import check_request
 from fairlane.client.retry_policy import RetryPolicy
-from fairlane.client.seams import Connector, ReaderSeam, log
+from fairlane.client.seams import Connector, KafkaHeaders, ReaderSeam, log
 from fairlane.client.stats import ClientStats
 from fairlane.client.streaming import ChunkHub
+from fairlane.client.tracing import current_trace
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
@@ -130,8 +132,9 @@ class ClientCore:
             raise ValueError(
                 f"input: the request takes {len(value)} bytes, the limit is {self.limits.max_request_bytes}"
             )
-        headers = request_headers(self.tenant, request.request_id)
-        return Prepared(request, request.reply_to or self.reply_topic, value, headers)
+        trace = current_trace()
+        headers: KafkaHeaders = [*cloud_events.of_request(self.tenant, request.request_id), *trace]
+        return Prepared(request, request.reply_to or self.reply_topic, value, headers, trace)
 
     def no_room(self) -> Backpressure:
         """The error for a submit that found no room in time."""

@@ -16,6 +16,7 @@ from fairlane.committed import resume_points
 from fairlane.errors import Unavailable
 from fairlane.ownership import PartitionId
 from fairlane.records import InferenceReply
+from fairlane.registry import RegistryError
 from fairlane.trace_context import TraceHeaders, trace_headers
 
 _POLL_S = 0.1
@@ -67,7 +68,7 @@ OnUndecodable = Callable[[UndecodableReply], None]
 
 
 class GroupMember:
-    """One member. ``next`` and ``ack`` are for one thread at a time, ``close`` for any."""
+    """One member. ``next``, ``next_record`` and ``ack`` are for one thread at a time, ``close`` for any."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class GroupMember:
 
     @property
     def latest(self) -> ReadRecord | None:
-        """The record of the reply that ``next`` returned and that is not done; None without one."""
+        """The record of what was returned last and is not done; None without one."""
         return self._current
 
     @property
@@ -115,9 +116,19 @@ class GroupMember:
     def next(self) -> InferenceReply | None:
         """The next reply; the one before it is done. None when closed or idle for too long.
 
+        Records between them that are no reply are reported, and are done with that.
+
         Raises:
-            Unavailable: the topic is not there, may not be read, or the group is not reachable.
+            Unavailable: the topic is not there, may not be read, the group is not reachable, or the schema registry
+                does not tell what a record is.
         """
+        with self._lock:
+            while isinstance(found := self.next_record(), UndecodableReply):
+                self._report(found)
+            return found
+
+    def next_record(self) -> InferenceReply | UndecodableReply | None:
+        """Like ``next``, but for what is no reply, which is returned as well and reported nowhere."""
         with self._lock:
             self._finish_current()
             idle_since = monotonic()
@@ -128,11 +139,9 @@ class GroupMember:
                 if self._assigned:
                     self._take_up()
                     idle_since = monotonic()
-                if message is not None and (reply := self._reply_in(message)) is not None:
-                    return reply
                 if message is not None:
-                    idle_since = monotonic()
-                elif self._idle_timeout_s is not None and monotonic() - idle_since >= self._idle_timeout_s:
+                    return self._content_of(message)
+                if self._idle_timeout_s is not None and monotonic() - idle_since >= self._idle_timeout_s:
                     self._commit_or_log()
                     return None
             return None
@@ -197,7 +206,7 @@ class GroupMember:
             log.warning("reply_stream_error topic=%s name=%s", self.topic, error.name())
         return None
 
-    def _reply_in(self, message: Message) -> InferenceReply | None:
+    def _content_of(self, message: Message) -> InferenceReply | UndecodableReply:
         record = ReadRecord(
             self.topic,
             message.partition() or 0,
@@ -207,16 +216,17 @@ class GroupMember:
             message.value(),
             trace_headers(message.headers()),
         )
+        content: InferenceReply | UndecodableReply
         try:
-            reply = self._codec.decode_as(InferenceReply, record.value)
+            content = self._codec.decode_as(InferenceReply, record.value)
         except DecodeError as error:
             self.undecodable += 1
-            self._report(UndecodableReply(record, error.problem))
-            self._current = record
-            self._finish_current()
-            return None
+            content = UndecodableReply(record, error.problem)
+        except RegistryError as error:
+            self._stopping.set()  # going on would count this record as done
+            raise Unavailable(str(error)) from error
         self._current = record
-        return reply
+        return content
 
     def _report(self, bad: UndecodableReply) -> None:
         if self._on_undecodable is None:
@@ -231,7 +241,9 @@ class GroupMember:
         try:
             self._on_undecodable(bad)
         except BaseException:
-            self._stopping.set()  # going on would count this record as done
+            # Neither going on nor an ack may count this record as done.
+            self._stopping.set()
+            self._current = None
             raise
 
     def _finish_current(self) -> None:

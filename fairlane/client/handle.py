@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fairlane.client.promise import Promise
 from fairlane.errors import FairlaneError, Timeout, error_of
 from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane.trace_context import TraceHeaders
 
 if TYPE_CHECKING:
     from fairlane.client.attempts import Attempts
@@ -43,6 +44,7 @@ class Handle:
         "request_id",
         "submitted_at_ms",
         "topic",
+        "trace",
     )
 
     def __init__(
@@ -63,6 +65,7 @@ class Handle:
         self.cancel_sent_at_ms: int | None = None
         self._cancel = cancel
         self.attempts: Attempts | None = None
+        self.trace: TraceHeaders = ()
         self.held_bytes = 0
         self.queued_bytes = 0
         self.acknowledged: Promise[SourceCoordinate | None] = Promise(lock)

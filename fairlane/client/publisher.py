@@ -6,14 +6,12 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from fairlane import cloud_events
 from fairlane.client.attempts import Attempts, Retrier
 from fairlane.client.canceller import Canceller
 from fairlane.client.handle import Handle
 from fairlane.client.open_handles import OpenHandles
 from fairlane.client.retry_policy import RetryPolicy
 from fairlane.client.seams import KafkaHeaders, ProducerSeam
-from fairlane.client.tracing import current_trace
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
@@ -21,21 +19,18 @@ from fairlane.codec import Codec
 from fairlane.errors import Backpressure, FairlaneError, PublishFailed
 from fairlane.kafka import MAY_BE_PUBLISHED
 from fairlane.records import InferenceReply, InferenceRequest, SourceCoordinate
+from fairlane.trace_context import TraceHeaders
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was checked and encoded, with the headers of its record."""
+    """A request that was checked and encoded, with the headers of its record, ``trace`` among them."""
 
     request: InferenceRequest
     reply_to: str
     value: bytes
     headers: KafkaHeaders
-
-
-def request_headers(tenant: str, request_id: str) -> KafkaHeaders:
-    """What stands beside a request: the attributes of the event, and the trace that the caller is in."""
-    return [*cloud_events.of_request(tenant, request_id), *current_trace()]
+    trace: TraceHeaders = ()
 
 
 class Publisher:
@@ -86,6 +81,7 @@ class Publisher:
         handle = Handle(
             request.request_id, self._topic, prepared.reply_to, self._clock(), self._promise_lock, self.cancel
         )
+        handle.trace = prepared.trace
         if policy.tries > 1:
             # What may be sent again is kept until the reply is here, and so is its room.
             handle.attempts = Attempts(policy, request, prepared.headers, self._retrier.now_ms)

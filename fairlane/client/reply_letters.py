@@ -1,13 +1,13 @@
 """The dead letters of a service: replies that its handler cannot take, on a topic of its tenant's own."""
 
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from fairlane import metrics
-from fairlane.client.group_member import ReadRecord, UndecodableReply
+from fairlane.client.group_member import ReadRecord
 from fairlane.client.positions import MetadataSource, existing_partitions
 from fairlane.client.seams import LETTER_TIMEOUT_MS, ProducerSeam
 from fairlane.cluster import reason_of
@@ -15,8 +15,6 @@ from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_header
 from fairlane.errors import Unavailable
 from fairlane.names import dead_letter_replies_topic
 from fairlane.records import InferenceReply, SourceCoordinate
-
-DEAD_LETTER = "dead_letter"
 
 # The producer gives up first, and says why.
 _WRITE_TIMEOUT_S = LETTER_TIMEOUT_MS / 1_000 + 2.0
@@ -29,6 +27,21 @@ class HandlerFailedError(DeadLetterError):
 
 class UndecodableReplyError(DeadLetterError):
     """What stood on the reply topic is no reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record of a reply topic that a service cannot take. Of its content nothing is shown when this is printed.
+
+    Attributes:
+        record: the record as it came: ``topic``, ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``value``.
+        reply: the reply in it, which the handler failed on at every try; None in a record that is no reply.
+        error: what the handler raised last; of a record that is no reply, an error that says why it is none.
+    """
+
+    record: ReadRecord
+    reply: InferenceReply | None = field(repr=False)
+    error: Exception = field(repr=False)
 
 
 class LetterProducer(ProducerSeam, MetadataSource, Protocol):
@@ -57,16 +70,15 @@ class ReplyLetters:
         except KafkaException as error:
             raise Unavailable(f"no broker answers: {reason_of(error)}") from error
 
-    def handler_failed(self, record: ReadRecord, reply: InferenceReply, error: Exception, tries: int) -> None:
-        """Keep a reply. Of the error only its class is told: its text may quote the reply.
+    def keep(self, letter: DeadLetter, tries: int) -> None:
+        """Write a letter; a reply in it was tried ``tries`` times. Raises Unavailable when the topic does not take it.
 
-        Raises Unavailable when the topic does not take it."""
-        why = HandlerFailedError(f"{type(error).__name__} at each of {tries} tries")
-        self._write(record, why, reply.model)
-
-    def undecodable(self, bad: UndecodableReply) -> None:
-        """Keep a record that is no reply. Raises Unavailable when the topic does not take it."""
-        self._write(bad.record, UndecodableReplyError(bad.problem), None)
+        Of a handler's error only its class is told: its text may quote the reply."""
+        if isinstance(letter.error, UndecodableReplyError):
+            self._write(letter.record, letter.error, None)
+        else:
+            why = HandlerFailedError(f"{type(letter.error).__name__} at each of {tries} tries")
+            self._write(letter.record, why, None if letter.reply is None else letter.reply.model)
 
     def close(self) -> None:
         """Give up what was not acknowledged in time; it was not taken for kept."""
@@ -99,4 +111,3 @@ class ReplyLetters:
             raise Unavailable(f"{self.topic}: no answer within {_WRITE_TIMEOUT_S:g} s")
         if outcome[0] is not None:
             raise Unavailable(f"{self.topic}: {outcome[0].str()}")
-        metrics.REPLIES_SERVED.labels(topic=record.topic, result=DEAD_LETTER).inc()

@@ -9,9 +9,9 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from fairlane import metrics
-from fairlane.client.group_member import GroupMember
+from fairlane.client.group_member import GroupMember, UndecodableReply
 from fairlane.client.handler_retries import HandlerRetries
-from fairlane.client.reply_letters import DEAD_LETTER, ReplyLetters
+from fairlane.client.reply_letters import DeadLetter, ReplyLetters, UndecodableReplyError
 from fairlane.client.seams import log
 from fairlane.client.tracing import continued
 from fairlane.records import InferenceReply
@@ -24,12 +24,13 @@ ReplyHandler = Callable[[InferenceReply], object]
 
 AsyncReplyHandler = Callable[[InferenceReply], Awaitable[object]]
 
-OnDeadLetter = Callable[[InferenceReply, Exception], object]
-"""Takes a reply that the handler failed on at every try, with its last error, instead of the topic of dead letters."""
+OnDeadLetter = Callable[[DeadLetter], object]
+"""Takes what the handler failed on at every try, and what is no reply, instead of the topic of dead letters."""
 
-AsyncOnDeadLetter = Callable[[InferenceReply, Exception], Awaitable[object]]
+AsyncOnDeadLetter = Callable[[DeadLetter], Awaitable[object]]
 
 HANDLED = "handled"
+DEAD_LETTER = "dead_letter"
 
 _LOOK_EVERY_S = 0.05
 
@@ -52,7 +53,7 @@ class _Service:
 
     @property
     def dead_letter_topic(self) -> str | None:
-        """Where replies go that the handler fails on at every try; None with a callback instead."""
+        """Where that goes which the service cannot take; None with a callback instead."""
         return None if self._letters is None else self._letters.topic
 
     def _begin(self) -> None:
@@ -78,11 +79,24 @@ class _Service:
         )
         return self._retries.wait_s(failures, random.random())  # noqa: S311 - jitter, not a secret
 
-    def _keep_letter(self, reply: InferenceReply, error: Exception) -> None:
-        record, letters = self._member.latest, self._letters
+    def _failed(self, reply: InferenceReply, error: Exception) -> DeadLetter:
+        record = self._member.latest
         assert record is not None  # noqa: S101 - a mistake in this package, not of a caller
-        assert letters is not None  # noqa: S101 - likewise
-        letters.handler_failed(record, reply, error, self._retries.tries)
+        return DeadLetter(record, reply, error)
+
+    def _undecodable(self, bad: UndecodableReply) -> DeadLetter:
+        log.warning(
+            "reply_undecodable topic=%s partition=%d offset=%d problem=%s",
+            bad.topic,
+            bad.partition,
+            bad.offset,
+            bad.problem,
+        )
+        return DeadLetter(bad.record, None, UndecodableReplyError(bad.problem))
+
+    def _keep(self, letter: DeadLetter) -> None:
+        assert self._letters is not None  # noqa: S101 - a mistake in this package, not of a caller
+        self._letters.keep(letter, self._retries.tries)
 
     def _count(self, result: str) -> None:
         metrics.REPLIES_SERVED.labels(topic=self.topic, result=result).inc()
@@ -91,9 +105,11 @@ class _Service:
 class ReplyService(_Service):
     """Gives every reply of a topic to a handler, one after the other. Made by :meth:`Client.serve_replies`.
 
-    >>> service = client.serve_replies("billing", book, service="billing")
-    >>> signal.signal(signal.SIGTERM, lambda *_: service.stop())
-    >>> service.run()
+    .. code-block:: python
+
+        service = client.serve_replies("billing", book, service="billing")
+        signal.signal(signal.SIGTERM, lambda *_: service.stop())
+        service.run()
 
     A reply is done when the handler returned, or when it is a dead letter. What was not done when the service ended,
     however it did, is given to the handler again: at least once, so the handler must bear to see a reply twice.
@@ -119,12 +135,15 @@ class ReplyService(_Service):
         Raises:
             Unavailable: a topic is not there or may not be used, the group is not reachable, or a dead letter could
                 not be kept. The reply in work comes again.
-            Exception: what ``on_dead_letter`` or ``on_error`` raised; likewise.
+            Exception: what ``on_dead_letter`` raised; likewise.
         """
         try:
             self._begin()
-            while (reply := self._member.next()) is not None and self._handled(reply):
-                pass
+            while (found := self._member.next_record()) is not None:
+                if isinstance(found, UndecodableReply):
+                    self._give_up(self._undecodable(found))
+                elif not self._handled(found):
+                    break
         finally:
             self._member.close()
             self._end()
@@ -146,7 +165,7 @@ class ReplyService(_Service):
                 failures += 1
                 wait_s = self._wait_s(reply, error, failures)
                 if wait_s is None:
-                    self._give_up(reply, error)
+                    self._give_up(self._failed(reply, error))
                     return True
                 if self._stopped_within(wait_s):
                     return False
@@ -161,20 +180,22 @@ class ReplyService(_Service):
             sleep(min(left_s, _LOOK_EVERY_S))
         return self._stopping.is_set()
 
-    def _give_up(self, reply: InferenceReply, error: Exception) -> None:
+    def _give_up(self, letter: DeadLetter) -> None:
         if self._on_dead_letter is None:
-            self._keep_letter(reply, error)
+            self._keep(letter)
         else:
-            self._on_dead_letter(reply, error)
-            self._count(DEAD_LETTER)
+            self._on_dead_letter(letter)
+        self._count(DEAD_LETTER)
 
 
 class AsyncReplyService(_Service):
     """:class:`ReplyService` for asyncio, whose handler is a coroutine function. For one event loop.
 
-    >>> service = client.serve_replies("billing", book, service="billing")
-    >>> asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stop)
-    >>> await service.run()
+    .. code-block:: python
+
+        service = client.serve_replies("billing", book, service="billing")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stop)
+        await service.run()
     """
 
     def __init__(
@@ -199,8 +220,10 @@ class AsyncReplyService(_Service):
         async with self._stream:
             try:
                 await asyncio.to_thread(self._begin)
-                async for reply in self._stream:
-                    if not await self._handled(reply):
+                while (found := await self._stream.next_record()) is not None:
+                    if isinstance(found, UndecodableReply):
+                        await self._give_up(self._undecodable(found))
+                    elif not await self._handled(found):
                         break
             finally:
                 self._end()
@@ -220,7 +243,7 @@ class AsyncReplyService(_Service):
                 failures += 1
                 wait_s = self._wait_s(reply, error, failures)
                 if wait_s is None:
-                    await self._give_up(reply, error)
+                    await self._give_up(self._failed(reply, error))
                     return True
                 if await self._stopped_within(wait_s):
                     return False
@@ -228,12 +251,12 @@ class AsyncReplyService(_Service):
                 self._count(HANDLED)
                 return True
 
-    async def _give_up(self, reply: InferenceReply, error: Exception) -> None:
+    async def _give_up(self, letter: DeadLetter) -> None:
         if self._on_dead_letter is None:
-            await asyncio.to_thread(self._keep_letter, reply, error)
+            await asyncio.to_thread(self._keep, letter)
         else:
-            await self._on_dead_letter(reply, error)
-            self._count(DEAD_LETTER)
+            await self._on_dead_letter(letter)
+        self._count(DEAD_LETTER)
 
     async def _stopped_within(self, wait_s: float) -> bool:
         try:

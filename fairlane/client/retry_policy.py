@@ -17,8 +17,10 @@ class RetryPolicy:
     did not say whether they got into the log. The service runs one id once, so none of this runs anything twice. All
     else is final: a request that is wrong, expired, cancelled or failed.
 
-    >>> patient = Client(tenant="acme", retries=RetryPolicy(tries=8, within_ms=120_000))
-    >>> handle = patient.submit(model="smollm2-135m-instruct", prompt="2 + 2 =", retries=RetryPolicy(tries=1))
+    >>> with Client(tenant="acme", retries=RetryPolicy(tries=8, within_ms=120_000)) as patient:
+    ...     once = patient.submit(model="smollm2-135m-instruct", prompt="2 + 2 = ?", retries=RetryPolicy(tries=1))
+    ...     print(once.result(timeout=30).output.text)
+    4
 
     Attributes:
         tries: how often a request is published at most, the first time included.

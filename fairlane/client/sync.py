@@ -71,7 +71,8 @@ class Client(BaseClient):
         """Publish a request that was built elsewhere; otherwise like ``submit``.
 
         >>> request = InferenceRequest(new_request_id(), "digits", "classify", RequestInput(image=png))
-        >>> handle = client.submit_request(request)
+        >>> client.submit_request(request).result(timeout=10).output.labels[0].label
+        '7'
         """
         core = self._core
         core.start()
@@ -87,6 +88,7 @@ class Client(BaseClient):
 
         >>> for delta in client.stream(model="smollm2-135m-instruct", prompt="The capital of France is"):
         ...     print(delta, end="", flush=True)
+        Paris.
 
         Args:
             timeout: seconds to wait for each next piece of text, None for as long as it takes.
@@ -123,9 +125,10 @@ class Client(BaseClient):
         Lazy: it takes the next item when its handle is asked for, and waits while ``max_in_flight`` are unanswered, so
         an endless iterable takes bounded memory. The first error ends it; those submitted before stay submitted.
 
-        >>> requests = ({"model": "all-minilm-l6-v2", "task": "embed", "texts": [text]} for text in texts)
-        >>> for handle in client.submit_many(requests):
-        ...     handles.append(handle)
+        >>> requests = ({"model": "all-minilm-l6-v2", "task": "embed", "texts": [text]} for text in ("a cat", "a dog"))
+        >>> handles = list(client.submit_many(requests))
+        >>> [handle.result(timeout=10).outcome for handle in handles]
+        ['ok', 'ok']
 
         Raises:
             The same as ``submit``, with a note that says which item.
@@ -152,9 +155,11 @@ class Client(BaseClient):
         Lazy: at most ``ahead`` requests are published and not yet yielded, so an endless iterable takes bounded memory.
         What was published and is not taken, because the loop was left or an error ended it, is cancelled.
 
-        >>> requests = ({"model": "all-minilm-l6-v2", "task": "embed", "texts": [text]} for text in texts)
+        >>> requests = ({"model": "all-minilm-l6-v2", "task": "embed", "texts": [text]} for text in ("a cat", "a dog"))
         >>> for request, reply in client.map(requests):
-        ...     keep(request["texts"], reply.outcome, reply.output)
+        ...     print(request["texts"], reply.outcome)
+        ['a cat'] ok
+        ['a dog'] ok
 
         Args:
             items: requests, or mappings of the fields of ``submit``.
@@ -183,9 +188,11 @@ class Client(BaseClient):
         Each reply is delivered at least once to the group: it counts as done when the next one is asked for, or with
         ``ack``; what was not done when the stream closed comes again. Options: :class:`ReplyOptions`.
 
-        >>> with client.replies("billing", service="billing") as replies:
-        ...     for reply in replies:
-        ...         book(reply.request_id, reply.usage)
+        .. code-block:: python
+
+            with client.replies("billing", service="billing") as replies:
+                for reply in replies:
+                    book(reply.request_id, reply.usage)
 
         Raises:
             ValueError: an option is wrong; the message begins with its name.
@@ -204,17 +211,19 @@ class Client(BaseClient):
     ) -> "ReplyService":
         """A loop that gives each reply of a topic to a handler, as a member of a group; ``run`` it.
 
-        >>> service = client.serve_replies("billing", lambda reply: book(reply.usage), service="billing")
-        >>> service.run()
+        .. code-block:: python
+
+            service = client.serve_replies("billing", lambda reply: book(reply.usage), service="billing")
+            service.run()
 
         Args:
             group_id: of the consumer group.
             handler: takes a reply, at least once. A call that raises is made again.
             retries: how often and after which waits; default: :class:`HandlerRetries`.
-            on_dead_letter: takes a reply that the handler failed on at every try; if it raises, ``run`` ends with that.
-                Default: it is written to ``dead-letter.replies.<tenant>``, and so is a record that is no reply unless
-                ``on_error`` takes it.
-            options: those of ``replies``.
+            on_dead_letter: takes each reply that the handler failed on at every try, and each record that is no reply,
+                as a :class:`DeadLetter`; if it raises, ``run`` ends with that and the record comes again. Default:
+                they are written to ``dead-letter.replies.<tenant>``.
+            options: those of ``replies``, but for ``on_error`` and ``dead_letters``.
 
         Raises:
             ValueError: an option is wrong; the message begins with its name.

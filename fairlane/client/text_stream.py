@@ -53,11 +53,11 @@ class TextStream(_Stream):
     """The text of one answer as it is made; iterate it in one thread at a time, ``close`` it from any.
 
     >>> with client.stream(model="smollm2-135m-instruct", prompt="The capital of France is") as stream:
+    ...     shown = ""
     ...     for delta in stream:
-    ...         if delta.restarted:
-    ...             screen.clear()
-    ...         screen.write(delta.text)
-    ...     print(stream.reply().usage.completion_tokens)
+    ...         shown = delta.text if delta.restarted else shown + delta.text
+    ...     print(shown, stream.reply().usage.completion_tokens)
+    Paris. 2
 
     The deltas end with the text of the final reply, which is the one that counts: what of it did not come as chunks
     comes with it, as one delta, and if it differs from what came, the text starts again. Whoever takes them late gets
@@ -131,10 +131,12 @@ class TextStream(_Stream):
 class AsyncTextStream(_Stream):
     """The text of one answer as it is made, for one task at a time; see :class:`TextStream`.
 
-    >>> async with client.stream(model="smollm2-135m-instruct", prompt="The capital of France is") as stream:
-    ...     async for delta in stream:
-    ...         await send(delta.text, restarted=delta.restarted)
-    ...     print((await stream.reply()).usage.completion_tokens)
+    .. code-block:: python
+
+        async with client.stream(model="smollm2-135m-instruct", prompt="The capital of France is") as stream:
+            async for delta in stream:
+                await send(delta.text, restarted=delta.restarted)
+            print((await stream.reply()).usage.completion_tokens)
 
     The request is published when the stream is entered, iterated or asked for its reply. A task that is cancelled while
     it waits for text has left the stream, and that cancels the request; to wait only so long, there is the timeout of

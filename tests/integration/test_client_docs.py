@@ -1,4 +1,4 @@
-"""The examples of docs/client.md, run as they stand there, print what stands there."""
+"""The examples of docs/client.md, run as they stand there, print what stands there; and that of the README runs."""
 
 import contextlib
 import io
@@ -26,6 +26,7 @@ from tests.integration.other_side import OtherSide, create_topics
 pytestmark = pytest.mark.broker
 
 WAIT_S = 20
+README = (PROJECT_ROOT / "README.md").read_text()
 DOCUMENT = (PROJECT_ROOT / "docs" / "client.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
 LONG = 512
@@ -114,8 +115,18 @@ def test_an_example_prints_what_the_document_says(
     code: str, output: str, broker: str, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker)
+    assert printed_by(code, tenant) == output
+
+
+def test_the_example_of_the_readme_runs(broker: str, tenant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert printed_by(code, tenant) == "The capital of France is Paris. 7\n"
+
+
+def printed_by(code: str, tenant: str) -> str:
     assert 'tenant="acme"' in code
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code.replace("acme", tenant), "client.md", "exec"), {})  # noqa: S102 - ours
-    assert printed.getvalue() == output
+        exec(compile(code.replace("acme", tenant), "example", "exec"), {})  # noqa: S102 - ours
+    return printed.getvalue()

@@ -4,29 +4,50 @@ import subprocess
 import sys
 import venv
 import zipfile
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, distributions, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from deploy.local.layout import PROJECT_ROOT
 from deploy.local.shared_packages import required_by, share
 
 TIMEOUT_S = 120
-SMALL = 40
-"""Packages, most of them of one file or two; torch alone brings as many."""
+SMALL = 24
+"""Packages, most of them of one file or two; 19 when this was written."""
 NOT_DECLARED = ("torch", "transformers", "faust", "aiokafka", "fastapi", "uvicorn", "psycopg", "redis", "opentelemetry")
 OURS_ELSEWHERE = ("producers", "stream_processors", "inference_consumers", "deploy", "tests", "benchmarks", "schemas")
 
 WELL_TYPED = """
 import asyncio
 
-from fairlane import AsyncClient, Client, HandlerRetries, InferenceReply, Rejected, RetryPolicy, Unsuccessful
+from fairlane import (
+    AsyncClient,
+    Client,
+    DeadLetter,
+    HandlerRetries,
+    InferenceReply,
+    Rejected,
+    RetryPolicy,
+    Unsuccessful,
+    async_replies,
+    replies,
+)
 
 
 def book(reply: InferenceReply) -> None:
     print(reply.request_id, reply.usage.completion_tokens)
+
+
+async def book_soon(reply: InferenceReply) -> None:
+    book(reply)
+
+
+def keep(letter: DeadLetter) -> None:
+    if letter.reply is None:
+        print(letter.record.topic, letter.record.offset, len(letter.record.value or b""), letter.error)
 
 
 def ask(client: Client) -> str | None:
@@ -52,6 +73,8 @@ async def stream(client: AsyncClient) -> str:
 with Client(tenant="acme", retries=RetryPolicy()) as client:
     print(ask(client), all_of(client, ["a", "b"]))
     client.serve_replies("billing", book, service="billing", retries=HandlerRetries(tries=2)).run()
+replies("billing", book, tenant="acme", service="billing", on_dead_letter=keep).run()
+asyncio.run(async_replies("billing", book_soon, tenant="acme").run())
 """
 WRONGLY_TYPED = """
 from fairlane import Client
@@ -110,7 +133,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     site = site_of(folder)
-    here = {found.name.lower().replace("_", "-"): found for found in distributions(path=[str(site_of(sys.prefix))])}
+    here = by_name(Path(sys.prefix))
     here["fairlane"] = installed(site)
     needed = set(required_by("fairlane", here, {}))
     declared = {Requirement(line).name.lower() for line in here["fairlane"].requires or () if "extra ==" not in line}
@@ -118,6 +141,25 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(needed) <= SMALL
     assert set(share(site_of(sys.prefix), site, {name: here[name].version for name in needed})) == needed
     return folder
+
+
+def by_name(prefix: Path) -> dict[str, Distribution]:
+    return {canonicalize_name(found.name): found for found in distributions(path=[str(site_of(prefix))])}
+
+
+def unmet(environment: Path) -> list[str]:
+    """What a package there says that it needs, and what of it there is instead; none if all is as declared."""
+    there = by_name(environment)
+    wrong = []
+    for found in there.values():
+        for line in found.requires or ():
+            requirement = Requirement(line)
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            other = there.get(canonicalize_name(requirement.name))
+            if other is None or not requirement.specifier.contains(other.version, prereleases=True):
+                wrong.append(f"{found.name} needs {requirement}, there is {other and other.version}")
+    return wrong
 
 
 def site_of(prefix: Path | str) -> Path:
@@ -136,6 +178,17 @@ def test_fairlane_is_all_that_is_in_it_and_it_is_typed(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"fairlane"}
     assert len(tops) == 2
     assert {"fairlane/py.typed", "fairlane/_data/topics.yaml", "fairlane/_data/schemas/ids.yaml"} <= set(names)
+
+
+def test_every_version_there_is_one_that_was_declared(environment: Path, tmp_path: Path) -> None:
+    assert unmet(environment) == []
+    # And what is not would be seen.
+    info = site_of(tmp_path) / "fairlane-0.dist-info" / "METADATA"
+    info.parent.mkdir(parents=True)
+    info.write_text("Metadata-Version: 2.1\nName: fairlane\nVersion: 0\nRequires-Dist: rich<15\nRequires-Dist: torch\n")
+    share(site_of(sys.prefix), site_of(tmp_path), {"rich": version("rich")})
+    found = [line for line in unmet(tmp_path) if line.startswith("fairlane ")]
+    assert found == [f"fairlane needs rich<15, there is {version('rich')}", "fairlane needs torch, there is None"]
 
 
 def test_what_it_offers_works_with_what_it_declares(environment: Path) -> None:

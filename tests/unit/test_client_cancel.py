@@ -4,7 +4,10 @@ import asyncio
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import TracerProvider
 
+from fairlane import headers
 from fairlane.client import AsyncClient, Client, Handle
 from fairlane.errors import Backpressure, Cancelled, ClientClosed, PublishFailed
 from fairlane.records import CancelRequest, InferenceReply
@@ -34,6 +37,38 @@ def test_a_cancellation_follows_its_request_once(client: Client, producer: FakeP
     assert handle.cancel_sent_at_ms is not None
     assert not handle.done()
     assert client.stats.in_flight == 1, "until the reply is here"
+
+
+def test_a_cancellation_carries_the_trace_of_whoever_cancels(client: Client, producer: FakeProducer) -> None:
+    tracer = TracerProvider().get_tracer("test")
+    carried = context.attach(baggage.set_baggage("key", "secret"))
+    try:
+        with tracer.start_as_current_span("ask"):
+            handle = client.submit(model="m", prompt="p")
+        with tracer.start_as_current_span("give up") as span:
+            handle.cancel()
+    finally:
+        context.detach(carried)
+    (cancellation,) = cancellations(producer)
+    assert dict(cancellation.headers)[headers.TRACE_PARENT] == trace_parent(span)
+    assert dict(cancellation.headers)[headers.CE_TYPE] == b"fairlane.CancelRequest"
+    assert "secret" not in repr(cancellation.headers)
+
+
+def test_a_cancellation_outside_of_any_span_carries_the_trace_of_its_request(
+    client: Client, producer: FakeProducer
+) -> None:
+    with TracerProvider().get_tracer("test").start_as_current_span("ask") as span:
+        traced = client.submit(model="m", prompt="p")
+    for handle in (traced, client.submit(model="m", prompt="p")):
+        handle.cancel()
+    found = [dict(sent.headers).get(headers.TRACE_PARENT) for sent in cancellations(producer)]
+    assert found == [trace_parent(span), None]
+
+
+def trace_parent(span: trace.Span) -> bytes:
+    of = span.get_span_context()
+    return f"00-{trace.format_trace_id(of.trace_id)}-{trace.format_span_id(of.span_id)}-{of.trace_flags:02x}".encode()
 
 
 def test_the_reply_says_what_became_of_it(client: Client, kafka: FakeConnector) -> None:

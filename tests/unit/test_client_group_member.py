@@ -1,16 +1,18 @@
 """A stream of replies against a broker that stops answering."""
 
 import threading
+from contextlib import nullcontext
 from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, KafkaError
 
 from fairlane.client import group_member
-from fairlane.client.group_member import GroupMember
+from fairlane.client.group_member import GroupMember, OnUndecodable, UndecodableReply
 from fairlane.client.sequence import Sequence
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply
+from fairlane.registry import RegistryError
 from fairlane.schema_files import default_codec
 from tests.unit.client_fakes import FakeMember, error_message, reply_message
 from tests.waiting import eventually
@@ -25,12 +27,16 @@ def consumer() -> FakeMember:
 def member(consumer: FakeMember, monkeypatch: pytest.MonkeyPatch) -> GroupMember:
     monkeypatch.setattr(group_member, "_COMMIT_TIMEOUT_S", 0.05)
     monkeypatch.setattr(group_member, "_CLOSE_TIMEOUT_S", 0.05)
+    return made_member(consumer)
+
+
+def made_member(consumer: FakeMember, on_undecodable: OnUndecodable | None = None) -> GroupMember:
     return GroupMember(
         cast("Consumer", consumer),
         "replies.acme",
         default_codec(),
         from_beginning=True,
-        on_undecodable=None,
+        on_undecodable=on_undecodable,
         idle_timeout_s=0.01,
         start_timeout_s=1.0,
     )
@@ -95,6 +101,46 @@ def test_a_lost_head_of_the_log_is_said_and_reading_goes_on(
     assert member.next() is not None
     assert len(consumer.sought) == 1
     assert "replies_lost" in caplog.text
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_what_is_no_reply_is_done_when_it_was_reported_and_not_when_that_failed(
+    consumer: FakeMember, is_taken: bool
+) -> None:
+    reported: list[bytes | None] = []
+
+    def report(bad: UndecodableReply) -> None:
+        reported.append(bad.value)
+        if not is_taken:
+            raise LookupError("nowhere to put it")
+
+    member = made_member(consumer, report)
+    broken = reply_message(InferenceReply("1", "acme", "ok"))
+    broken.set_value(b"no reply")
+    consumer.push(broken)
+    with nullcontext() if is_taken else pytest.raises(LookupError):
+        assert member.next() is None  # idle
+    member.ack()
+    member.close()
+    assert (reported, member.undecodable) == ([b"no reply"], 1)
+    assert consumer.commits[-1] == [(0, 8 if is_taken else 0)]
+
+
+def test_a_record_whose_schema_cannot_be_had_is_not_done(
+    member: GroupMember, consumer: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away:
+        def decode_as(self, *_: object) -> None:
+            raise RegistryError("nobody answers")
+
+    monkeypatch.setattr(member, "_codec", Away())
+    push(consumer)
+    with pytest.raises(Unavailable, match="nobody answers"):
+        member.next()
+    assert member.next() is None
+    member.ack()
+    member.close()
+    assert (consumer.commits[-1], member.undecodable) == ([(0, 0)], 0)
 
 
 def test_a_permanent_error_ends_the_iteration(member: GroupMember, consumer: FakeMember) -> None:

@@ -9,12 +9,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from prometheus_client import REGISTRY
 
+import fairlane
 from fairlane import headers
 from fairlane.client import Client
 from fairlane.client.aio import AsyncReplyStream
 from fairlane.client.group_member import GroupMember
 from fairlane.client.handler_retries import HandlerRetries
-from fairlane.client.reply_letters import ReplyLetters
+from fairlane.client.reply_letters import DeadLetter, ReplyLetters, UndecodableReplyError
 from fairlane.client.reply_service import AsyncReplyService, ReplyService
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply, Output
@@ -26,6 +27,7 @@ TOPIC = "replies.acme.billing"
 LETTERS = "dead-letter.replies.acme"
 AT_ONCE = HandlerRetries(tries=3, first_wait_ms=0)
 SECRET = "what the model said"
+BROKEN = b"no reply at all"
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -52,15 +54,15 @@ class Kit:
             TOPIC,
             default_codec(),
             from_beginning=True,
-            on_undecodable=self.letters.undecodable,
+            on_undecodable=None,
             idle_timeout_s=0.05,
             start_timeout_s=0.2,
         )
         self.retries = AT_ONCE
         self.calls: list[str] = []
         self.fails: dict[str, int] = {}
-        self.given_up: list[tuple[str, str]] = []
-        self.callback: Callable[[InferenceReply, Exception], None] | None = None
+        self.given_up: list[DeadLetter] = []
+        self.callback: Callable[[DeadLetter], None] | None = None
         self.stop: Callable[[], None] = lambda: None
         self.stop_after: int | None = None
 
@@ -69,6 +71,13 @@ class Kit:
             reply = InferenceReply(request_id, "acme", "ok", model="m", output=Output(text=SECRET))
             given = [("traceparent", TRACE), ("baggage", b"key=secret")]
             self.consumer.push(reply_message(reply, TOPIC, offset, [*given]))
+
+    def push_one_that_is_broken(self) -> None:
+        """`a`, what is no reply under the key `b`, and `c`."""
+        self.push("a")
+        broken = reply_message(InferenceReply("b", "acme", "ok"), TOPIC, 1, [("traceparent", TRACE)])
+        broken.set_value(BROKEN)
+        self.consumer.push(broken, reply_message(InferenceReply("c", "acme", "ok"), TOPIC, 2))
 
     def handle(self, reply: InferenceReply) -> None:
         self.calls.append(reply.request_id)
@@ -81,9 +90,9 @@ class Kit:
     async def handle_async(self, reply: InferenceReply) -> None:
         self.handle(reply)
 
-    async def callback_async(self, reply: InferenceReply, error: Exception) -> None:
+    async def callback_async(self, letter: DeadLetter) -> None:
         assert self.callback is not None
-        self.callback(reply, error)
+        self.callback(letter)
 
     def run(self) -> None:
         letters = None if self.callback is not None else self.letters
@@ -121,6 +130,13 @@ def failures() -> float:
     return REGISTRY.get_sample_value("fairlane_reply_handler_failures_total", {"topic": TOPIC}) or 0.0
 
 
+def timed() -> tuple[float, float]:
+    """How many calls of the handler, and the seconds of all."""
+    name, topic = "fairlane_reply_handler_seconds", {"topic": TOPIC}
+    count, seconds = (REGISTRY.get_sample_value(f"{name}_{of}", topic) or 0.0 for of in ("count", "sum"))
+    return count, seconds
+
+
 def test_each_reply_is_handled_in_its_order_and_committed(kit: Kit) -> None:
     before = served("handled")
     kit.push("a", "b", "c")
@@ -131,13 +147,15 @@ def test_each_reply_is_handled_in_its_order_and_committed(kit: Kit) -> None:
 
 
 def test_a_handler_that_fails_is_called_again_and_those_behind_wait(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
-    before = failures()
+    before, (calls, seconds) = failures(), timed()
     kit.fails = {"a": 2}
     kit.push("a", "b")
     kit.run()
     assert kit.calls == ["a", "a", "a", "b"]
     assert (kit.committed, kit.producer.sent) == (2, [])
     assert failures() == before + 2
+    assert timed()[0] == calls + len(kit.calls), "each call is timed, those that raised too"
+    assert timed()[1] > seconds
     assert "error=LookupError failures=2" in caplog.text
     assert SECRET not in caplog.text
 
@@ -164,12 +182,19 @@ def test_a_reply_that_is_never_taken_is_kept_as_it_came_and_the_next_is_served(k
 
 
 def test_a_callback_may_take_it_instead(kit: Kit) -> None:
-    kit.callback = lambda reply, error: kit.given_up.append((reply.request_id, type(error).__name__))
+    before = served("dead_letter")
+    kit.callback = kit.given_up.append
     kit.fails = {"a": 99}
     kit.push("a", "b")
     kit.run()
-    assert kit.given_up == [("a", "LookupError")]
+    (letter,) = kit.given_up
+    assert letter.reply is not None
+    assert (letter.reply.request_id, type(letter.error)) == ("a", LookupError)
+    assert (letter.record.topic, letter.record.offset, letter.record.key) == (TOPIC, 0, b"a")
+    assert letter.record.value == default_codec().encode(letter.reply)
+    assert SECRET not in repr(letter)
     assert (kit.calls[-1], kit.committed, kit.producer.sent) == ("b", 2, [])
+    assert served("dead_letter") == before + 1
 
 
 def test_a_reply_that_cannot_be_kept_anywhere_is_not_done(kit: Kit) -> None:
@@ -182,7 +207,7 @@ def test_a_reply_that_cannot_be_kept_anywhere_is_not_done(kit: Kit) -> None:
 
 
 def test_a_callback_that_fails_ends_the_service_and_the_reply_is_not_done(kit: Kit) -> None:
-    def callback(_reply: InferenceReply, _error: Exception) -> None:
+    def callback(_letter: DeadLetter) -> None:
         raise OSError("disk full")
 
     kit.callback = callback
@@ -201,15 +226,53 @@ def test_without_the_topic_nothing_is_served(kit: Kit) -> None:
     assert (kit.calls, kit.consumer.closed) == ([], True)
 
 
-def test_a_record_that_is_no_reply_is_kept_too(kit: Kit) -> None:
-    kit.consumer.push(reply_message(InferenceReply("a", "acme", "ok"), TOPIC, 0))
-    broken = reply_message(InferenceReply("b", "acme", "ok"), TOPIC, 1)
-    broken.set_value(b"no reply at all")
-    kit.consumer.push(broken)
+def test_a_record_that_is_no_reply_is_kept_too(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    before, calls = served("dead_letter"), timed()[0]
+    kit.push_one_that_is_broken()
     kit.run()
     (letter,) = kit.producer.sent
-    assert (letter.topic, letter.key, letter.value) == (LETTERS, b"b", b"no reply at all")
-    assert (kit.calls, kit.committed) == (["a"], 2)
+    assert (letter.topic, letter.key, letter.value) == (LETTERS, b"b", BROKEN)
+    found = dict(letter.headers)
+    assert found[headers.DLT_EXCEPTION_CLASS] == b"fairlane.client.reply_letters.UndecodableReplyError"
+    assert (found[headers.DLT_ORIGINAL_OFFSET], found[headers.TRACE_PARENT]) == (b"1", TRACE)
+    assert (kit.calls, kit.committed) == (["a", "c"], 3)
+    assert served("dead_letter") == before + 1
+    assert timed()[0] == calls + 2, "no handler was given it"
+    assert f"reply_undecodable topic={TOPIC} partition=0 offset=1 problem=bad_magic" in caplog.text
+
+
+def test_a_callback_takes_what_is_no_reply(kit: Kit) -> None:
+    before = served("dead_letter")
+    kit.callback = kit.given_up.append
+    kit.push_one_that_is_broken()
+    kit.run()
+    (letter,) = kit.given_up
+    assert (letter.reply, letter.record.key, letter.record.value) == (None, b"b", BROKEN)
+    assert (letter.record.topic, letter.record.partition, letter.record.offset) == (TOPIC, 0, 1)
+    assert isinstance(letter.error, UndecodableReplyError)
+    assert "bad_magic" in str(letter.error)
+    assert (kit.calls, kit.committed, kit.producer.sent) == (["a", "c"], 3, [])
+    assert served("dead_letter") == before + 1
+
+
+def test_what_is_no_reply_and_is_kept_nowhere_is_not_done(kit: Kit) -> None:
+    before = served("dead_letter")
+    kit.producer.refuse_with = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "not yours"))
+    kit.push_one_that_is_broken()
+    with pytest.raises(Unavailable, match="not yours"):
+        kit.run()
+    assert (kit.calls, kit.committed, served("dead_letter")) == (["a"], 1, before)
+
+
+def test_a_callback_that_fails_on_what_is_no_reply_leaves_it_undone(kit: Kit) -> None:
+    def callback(_letter: DeadLetter) -> None:
+        raise OSError("disk full")
+
+    kit.callback = callback
+    kit.push_one_that_is_broken()
+    with pytest.raises(OSError, match="disk full"):
+        kit.run()
+    assert (kit.calls, kit.committed) == (["a"], 1)
 
 
 def test_stopping_lets_the_reply_in_work_end(kit: Kit) -> None:
@@ -257,6 +320,7 @@ def test_a_task_that_is_cancelled_leaves_its_reply_undone() -> None:
     ("options", "message"),
     [
         ({"dead_letters": True}, r"^dead_letters: a service would read again what it puts there"),
+        ({"on_error": print}, r"^on_error: to a service, what is no reply is a dead letter"),
         ({"max_processing_ms": 10_000, "retries": HandlerRetries(tries=9)}, r"^retries: waits of "),
         ({"topic": "replies.globex"}, r"^topic: 'replies.globex' is no reply topic of 'acme'"),
         ({"topic": TOPIC, "service": "billing"}, r"^topic: give one of"),
@@ -274,3 +338,30 @@ def test_a_service_tells_which_topics_it_uses() -> None:
         other = client.serve_replies("group", print, on_dead_letter=print)
         assert (other.topic, other.dead_letter_topic) == ("replies.acme", None)
         assert client.replies("group", dead_letters=True).topic == LETTERS
+
+
+async def handle_nothing(_reply: InferenceReply) -> None: ...
+
+
+async def take_nothing(_letter: DeadLetter) -> None: ...
+
+
+def test_a_service_needs_no_client_of_the_callers() -> None:
+    made = (
+        fairlane.replies("group", print, tenant="acme", service="billing", bootstrap_servers="127.0.0.1:1"),
+        fairlane.async_replies("group", handle_nothing, tenant="acme", topic=TOPIC, bootstrap_servers="127.0.0.1:1"),
+    )
+    assert [type(service) for service in made] == [ReplyService, AsyncReplyService]
+    assert {(service.topic, service.dead_letter_topic) for service in made} == {(TOPIC, LETTERS)}
+    own = (
+        fairlane.replies("group", print, tenant="acme", on_dead_letter=print),
+        fairlane.async_replies("group", handle_nothing, tenant="acme", on_dead_letter=take_nothing),
+    )
+    assert {(service.topic, service.dead_letter_topic) for service in own} == {("replies.acme", None)}
+
+
+def test_a_service_without_a_client_says_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match=r"^tenant: "):
+        fairlane.replies("group", print, tenant="Not A Name")
+    with pytest.raises(ValueError, match=r"^retries: waits of "):
+        fairlane.replies("group", print, tenant="acme", retries=HandlerRetries(tries=9), max_processing_ms=10_000)

@@ -16,6 +16,7 @@ def test_the_public_names() -> None:
         "Client",
         "ClientClosed",
         "Code",
+        "DeadLetter",
         "Expired",
         "Failed",
         "FairlaneError",
@@ -47,6 +48,8 @@ def test_the_public_names() -> None:
         "TopLogprob",
         "Unavailable",
         "Unsuccessful",
+        "async_replies",
+        "replies",
     ]
 
 

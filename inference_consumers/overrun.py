@@ -7,6 +7,10 @@ TIMES_PREDICTED = 10
 it is hung, until the engine says that it came further: a slow engine is not a hung one, and not every one tells of its
 steps."""
 
+MOST_TIMES_LONGER = 10
+"""However long it is predicted to take, it is overdue, and hung, at so many times the least time: a prediction is of
+the whole run, of which an engine that tells of its steps is silent until the first alone."""
+
 REPORTED_AFTER_MS = 1_000
 """Within that time the dispatchers have heard that the process fails. Work that is handed back before could be sent
 straight back."""
@@ -81,4 +85,7 @@ class RunWatch:
         return self._seen_ms / 1_000
 
     def _bound_ms(self, least_ms: int, times: int) -> float:
-        return least_ms if self.has_stepped else max(least_ms, times * 1_000 * (self.predicted_s or 0.0))
+        if self.has_stepped:
+            return least_ms
+        expected_ms = times * 1_000 * (self.predicted_s or 0.0)
+        return min(max(least_ms, expected_ms), MOST_TIMES_LONGER * least_ms)

@@ -7,12 +7,16 @@
 ...     print(issued.text)  # the only time
 """
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from getpass import getuser
+from platform import node
 from typing import Any, Self
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from fairlane.api_keys.api_key import new_key
 from fairlane.api_keys.roles import Role, Scope
@@ -62,6 +66,9 @@ RETURNING tenant, subject, role, disabled
 _USERS = """
 SELECT tenant, subject, role, disabled FROM users WHERE %s::text IS NULL OR tenant = %s
 ORDER BY tenant, subject LIMIT %s
+"""
+_NOTE = """
+INSERT INTO identity_events (tenant, event, key_id, subject, operator, details) VALUES (%s, %s, %s, %s, %s, %s)
 """
 
 
@@ -139,7 +146,8 @@ class ApiKeys:
         _check(tenant, name)
         with self._transaction() as connection:
             issued = _insert(connection, tenant, name, role, scopes, user, None, expires_in_ms)
-        self._tell("api_key_created", issued.key)
+            event = _key_event(connection, "api_key_created", issued.key)
+        self._tell(event)
         return issued
 
     def list(self, tenant: str | None = None, *, ended: bool = False, most: int = 10_000) -> Sequence[ApiKey]:
@@ -156,10 +164,11 @@ class ApiKeys:
         """
         with self._transaction() as connection:
             row = connection.execute(_REVOKE.encode(), (key_id,)).fetchone()
-        if row is None:
-            raise KeyNotFoundError("there is no key with this id")
-        key = _key(row)
-        self._tell("api_key_revoked", key)
+            if row is None:
+                raise KeyNotFoundError("there is no key with this id")
+            key = _key(row)
+            event = _key_event(connection, "api_key_revoked", key)
+        self._tell(event)
         return key
 
     def rotate(self, key_id: str, overlap_ms: int, expires_in_ms: int | None = None) -> IssuedKey:
@@ -181,7 +190,8 @@ class ApiKeys:
                 connection, old.tenant, old.name, old.role, old.scopes, old.user, old.key_id, expires_in_ms
             )
             connection.execute(_END, (overlap_ms, overlap_ms, key_id))
-        self._tell("api_key_rotated", issued.key, overlap_ms=overlap_ms)
+            event = _key_event(connection, "api_key_rotated", issued.key, overlap_ms=overlap_ms)
+        self._tell(event)
         return issued
 
     def set_user(self, tenant: str, subject: str, role: Role, *, disabled: bool = False) -> User:
@@ -190,9 +200,10 @@ class ApiKeys:
         if not 1 <= len(subject) <= MOST_SUBJECT_CHARACTERS or not subject.isprintable():
             raise ApiKeysError(f"a subject has 1 to {MOST_SUBJECT_CHARACTERS} characters that print")
         with self._transaction() as connection:
-            row = connection.execute(_SET_USER, (tenant, subject, role, disabled)).fetchone()
-        user = _user(row or ())
-        log.info("user_set", tenant=tenant, subject=subject, role=role, disabled=disabled, database=self._database)
+            user = _user(connection.execute(_SET_USER, (tenant, subject, role, disabled)).fetchone() or ())
+            event = _Event("user_set", tenant, None, subject, {"role": role, "disabled": disabled})
+            event.note(connection)
+        self._tell(event)
         return user
 
     def users(self, tenant: str | None = None, most: int = 10_000) -> Sequence[User]:
@@ -201,23 +212,16 @@ class ApiKeys:
             rows = connection.execute(_USERS, (tenant, tenant, most)).fetchall()
         return [_user(row) for row in rows]
 
-    @property
-    def _database(self) -> str:
-        return describe(self._dsn)
-
-    def _tell(self, event: str, key: ApiKey, **more: object) -> None:
-        """For the audit: what was done to which key, by which role."""
+    def _tell(self, event: "_Event") -> None:
+        """Where it was done, what the audit has of it."""
+        named = {"key_id": event.key_id, "subject": event.subject}
         log.info(
-            event,
-            key_id=key.key_id,
-            tenant=key.tenant,
-            role=key.role,
-            scopes=key.scopes,
-            user=key.user,
-            expires_at_ms=key.expires_at_ms,
-            rotated_from=key.rotated_from,
-            database=self._database,
-            **more,
+            event.name,
+            tenant=event.tenant,
+            operator=event.operator,
+            database=describe(self._dsn),
+            **{name: value for name, value in named.items() if value is not None},
+            **event.details,
         )
 
     @contextmanager
@@ -236,6 +240,45 @@ class ApiKeys:
             raise ApiKeysError(reason(error)) from None
         except ValueError as error:
             raise ApiKeysError(str(error)) from None
+
+
+def _operator() -> str:
+    """Who runs this, as the machine says."""
+    user = f"uid {os.getuid()}"
+    # A container may have nobody by that number.
+    with suppress(KeyError, OSError, ImportError):
+        user = getuser()
+    return f"{user}@{node()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Something that was done, for the audit."""
+
+    name: str
+    tenant: str
+    key_id: str | None
+    subject: str | None
+    details: dict[str, object]
+    operator: str = field(default_factory=_operator)
+
+    def note(self, connection: psycopg.Connection) -> None:
+        """In the transaction that does it: there is neither without the other."""
+        values = (self.tenant, self.name, self.key_id, self.subject, self.operator, Jsonb(self.details))
+        connection.execute(_NOTE, values)
+
+
+def _key_event(connection: psycopg.Connection, name: str, key: ApiKey, **more: object) -> _Event:
+    details = {
+        "key_name": key.name,
+        "role": key.role,
+        "scopes": list(key.scopes),
+        "expires_at_ms": key.expires_at_ms,
+        "rotated_from": key.rotated_from,
+    }
+    event = _Event(name, key.tenant, key.key_id, key.user, details | more)
+    event.note(connection)
+    return event
 
 
 def _check(tenant: str, name: str | None = None) -> None:

@@ -175,12 +175,13 @@ class JobRunner:
 
 
 class _Progress:
-    """Counts what becomes of rows here, and passes on how far the job is."""
+    """Counts what becomes of rows here, and passes on how far the job is, also where it begins."""
 
     def __init__(self, job: Job, on_progress: OnProgress) -> None:
         self._job = job
         self._on_progress = on_progress
         self._told = job.tally
+        on_progress(job, job.tally)
 
     def __call__(self, done: Tally) -> None:
         for outcome in _ROW_OUTCOMES:

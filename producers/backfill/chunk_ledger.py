@@ -25,6 +25,8 @@ class _Awaited:
     url: str | None
     tries: int = 1
     retry_at_ms: int | None = None
+    is_refused: bool = False
+    """Nothing of it is under way."""
 
 
 @dataclass(slots=True)
@@ -88,8 +90,10 @@ class ChunkLedger:
         self._open[plan.number] = chunk
         self._note(chunk)
 
-    def take(self, reply: InferenceReply, now_ms: int) -> bool:
-        """Take in a reply. False if it changes nothing: it is not for this job, or for a row that is answered."""
+    def take(self, reply: InferenceReply, now_ms: int, *, is_latest: bool = True) -> bool:
+        """Take in a reply. False if it changes nothing: it is not for this job, or for a row that is answered.
+
+        ``is_latest``: nothing was sent after it under its id."""
         if reply.tenant != self.tenant:
             return False
         row = self.ids.row_of(reply.request_id)
@@ -99,6 +103,7 @@ class ChunkLedger:
         waiting = chunk.awaited[row]
         if self._may_try_again(reply, waiting):
             self._try_again(chunk, row, waiting, reply.retry_after_ms or 0, now_ms)
+            waiting.is_refused = is_latest
             return True
         chunk.answer(answers.of_reply(row, waiting.row_id, waiting.url, reply, now_ms // 1000))
         self._note(chunk)
@@ -122,7 +127,7 @@ class ChunkLedger:
                 if one.retry_at_ms is not None and one.retry_at_ms <= now_ms
             }
             for one in rows.values():
-                one.retry_at_ms = None
+                one.retry_at_ms, one.is_refused = None, False
             if rows:
                 due[chunk.plan] = frozenset(rows)
             self._plan_retries(chunk)
@@ -147,6 +152,15 @@ class ChunkLedger:
         for chunk in list(self._open.values()) if number is None else [self._open[number]]:
             for row, one in list(chunk.awaited.items()):
                 chunk.answer(answers.unfinished(row, one.row_id, one.url, self.ids.id_of(row), outcome))
+            self._note(chunk)
+
+    def give_up_refused(self, outcome: Outcome) -> None:
+        """Nobody sends again what was refused for now, so that no reply to it can come."""
+        for number in list(self._retries_due):
+            chunk = self._open[number]
+            for row, one in [found for found in chunk.awaited.items() if found[1].is_refused]:
+                chunk.answer(answers.unfinished(row, one.row_id, one.url, self.ids.id_of(row), outcome))
+            self._plan_retries(chunk)
             self._note(chunk)
 
     def complete(self) -> list[ChunkPlan]:

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from fairlane import logs
 from fairlane.cli.options import AsJson, settings_with
 from fairlane.cli.output import FAILURE, fail, say, show_json, show_table
-from fairlane.cli.progress import progress_bar
+from fairlane.cli.progress import progress_bars
 from fairlane.clock import now_ms
 from fairlane.registry import RegistryError
 from fairlane.service import StopSignal
@@ -29,6 +29,7 @@ from producers.backfill.job import (
     Status,
     Wanted,
 )
+from producers.backfill.job_pace import pace_json, pace_line
 from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS
 from producers.backfill.lease import LEASE_S
@@ -37,6 +38,7 @@ from producers.backfill.reply_reader import reply_partitions
 from producers.backfill.seams import AwayError, JobFailedError, LeaseLostError
 from producers.backfill.service import serve
 from producers.backfill.submission import TooExpensiveError, submit, survey
+from producers.backfill.watch import JobWatch
 
 EXIT_CODES = {
     Status.COMPLETED: 0,
@@ -87,7 +89,7 @@ def submit_command(
     chunk_rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows that are sent and written together.")] = 1000,
     max_open_chunks: Annotated[int, typer.Option(min=1, max=64, help="Chunks under way at a time.")] = 8,
     max_cost: MaxCost = None,
-    completion_window: Annotated[str, typer.Option(help="How long rows may take from the start: 90s, 30m, 24h.")] = "",
+    completion_window: Annotated[str, typer.Option(help="How long rows may take from now on: 90s, 30m, 24h.")] = "",
     endpoint: Annotated[
         str | None, typer.Option(help="Of S3-compatible storage, for instance http://host:9000.")
     ] = None,
@@ -147,8 +149,10 @@ def run_command(
         fail("give either JOB or --all")
     if job_id is not None:
         return _run(settings, job_id, lease_s=lease_s, as_json=as_json)
-    logs.configure(settings, "backfill")
-    serve(settings, lease_s=lease_s, max_jobs=max_jobs)
+    with progress_bars() as bars:
+        # Within, so that its lines stand above the bars.
+        logs.configure(settings, "backfill")
+        serve(settings, lease_s=lease_s, max_jobs=max_jobs, watch=JobWatch(bars))
     return 0
 
 
@@ -250,13 +254,11 @@ def _run(settings: Settings, job_id: str, *, lease_s: float, as_json: bool) -> i
         job = _found(store.find(job_id), job_id)
         # A connection that rests for hours may be broken when it is wanted again.
         store.close()
-        logs.configure(settings, "backfill")
-        with progress_bar(job_id, job.total_rows, as_json=as_json) as tell:
-            tell(job.tally.rows)
+        with progress_bars(as_json=as_json) as bars, JobWatch(bars).job() as on_progress:
+            # Within, so that its lines stand above the bar.
+            logs.configure(settings, "backfill")
             runner = JobRunner(settings, stop, lease_s=lease_s)
-            status = runner.run(
-                job_id, lambda _job, done: tell(done.rows, f"{done.cost_tokens} cost tokens"), wait_s=lease_s * 1.25
-            )
+            status = runner.run(job_id, on_progress, wait_s=lease_s * 1.25)
         job = _found(store.find(job_id), job_id)
     _show(job, as_json=as_json)
     if status is Status.PAUSED and job.reason == MAX_COST_REACHED:
@@ -275,13 +277,20 @@ def _steer(job_id: str, wanted: Wanted, *, as_json: bool, max_cost_tokens: int |
             job = _found(store.find(job_id), job_id)
             fail(f"{job_id} is {job.status}: too late to {wanted}")
     _show(job, as_json=as_json)
+    if job.status is Status.CANCELLING:
+        typer.echo(
+            f"its runner ends it; without one: python -m producers.backfill run {job_id}, or the service", err=True
+        )
 
 
 def _show(job: Job, *, as_json: bool) -> None:
+    at_ms = now_ms()
     if as_json:
-        show_json(views.job_json(job))
-    else:
-        show_table(views.COLUMNS, [views.cells(job)])
+        show_json({**views.job_json(job), **pace_json(job, at_ms)})
+        return
+    show_table(views.COLUMNS, [views.cells(job)])
+    if pace := pace_line(job, at_ms):
+        say(pace)
 
 
 def _found(job: Job | None, job_id: str) -> Job:

@@ -82,7 +82,7 @@ class JobSpec:
         max_row_bytes: a larger row is not run.
         max_open_chunks: that are read and not yet written: the most that waits in Kafka and in memory.
         max_cost_tokens: nothing more is sent once so much was spent.
-        window_ms: how long after its start rows may still be run.
+        window_ms: how long after it was submitted rows may still be run.
         endpoint: of S3-compatible storage.
         openai_url: every row must be an OpenAI batch line for this one.
     """
@@ -179,12 +179,14 @@ class Job:
         next_chunk: number of the chunk that is planned next.
         next_position: where it begins.
         created_at_ms: when it was submitted.
-        started_at_ms: when it was first run.
-        deadline_at_ms: when its completion window ends.
+        started_at_ms: when it was first run, its rows being counted.
+        deadline_at_ms: when its completion window ends, also of a job that nobody has run yet.
         ended_at_ms: when it got to a final status, or failed.
         runner: who runs it, or ran it last.
         token: how often it was taken by a runner: what a runner with an older one writes is refused.
         counted: whether its rows are counted.
+        cancelling_at_ms: when its owner cancelled it.
+        finalizing_at_ms: when its runner began to join its parts.
     """
 
     job_id: str
@@ -207,3 +209,5 @@ class Job:
     runner: str | None = None
     token: int = 0
     counted: bool = True
+    cancelling_at_ms: int | None = None
+    finalizing_at_ms: int | None = None

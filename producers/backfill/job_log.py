@@ -56,10 +56,14 @@ UPDATE backfill_jobs SET
                   WHEN %(status)s = 'paused' AND %(reason)s::text IS NULL AND wanted = 'run' THEN 'queued'
                   ELSE %(status)s END,
     reason = CASE WHEN %(status)s = 'paused' AND wanted = 'cancel' THEN NULL ELSE %(reason)s END,
-    ended_at_ms = %(ended_at_ms)s
+    finalizing_at_ms = CASE WHEN %(status)s = 'finalizing' THEN %(now_ms)s ELSE finalizing_at_ms END,
+    ended_at_ms = CASE WHEN %(ended)s THEN %(now_ms)s END
 WHERE job_id = %(job_id)s AND status NOT IN ('completed', 'expired', 'cancelled')
 """
-_COUNTED = "UPDATE backfill_jobs SET total_rows = %s, estimated_row_cost = %s WHERE job_id = %s"
+_COUNTED = """
+UPDATE backfill_jobs SET total_rows = %s, estimated_row_cost = %s, started_at_ms = coalesce(started_at_ms, %s)
+WHERE job_id = %s
+"""
 _KEEP = """
 UPDATE backfill_jobs SET lease_until = clock_timestamp() + make_interval(secs => %s)
 WHERE job_id = %s AND token = %s RETURNING wanted, max_cost_tokens
@@ -116,11 +120,11 @@ class PostgresJobLog:
                 return
 
     def move(self, status: Status, reason: str | None = None) -> None:
-        ended = status.is_final or status is Status.FAILED
         values: dict[str, Any] = {
             "status": status.value,
             "reason": reason,
-            "ended_at_ms": self._clock() if ended else None,
+            "ended": status.is_final or status is Status.FAILED,
+            "now_ms": self._clock(),
             "job_id": self._job_id,
         }
         with self._fenced() as connection:
@@ -129,7 +133,7 @@ class PostgresJobLog:
     def count(self, total_rows: int, row_cost: float) -> None:
         """So many rows were counted, of so many cost tokens each. Raises AwayError and LeaseLostError."""
         with self._fenced() as connection:
-            connection.execute(_COUNTED, (total_rows, row_cost, self._job_id))
+            connection.execute(_COUNTED, (total_rows, row_cost, self._clock(), self._job_id))
 
     def keep(self, lease_s: float) -> tuple[str, int | None]:
         """Hold the lease for so long from now. Returns what is wanted of the job, and its limit in cost tokens.

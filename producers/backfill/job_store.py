@@ -16,12 +16,13 @@ from producers.backfill.seams import JobFailedError
 COLUMNS = """
 job_id, tenant, spec, input_bytes, input_version, total_rows, partitions, status, wanted, reason, ok_rows, failed_rows,
 expired_rows, cancelled_rows, prompt_tokens, completion_tokens, cost_tokens, planned_rows, next_chunk, next_group,
-next_offset, created_at_ms, started_at_ms, deadline_at_ms, ended_at_ms, runner, token, max_cost_tokens
+next_offset, created_at_ms, started_at_ms, deadline_at_ms, cancelling_at_ms, finalizing_at_ms, ended_at_ms, runner,
+token, max_cost_tokens
 """
 INSERT = """
 INSERT INTO backfill_jobs (job_id, tenant, spec, input_bytes, input_version, total_rows, partitions, max_cost_tokens,
-                           estimated_row_cost, created_at_ms)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+                           estimated_row_cost, created_at_ms, deadline_at_ms)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _BY_ID = f"SELECT {COLUMNS} FROM backfill_jobs WHERE job_id = %s"  # noqa: S608 - our own names
 _LIST = f"""
@@ -44,7 +45,11 @@ UPDATE backfill_jobs SET
     ended_at_ms = CASE
         WHEN %(wanted)s = 'cancel' AND lease_is_free AND next_chunk = 0 THEN %(now_ms)s
         WHEN %(wanted)s = 'run' THEN NULL
-        ELSE ended_at_ms END
+        ELSE ended_at_ms END,
+    cancelling_at_ms = CASE WHEN %(wanted)s = 'cancel' THEN coalesce(cancelling_at_ms, %(now_ms)s)
+        ELSE cancelling_at_ms END,
+    finalizing_at_ms = CASE WHEN %(wanted)s = 'run' AND status IN ('paused', 'failed') THEN NULL
+        ELSE finalizing_at_ms END
 FROM (
     SELECT job_id AS found, coalesce(lease_until < clock_timestamp(), true) AS lease_is_free
     FROM backfill_jobs WHERE job_id = %(job_id)s FOR UPDATE
@@ -66,8 +71,8 @@ UPDATE backfill_jobs SET
     runner = %(runner)s,
     lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s),
     status = CASE WHEN wanted = 'cancel' THEN 'cancelling' ELSE 'running' END,
-    started_at_ms = coalesce(started_at_ms, %(now_ms)s),
-    deadline_at_ms = coalesce(deadline_at_ms, %(now_ms)s + (spec->>'window_ms')::bigint)
+    started_at_ms = CASE WHEN total_rows IS NULL THEN NULL ELSE coalesce(started_at_ms, %(now_ms)s) END,
+    finalizing_at_ms = NULL
 WHERE job_id = %(job_id)s AND {_RUNNABLE} AND coalesce(lease_until < clock_timestamp(), true)
 RETURNING {COLUMNS}, estimated_row_cost
 """  # noqa: S608 - our own names
@@ -179,6 +184,7 @@ def inserted(job: Job, estimated_row_cost: float) -> tuple[Any, ...]:
         spec.max_cost_tokens,
         estimated_row_cost,
         job.created_at_ms,
+        job.created_at_ms + spec.window_ms,
     )
 
 
@@ -209,9 +215,11 @@ def job_of(row: Mapping[str, Any]) -> Job:
         Position(row["next_group"], row["next_offset"]),
         row["created_at_ms"],
         row["started_at_ms"],
-        row["deadline_at_ms"],
+        row["deadline_at_ms"] or row["created_at_ms"] + spec.window_ms,
         row["ended_at_ms"],
         row["runner"],
         row["token"],
         row["total_rows"] is not None,
+        row["cancelling_at_ms"],
+        row["finalizing_at_ms"],
     )

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import combinations
@@ -12,12 +13,15 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 from producers.backfill.answers import RowAnswer
 from producers.backfill.files import Blob, are_same, blob_of, blocks_of, delete_folder
-from producers.backfill.job import Format, Job, JobSpec
+from producers.backfill.job import MEBIBYTE, Format, Job, JobSpec
 from producers.backfill.openai_responses import error_response_of
 from producers.backfill.seams import JobFailedError, NoSuchInputError
 
 _COLUMNS = tuple(field.name for field in fields(RowAnswer) if field.name != "url")
 _HEADER = (",".join(_COLUMNS) + "\r\n").encode()
+_GROUP_ROWS = 100_000
+_GROUP_BYTES = 64 * MEBIBYTE
+"""The most of a row group of the output, and about what memory it takes to join the parts."""
 _ERRORS: Mapping[str, str] = {Outcome.EXPIRED: "batch_expired", Outcome.CANCELLED: "batch_cancelled"}
 """What OpenAI's clients know of requests that were never done."""
 
@@ -165,20 +169,46 @@ def _parquet(answers: Sequence[RowAnswer]) -> bytes:
 
 
 def _joined_parquet(parts: Iterable[Blob]) -> Iterator[bytes]:
-    """One file of which each part is a row group."""
+    """One file of row groups of many parts: the writer holds what it has to say of each until the end."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     written = _Drained()
     with pq.ParquetWriter(pa.PythonFile(written, mode="w"), _schema()) as writer:
-        for part in parts:
-            with part.open() as file:
-                try:
-                    writer.write_table(pq.read_table(pa.BufferReader(file.read())))
-                except pa.ArrowException:
-                    raise NoSuchInputError("a part of the output cannot be read") from None
-            yield written.take()
-    yield written.take()
+        for group in _row_groups(_table_of(part) for part in parts):
+            writer.write_table(group, row_group_size=max(1, group.num_rows))
+            # Or else it would be there until the next one is whole.
+            del group
+            yield from written.take()
+    yield from written.take()
+
+
+def _table_of(part: Blob) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with part.open() as file:
+        try:
+            return pq.read_table(pa.BufferReader(file.read()))
+        except pa.ArrowException:
+            raise NoSuchInputError("a part of the output cannot be read") from None
+
+
+def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
+    """Tables joined in their order, as many as a row group may have. A larger one is a group by itself."""
+    import pyarrow as pa
+
+    held: list[Any] = []
+    rows = size_bytes = 0
+    for table in tables:
+        if held and (rows + table.num_rows > _GROUP_ROWS or size_bytes + table.nbytes > _GROUP_BYTES):
+            yield pa.concat_tables(held)
+            held, rows, size_bytes = [], 0, 0
+        held.append(table)
+        rows += table.num_rows
+        size_bytes += table.nbytes
+    if held:
+        yield pa.concat_tables(held)
 
 
 class _Drained(io.RawIOBase):
@@ -186,7 +216,7 @@ class _Drained(io.RawIOBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self._blocks: list[bytes] = []
+        self._blocks: deque[bytes] = deque()
         self._position = 0
 
     def writable(self) -> bool:
@@ -200,8 +230,7 @@ class _Drained(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def take(self) -> bytes:
-        """All since the last time."""
-        found = b"".join(self._blocks)
-        self._blocks.clear()
-        return found
+    def take(self) -> Iterator[bytes]:
+        """All since the last time, each block once and gone then."""
+        while self._blocks:
+            yield self._blocks.popleft()

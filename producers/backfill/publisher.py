@@ -11,6 +11,7 @@ from time import monotonic
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+from fairlane import cloud_events
 from fairlane.cluster import LastError, quiet, reason_of
 from fairlane.codec import Codec
 from fairlane.kafka import read_committed_consumer, transactional_producer
@@ -40,6 +41,7 @@ class KafkaPublisher:
         """Connects to nothing yet. ``partition``: of the reply topic, of which the group's offset is."""
         self._settings = settings
         self._codec = codec
+        self._tenant = tenant
         self._topic = backfill_topic(tenant)
         self._job_id = job_id
         self._mark = PartitionId(JOBS_REPLIES, partition)
@@ -69,20 +71,25 @@ class KafkaPublisher:
             return
         membership = Membership(-1, "", self._group_metadata())
         plan = CommitPlan(membership, (), {self._mark: CommitPoint(chunk + 1)})
-        self._commit(producer, self._out(dict(records)), plan)
+        self._commit(producer, self._out(dict(records), cloud_events.of_request), plan)
         self._published = chunk + 1
 
     def send_again(self, records: Sequence[tuple[str, bytes]]) -> None:
-        self._commit(self._ready(), self._out(dict(records)), None)
+        self._commit(self._ready(), self._out(dict(records), cloud_events.of_request), None)
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         for begin in range(0, len(request_ids), _CANCELS_PER_TRANSACTION):
             some = request_ids[begin : begin + _CANCELS_PER_TRANSACTION]
             cancels = {request_id: self._codec.encode(CancelRequest(request_id)) for request_id in some}
-            self._commit(self._ready(), self._out(cancels), None)
+            self._commit(self._ready(), self._out(cancels, cloud_events.of_cancellation), None)
 
-    def _out(self, records: Mapping[str, bytes]) -> list[OutRecord]:
-        return [OutRecord(self._topic, request_id.encode(), record) for request_id, record in records.items()]
+    def _out(
+        self, records: Mapping[str, bytes], headers_of: Callable[[str, str], cloud_events.EventHeaders]
+    ) -> list[OutRecord]:
+        return [
+            OutRecord(self._topic, request_id.encode(), record, headers_of(self._tenant, request_id))
+            for request_id, record in records.items()
+        ]
 
     def _commit(self, producer: TransactionalProducer, records: Sequence[OutRecord], plan: CommitPlan | None) -> None:
         try:

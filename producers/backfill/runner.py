@@ -163,12 +163,16 @@ class Runner:
             self._open_next(rows)
         wait_s = 0.0 if self._rows_to_open() else _READ_S
         now_ms = self._clock()
+        # The runner before this one may have sent again what was refused until it ended.
+        is_latest = self._replies.position >= self._read_again_to
         for reply in self._patiently(lambda: self._replies.read(wait_s)):
-            self._ledger.take(reply, now_ms)
+            self._ledger.take(reply, now_ms, is_latest=is_latest)
         self._came_on |= self._replies.position >= self._read_again_to
         self._doubt_if_lost(now_ms)
         if self._may_send:
             self._send_again()
+        else:
+            self._ledger.give_up_refused(self._unsent)
         self._give_up_if_late()
         self._finish_complete()
         if self._ledger.chunks:
@@ -195,6 +199,11 @@ class Runner:
     @property
     def _may_send(self) -> bool:
         return self._control.wanted is not Wanted.CANCEL and not self._is_late
+
+    @property
+    def _unsent(self) -> Outcome:
+        """Of what may not be sent any more."""
+        return Outcome.EXPIRED if self._is_late else Outcome.CANCELLED
 
     def _rows_to_open(self) -> int:
         """How many rows the next chunk may have; 0: none may be opened now. Rows that nobody will run any more are
@@ -272,7 +281,7 @@ class Runner:
     def _send(self, plan: ChunkPlan, rows: Sequence[ParsedRow]) -> None:
         """Publish the rows of an open chunk. What may not be sent any more has no reply to wait for."""
         if not self._may_send:
-            self._ledger.give_up(Outcome.EXPIRED if self._is_late else Outcome.CANCELLED, plan.number)
+            self._ledger.give_up(self._unsent, plan.number)
             return
         records = self._records(plan, rows)
         if records:

@@ -23,6 +23,7 @@ from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS, TURN_S, RunningJob, WaitingJob, next_turns
 from producers.backfill.reply_reader import reply_partitions
 from producers.backfill.seams import AwayError, JobFailedError, LeaseLostError
+from producers.backfill.watch import JobWatch
 
 log = get_logger(__name__)
 
@@ -236,7 +237,7 @@ class JobService:
         log.log(logging.WARNING if held else logging.INFO, "jobs_left", jobs=len(self._runs), not_left=held)
 
 
-def serve(settings: Settings, *, lease_s: float, max_jobs: int) -> None:
+def serve(settings: Settings, *, lease_s: float, max_jobs: int, watch: JobWatch) -> None:
     """Run jobs in this process until SIGTERM or SIGINT. Raises KafkaException for settings that no job can be run
     with."""
     stop = StopSignal()
@@ -245,9 +246,14 @@ def serve(settings: Settings, *, lease_s: float, max_jobs: int) -> None:
     health = HealthServer(readiness, settings.metrics_host, settings.metrics_port)
     health.start()
     runner = JobRunner(settings, stop, lease_s=lease_s)
+
+    def run(job_id: str, give_way: threading.Event) -> Status:
+        with watch.job() as on_progress:
+            return runner.run(job_id, on_progress, give_way=give_way)
+
     service = JobService(
         JobStore(settings.postgres_dsn.get_secret_value()),
-        lambda job_id, give_way: runner.run(job_id, give_way=give_way),
+        run,
         lambda: reply_partitions(settings, _FIND_TIMEOUT_S),
         stop,
         readiness,

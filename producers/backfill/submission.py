@@ -62,6 +62,16 @@ def submit(
     estimate, fingerprint = surveyed
     if spec.max_cost_tokens is not None and estimate.cost_tokens > spec.max_cost_tokens:
         raise TooExpensiveError(estimate, spec.max_cost_tokens)
-    job = Job(new_job_id(), tenant, spec, fingerprint, estimate.rows, partitions, created_at_ms=clock())
+    created_at_ms = clock()
+    job = Job(
+        new_job_id(),
+        tenant,
+        spec,
+        fingerprint,
+        estimate.rows,
+        partitions,
+        created_at_ms=created_at_ms,
+        deadline_at_ms=created_at_ms + spec.window_ms,
+    )
     store.add(job, estimated_row_cost=estimate.row_cost)
     return job

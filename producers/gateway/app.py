@@ -20,15 +20,18 @@ from fairlane.service import Readiness
 from fairlane.settings import Settings
 from producers.backfill.reply_reader import reply_partitions
 from producers.gateway.claim_stores import LocalClaims, RedisClaims
-from producers.gateway.edge import error_answers
+from producers.gateway.edge import document, error_answers
 from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
 from producers.gateway.edge.call_log import CallLog
+from producers.gateway.edge.short_path import ShortPath
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity import assembly as identity
 from producers.gateway.identity.gate import GateHeaders
 from producers.gateway.identity.principal import Identity
+from producers.gateway.native import documents
 from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.router import router as native_router
+from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router as batch_router
 from producers.gateway.openai.deps import OpenAIDeps
@@ -82,9 +85,11 @@ class Gateway:
             telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         )
         error_answers.install(self.app)
+        document.install(self.app)
         self._add_routes()
         self.app.include_router(self._health())
         # The last that is added is the outermost.
+        self.app.add_middleware(ShortPath, answers=short_answers(self._native))
         self.app.add_middleware(GateHeaders)
         self.app.add_middleware(BodyLimit, limits=BodyLimits(self._most_body_bytes))
         self.app.add_middleware(self._call_log)
@@ -151,10 +156,7 @@ class Gateway:
             settings.gateway_wait_s,
             identify=self._identity.gate.identify,
         )
-        # Routes are looked for in this order: first those that are called most often, before FastAPI's own pages. Of a
-        # router that is included each is looked for twice.
-        self.app.router.routes[:0] = native_router(native).routes
-        for router in (openai_router(openai), batch_router(batches)):
+        for router in (native_router(native), openai_router(openai), batch_router(batches)):
             self.app.include_router(router)
 
     async def _authenticate(self, connection: HTTPConnection) -> Identity:
@@ -216,12 +218,16 @@ class Gateway:
     def _health(self) -> APIRouter:
         api = APIRouter(tags=["Health"])
 
-        @api.get("/health", summary="Whether the process answers")
+        @api.get("/health", summary="Whether the process answers", responses=documents.ALIVE)
         async def health() -> JSONResponse:
+            """Nothing else is looked at."""
             return JSONResponse({"status": "alive"})
 
-        @api.get("/health/ready", summary="Whether it can take requests, and what it does without")
+        @api.get(
+            "/health/ready", summary="Whether it can take requests, and what it does without", responses=documents.READY
+        )
         async def ready() -> JSONResponse:
+            """Kafka is needed; Redis and Postgres can be away for a while."""
             is_ready = self.readiness.ready
             body = {
                 "status": "ready" if is_ready else "not_ready",

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from fairlane.clock import ClockMs, now_ms
+from fairlane.outcomes import Code
 from fairlane.records import InferenceReply
 from producers.gateway.errors import GatewayError
 from producers.gateway.reply_errors import was_not_run
@@ -180,12 +181,9 @@ class Idempotency:
             GatewayError: 400 for a key that is none, 409 for one whose request is in flight, 422 for one that was used
                 with another body.
         """
+        key = checked_key(key)
         if key is None:
             return Call(new_request_id)
-        if not is_key(key):
-            raise GatewayError(
-                400, "invalid", f"must have from 1 to {MOST_KEY_CHARS} printable ASCII characters", field=HEADER
-            )
         name = _digest(tenant, route, key)
         mine = Claim(_digest(tenant, route, key, body=body), new_request_id, self._clock_ms())
         expected: str | None = None
@@ -199,7 +197,7 @@ class Idempotency:
                 expected = there
                 continue
             if theirs.digest != mine.digest:
-                raise GatewayError(422, OTHER_BODY, "this key was used with another body", field=HEADER)
+                raise other_body()
             reply = await self._find_reply(tenant, theirs.request_id)
             if reply is not None and not was_not_run(reply):
                 return Call(theirs.request_id, reply)
@@ -218,6 +216,20 @@ class Idempotency:
 def is_key(key: str) -> bool:
     """Whether this can be a key."""
     return 1 <= len(key) <= MOST_KEY_CHARS and key.isascii() and key.isprintable()
+
+
+def checked_key(key: str | None) -> str | None:
+    """The key, if there is one. Raises GatewayError: 400, it can be none."""
+    if key is None or is_key(key):
+        return key
+    raise GatewayError(
+        400, Code.INVALID, f"must have from 1 to {MOST_KEY_CHARS} printable ASCII characters", field=HEADER
+    )
+
+
+def other_body() -> GatewayError:
+    """The key was used, and for something else."""
+    return GatewayError(422, OTHER_BODY, "this key was used with another body", field=HEADER)
 
 
 def _in_flight(request_id: str | None) -> GatewayError:

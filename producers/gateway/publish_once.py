@@ -59,7 +59,7 @@ async def publish_once(
         request = replace(request, request_id=call.request_id)
     if call.reply is not None:
         if (caller := present.get()) is not None:
-            caller.request_id = call.request_id
+            caller.request_id, caller.reply, caller.is_repeat = call.request_id, call.reply, True
         return Published(call, request, call.reply)
     try:
         waiting = await submitter.submit(tenant, request)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import cycle
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -24,15 +24,15 @@ from producers.gateway.openai.errors import REQUEST_ID_HEADER
 from tests.integration.gateway_kit import LONG_MS, Served
 from tests.integration.log_reader import Replies
 from tests.integration.recorder_kit import Tables
-from tests.waiting import PATIENCE_S, eventually
+from tests.waiting import INTERVAL_S, PATIENCE_S, eventually
 
 CALLERS = 6
 BUSY = frozenset({"overloaded", "no_capacity", "deadline_unmeetable"})
 """A machine that is slow enough has these said to anybody."""
 CALL_PATIENCE_S = 5 * PATIENCE_S
 """Longer than a key stays with a gateway that died before it said whether it had published."""
-MOST_LOOKED_UP = 50
-"""Over HTTP; the others are looked for in the log and in Postgres."""
+MOST_LOOKED_UP = 1_000
+"""Over HTTP; of more, the others are looked for in the log and in Postgres."""
 
 
 class Traffic:
@@ -169,21 +169,32 @@ def check_promise(served: Served, ids: Collection[str], *, number: int = 1) -> N
 
 
 def wait_found(served: Served, ids: Collection[str], *, number: int = 1) -> None:
-    """Until this gateway tells the results of some of these. Before, it says that there are none yet, or that it cannot
-    look."""
-    missing = set(sorted(ids)[:: max(1, len(ids) // MOST_LOOKED_UP)])
+    """Until this gateway tells the results of these, all of them or as many as may be looked up. Before, it says that
+    there are none yet, or that it cannot look, or not so often: then it is asked again when it says."""
+    missing = dict.fromkeys(sorted(ids)[:: -(-len(ids) // MOST_LOOKED_UP)])
+    deadline = monotonic() + 2 * PATIENCE_S
 
-    def found() -> bool:
-        for request_id in sorted(missing):
+    def asked(request_id: str) -> httpx.Response:
+        while True:
             answer = client.get(f"/v1/results/{request_id}")
-            assert answer.status_code in (200, 202, 503), answer.text
-            if answer.status_code == 200:
-                assert answer.json()["outcome"] == Outcome.OK
-                missing.discard(request_id)
-        return not missing
+            if answer.status_code not in (429, 503):
+                return answer
+            assert monotonic() < deadline, f"{len(missing)} results could not be looked up: {answer.text}"
+            sleep(int(answer.headers["retry-after-ms"]) / 1_000)  # as a caller is told to
 
     with served.client(number=number) as client:
-        eventually(found, 2 * PATIENCE_S, "results of what was accepted")
+        while missing:
+            for request_id in list(missing):
+                answer = asked(request_id)
+                assert answer.status_code in (200, 202), answer.text
+                if answer.status_code == 200:
+                    assert (answer.json()["id"], answer.json()["outcome"]) == (request_id, Outcome.OK)
+                    del missing[request_id]
+                    # Of as many as there are: it only bounds a hang.
+                    deadline = monotonic() + 2 * PATIENCE_S
+            assert monotonic() < deadline, f"{len(missing)} results of what was accepted were not found"
+            if missing:
+                sleep(INTERVAL_S)
 
 
 def degraded(served: Served) -> set[str]:

@@ -1,17 +1,21 @@
 """Runners of an offline job are killed, and stopped until others take over: every row is in the output once, and was
 sent once."""
 
+import json
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from fairlane.names import backfill_topic
-from producers.backfill.job import Job, Status
+from producers.backfill.job import Format, Job, Status
+from producers.backfill.row_ids import RowIds
 from tests.integration.backfill_bench import BackfillBench, backfill_bench, read_lines
 from tests.integration.pipeline import Pipeline
 from tests.integration.processes import ServiceProcess
@@ -25,6 +29,41 @@ NOT_TO_BE_RUN = 7
 # Whoever is stopped amid a transaction keeps the job locked until Postgres ends it.
 TAKE_OVER_S = 180.0
 Say = Callable[[str], None]
+_NUMBERS = count(1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, and how often its runners are struck in which way."""
+
+    rows: int
+    blows: Mapping[str, int]
+    input_format: Format = Format.JSONL
+    output_format: Format = Format.JSONL
+    ordered: bool = True
+
+    def submit(self, bench: BackfillBench, output: Path) -> Job:
+        lines = bench.lines(self.rows)
+        if self.input_format is Format.CSV:
+            rows = [json.loads(line) for line in lines]
+            lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        source = bench.file(f"in.{self.input_format}", lines)
+        return bench.submit(
+            source,
+            output,
+            input_format=self.input_format,
+            output_format=self.output_format,
+            ordered=self.ordered,
+            chunk_rows=100,
+            max_open_chunks=3,
+        )
+
+    def rows_in(self, output: Path) -> list[int]:
+        """In the order in which they stand there; sorted, if they may stand in any."""
+        parquet = self.output_format is Format.PARQUET
+        found = pq.read_table(output).to_pylist() if parquet else read_lines(output)
+        rows = [line["row"] for line in found]
+        return rows if self.ordered else sorted(rows)
 
 
 class Struck:
@@ -34,11 +73,10 @@ class Struck:
         self.bench = bench
         self.job = job
         self.dice = dice
-        self.numbers = count(1)
 
     def runner(self) -> ServiceProcess:
         arguments = ("run", self.job.job_id, "--lease-s", "2", "--json")
-        return self.bench.process(*arguments, name=f"backfill-{next(self.numbers)}")
+        return self.bench.process(*arguments, name=f"backfill-{next(_NUMBERS)}")
 
     def wait_for_progress(self, process: ServiceProcess, least: int) -> None:
         """Until this runner has sent or written at least so many rows more; anything else may be half done then."""
@@ -79,45 +117,56 @@ class Struck:
         assert self.bench.found(self.job).status is Status.RUNNING
         assert [job.job_id for job in self.bench.store.waiting(1)] == [self.job.job_id]
 
-    def check(self, output: Path, rows: int) -> None:
+    def check(self, plan: Plan, output: Path) -> None:
         """Let the last runner finish, then look at every row."""
+        rows = plan.rows
         last = self.runner()
         assert last.wait_ended(timeout_s=240) == 0, last.log()
         done = self.bench.found(self.job)
         assert (done.status, done.tally.ok, done.tally.rows) == (Status.COMPLETED, rows, rows)
-        assert [line["row"] for line in read_lines(output)] == list(range(rows))
+        assert plan.rows_in(output) == list(range(rows))
         reader = self.bench.pipeline.reader(backfill_topic(self.job.tenant))
         reader.read_to_end()
+        ids = RowIds(self.job.job_id, self.job.partitions)
         sent = Counter(record.key() for record in reader.records)
-        assert (len(sent), set(sent.values())) == (rows, {1})
+        assert {sent[ids.id_of(row).encode()] for row in range(rows)} == {1}
 
 
-def strike(
-    broker: str, postgres: PostgresServer, unique: str, folder: Path, seed: int, rows: int, blows: dict[str, int]
-) -> None:
+def strike(broker: str, postgres: PostgresServer, unique: str, folder: Path, seed: int, plans: Sequence[Plan]) -> None:
     dice = random.Random(seed)
-    order = [blow for blow, times in blows.items() for _ in range(times)]
-    dice.shuffle(order)
     with Pipeline(broker, folder, unique, env={"SIMULATED_BATCH_MS": "100"}) as pipeline:
         pipeline.start()
         with backfill_bench(pipeline, postgres, folder) as bench:
-            source, output = bench.file("in.jsonl", bench.lines(rows)), folder / "out.jsonl"
-            struck = Struck(bench, bench.submit(source, output, chunk_rows=100, max_open_chunks=3), dice)
-            for blow in order:
-                {
-                    "kill": struck.kill_one,
-                    "stop": struck.stop_one_until_another_took_over,
-                    "end": struck.ask_one_to_end,
-                }[blow]()
-            assert not bench.found(struck.job).status.is_final, "the job ended before all blows fell"
-            struck.check(output, rows)
+            for plan in plans:
+                strike_one(bench, plan, dice)
+
+
+def strike_one(bench: BackfillBench, plan: Plan, dice: random.Random) -> None:
+    order = [blow for blow, times in plan.blows.items() for _ in range(times)]
+    dice.shuffle(order)
+    output = bench.folder / f"out.{plan.output_format}"
+    struck = Struck(bench, plan.submit(bench, output), dice)
+    for blow in order:
+        {
+            "kill": struck.kill_one,
+            "stop": struck.stop_one_until_another_took_over,
+            "end": struck.ask_one_to_end,
+        }[blow]()
+    assert not bench.found(struck.job).status.is_final, "the job ended before all blows fell"
+    struck.check(plan, output)
+
+
+def unordered_table(rows: int, **blows: int) -> Plan:
+    return Plan(rows, blows, Format.CSV, Format.PARQUET, ordered=False)
 
 
 def test_every_row_once_whatever_becomes_of_the_runners(
     broker: str, postgres: PostgresServer, unique: str, tmp_path: Path, seed: int, say: Say
 ) -> None:
     say(f"seed {seed}")
-    strike(broker, postgres, unique, tmp_path, seed, rows=3_000, blows={"kill": 1, "stop": 1, "end": 1})
+    # Who takes over from a stopped one is killed.
+    plans = (Plan(2_000, {"stop": 1, "end": 1}), unordered_table(1_000, kill=1))
+    strike(broker, postgres, unique, tmp_path, seed, plans)
 
 
 @pytest.mark.long
@@ -126,4 +175,5 @@ def test_every_row_once_however_many_are_killed(
     broker: str, postgres: PostgresServer, unique: str, tmp_path: Path, seed: int, say: Say
 ) -> None:
     say(f"seed {seed}")
-    strike(broker, postgres, unique, tmp_path, seed, rows=40_000, blows={"kill": 25, "stop": 5, "end": 5})
+    plans = (Plan(30_000, {"kill": 18, "stop": 4, "end": 4}), unordered_table(10_000, kill=7, stop=1, end=1))
+    strike(broker, postgres, unique, tmp_path, seed, plans)

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.broker
 
 CHAT = "/v1/chat/completions"
 WAITING_CALLS = 200
+AT_ONCE = 20
+"""Sent together. A machine that has too much to do at once takes Redis for gone, and with it its keys."""
 TRIES = 8
 BOTH = (1, 2)
 
@@ -62,15 +64,25 @@ def ids_of(reader: LogReader) -> set[str]:
     return {(record.key() or b"").decode() for record in reader.records}
 
 
+def wait_for_ids(reader: LogReader, number: int) -> None:
+    reader.wait(lambda: len(ids_of(reader)) == number, 2 * PATIENCE_S, "the requests")
+
+
 @contextmanager
-def waiting_calls(served: Served, keys: Sequence[str], number: int) -> Iterator[list["Future[httpx.Response]"]]:
-    """A call that waits for its answer under each of these keys."""
+def waiting_calls(
+    served: Served, keys: Sequence[str], number: int, requests: LogReader
+) -> Iterator[list["Future[httpx.Response]"]]:
+    """A call that waits for its answer under each of these keys. All their requests are in the log."""
     url, headers, limits = served.url(number=number), served.headers(), httpx.Limits(max_connections=len(keys))
     with (
         httpx.Client(base_url=url, headers=headers, timeout=CALL_PATIENCE_S, limits=limits) as client,
         ThreadPoolExecutor(len(keys)) as pool,
     ):
-        yield [pool.submit(called, client, served, key) for key in keys]
+        calls: list[Future[httpx.Response]] = []
+        for first in range(0, len(keys), AT_ONCE):
+            calls += [pool.submit(called, client, served, key) for key in keys[first : first + AT_ONCE]]
+            wait_for_ids(requests, len(calls))
+        yield calls
 
 
 def called(client: httpx.Client, served: Served, key: str) -> httpx.Response:
@@ -82,8 +94,7 @@ def test_calls_that_waited_at_a_gateway_that_was_killed(served: Served) -> None:
     reader = requests_from_now(served)
     keys = [str(uuid4()) for _ in range(WAITING_CALLS)]
     with served.client(number=2) as other:
-        with served.engines_paused(), waiting_calls(served, keys, 1) as calls:
-            reader.wait(lambda: len(ids_of(reader)) == WAITING_CALLS, 2 * PATIENCE_S, "the requests")
+        with served.engines_paused(), waiting_calls(served, keys, 1, reader) as calls:
             served.pipeline.processes["gateway-1"].kill()
             assert all(isinstance(call.exception(PATIENCE_S), httpx.TransportError) for call in calls)
             request_ids = {}

@@ -11,7 +11,7 @@ from fairlane.api_keys.registry import ApiKeys
 from fairlane.clock import now_ms
 from producers.gateway.errors import UNAVAILABLE
 from tests.faults.gateway_traffic import BUSY, Traffic, check_promise, degraded
-from tests.faults.own_postgres import OwnPostgres, own_postgres_server
+from tests.faults.own_postgres import OwnPostgres
 from tests.integration.gateway_kit import Served, serving
 from tests.waiting import eventually, until_ms
 
@@ -23,7 +23,7 @@ AROUND = 20
 
 @pytest.fixture(scope="module")
 def postgres_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPostgres]:
-    with own_postgres_server(tmp_path_factory.mktemp("postgres")) as server:
+    with OwnPostgres(tmp_path_factory.mktemp("postgres")) as server:
         yield server
 
 

@@ -16,7 +16,7 @@ from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from tests.faults.handbook import AROUND_S, BUDGET_MS, WARM_UP_S, Probes, allowed_p99_ms, fill, grounded, p99_ms
 from tests.faults.load_kit import ENV, POOL, Load, check_promise
-from tests.faults.own_postgres import OwnPostgres, own_postgres_server
+from tests.faults.own_postgres import OwnPostgres
 from tests.integration.pipeline import Pipeline
 
 pytestmark = [pytest.mark.broker, pytest.mark.model, pytest.mark.alone]
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @pytest.fixture
 def postgres_of_its_own(tmp_path: Path) -> Iterator[OwnPostgres]:
-    with own_postgres_server(tmp_path / "postgres") as server:
+    with OwnPostgres(tmp_path / "postgres") as server:
         upgrade(Settings(postgres_dsn=server.server.dsn, postgres_owner_dsn=server.server.owner_dsn))
         yield server
 

@@ -1,18 +1,22 @@
 """Jobs on a pipeline of real processes: submitting them, running them here or in processes of their own."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deploy.local.services import Service
-from fairlane.clock import now_ms
+from fairlane import logs
+from fairlane.clock import ClockMs, now_ms
 from fairlane.database import upgrade
 from fairlane.service import StopSignal
 from fairlane.settings import Settings
 from producers.backfill.app import JobRunner
+from producers.backfill.cli import main
 from producers.backfill.job import Job, JobSpec, Status
 from producers.backfill.job_store import JobStore
 from producers.backfill.reply_reader import reply_partitions
@@ -22,6 +26,8 @@ from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer, empty_database
 
 LEASE_S = 2.0
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 @dataclass
@@ -47,12 +53,14 @@ class BackfillBench:
         path.write_text("".join(f"{line}\n" for line in lines))
         return path
 
-    def submit(self, source: str | Path, output: str | Path, *, tenant: str = "a", **spec: Any) -> Job:
+    def submit(
+        self, source: str | Path, output: str | Path, *, tenant: str = "a", clock: ClockMs = now_ms, **spec: Any
+    ) -> Job:
         """Queue a job of a tenant of the pipeline."""
         made = JobSpec(str(source), str(output), **spec)
         whole = self.pipeline.tenant(tenant)
         surveyed = survey(whole, made)
-        return submit(self.store, whole, made, surveyed, reply_partitions(self.settings), now_ms)
+        return submit(self.store, whole, made, surveyed, reply_partitions(self.settings), clock)
 
     def run(self, job: Job, *, stop: StopSignal | None = None, grace_ms: int = 30_000) -> Status:
         """Run it here."""
@@ -67,6 +75,23 @@ class BackfillBench:
         """``python -m producers.backfill`` as a process that can be killed."""
         env = {"POSTGRES_DSN": self.database.dsn}
         return self.pipeline.launch(Service(name, ("-m", "producers.backfill", *arguments), env))
+
+    def command(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+        """Runs a command in this process: its exit status, and what it wrote to stdout and to stderr."""
+        for name, value in {**self.pipeline.env, "POSTGRES_DSN": self.database.dsn}.items():
+            monkeypatch.setenv(name, value)
+        # What a command does for the whole process is not for this one.
+        monkeypatch.setattr(StopSignal, "install", lambda _self: None)
+        monkeypatch.setattr(logs, "configure", lambda *_arguments: None)
+
+        def run(*arguments: str) -> tuple[int, str, str]:
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as ended:
+                main(arguments)
+            said = capsys.readouterr()
+            return int(ended.value.code or 0), said.out, said.err
+
+        return run
 
 
 @contextmanager

@@ -9,7 +9,7 @@ with served.client("a") as client:
     client.post("/v1/chat/completions", json=...)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +20,12 @@ import httpx
 from deploy.local.services import HOST, Service
 from fairlane.api_keys.registry import ApiKeys
 from fairlane.database import upgrade
+from fairlane.records import TenantSpec
 from fairlane.settings import Settings
 from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer, empty_database
+from tests.waiting import eventually
 
 CALL_TIMEOUT_S = 60.0
 LONG_MS = 600_000
@@ -37,7 +39,7 @@ class Served:
     """A running pipeline with dispatcher, consumer, recorder and one gateway; more can be started.
 
     Attributes:
-        pipeline: with the tenants ``a`` and ``b``.
+        pipeline: with the tenants ``a`` and ``b``, or others.
         database: migrated, and this pipeline's alone.
         keys: an API key of each tenant, by its short name.
     """
@@ -69,7 +71,7 @@ class Served:
     @contextmanager
     def engines_paused(self) -> Iterator[None]:
         """Accepted work waits meanwhile, or until ``resume``."""
-        self._consumer().pause()
+        self.consumer.pause()
         try:
             yield
         finally:
@@ -77,10 +79,25 @@ class Served:
 
     def resume(self) -> None:
         """Before ``engines_paused`` is over."""
-        self._consumer().resume()
+        self.consumer.resume()
 
-    def _consumer(self) -> ServiceProcess:
+    @property
+    def consumer(self) -> ServiceProcess:
+        """The one that has the engines."""
         return self.pipeline.processes[f"consumer-{self.pipeline.pool}-1"]
+
+    def call_line(self, request_id: str, number: int = 1) -> dict[str, Any]:
+        """What a gateway's log has of the first call with this `x-request-id`; it comes when the call is over."""
+        gateway = self.pipeline.processes[f"gateway-{number}"]
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            calls = gateway.events("call")
+            found.extend(one for one in calls if request_id in (one["request_id"], one.get("answer_id")))
+            return bool(found)
+
+        eventually(is_there, what=f"the line of the call with {request_id}")
+        return found[0]
 
     def question(self, prompt: str = "what is a watermark?") -> dict[str, Any]:
         """The body of a request of Fairlane's own."""
@@ -108,19 +125,22 @@ def serving(
     *,
     redis_url: str | None = None,
     env: Mapping[str, str] | None = None,
+    gateway_env: Mapping[str, str] | None = None,
+    tenants: Sequence[str | TenantSpec] = ("a", "b"),
     recorder: bool = True,
 ) -> Iterator[Served]:
-    """Everything, ready. ``env`` is for every process."""
+    """Everything, ready. ``env`` is for every process, ``gateway_env`` for the first gateway."""
     unique = unique_name()
     with (
         empty_database(postgres, unique) as database,
-        Pipeline(broker, folder, unique, redis_url=redis_url, env=env) as pipeline,
+        Pipeline(broker, folder, unique, tenants=tenants, redis_url=redis_url, env=env) as pipeline,
     ):
         upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+        names = [tenant if isinstance(tenant, str) else tenant.tenant for tenant in tenants]
         with ApiKeys(database.owner_dsn) as keys:
-            issued = {name: keys.create(pipeline.tenant(name), "tests").text for name in ("a", "b")}
+            issued = {name: keys.create(pipeline.tenant(name), "tests").text for name in names}
         served = Served(pipeline, database, issued)
-        gateway = served.gateway()
+        gateway = served.gateway(env=gateway_env)
         if recorder:
             pipeline.recorder(postgres_dsn=database.dsn)
         pipeline.start()

@@ -2,28 +2,26 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fairlane import logs
 from fairlane.outcomes import Outcome
 from fairlane.postgres import connect
 from fairlane.service import StopSignal
 from producers.backfill.app import JobRunner
-from producers.backfill.cli import main
+from producers.backfill.files import blob_of
 from producers.backfill.job import Format, Job, Status, Tally, Wanted
 from producers.backfill.job_store import JobStore
-from tests.integration.backfill_bench import LEASE_S, BackfillBench, backfill_bench, read_lines
+from tests.integration.backfill_bench import LEASE_S, BackfillBench, Command, backfill_bench, read_lines
 from tests.integration.pipeline import Pipeline, unique_name
+from tests.s3_storage import keys_in, s3_storage
 from tests.stack import PostgresServer
 
 pytestmark = pytest.mark.broker
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +35,7 @@ def bench(broker: str, postgres: PostgresServer, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def command(bench: BackfillBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """A command in this process: its exit status, and what it wrote to stdout and to stderr."""
-    for name, value in {**bench.pipeline.env, "POSTGRES_DSN": bench.database.dsn}.items():
-        monkeypatch.setenv(name, value)
-    # What a command does for the whole process is not for this one.
-    monkeypatch.setattr(StopSignal, "install", lambda _self: None)
-    monkeypatch.setattr(logs, "configure", lambda *_arguments: None)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return run
+    return bench.command(monkeypatch, capsys)
 
 
 def test_a_job_of_plain_lines(bench: BackfillBench) -> None:
@@ -155,6 +139,32 @@ def test_parquet_in_and_csv_out(bench: BackfillBench) -> None:
         found = list(csv.DictReader(file))
     assert [row["row_id"] for row in found] == [str(number) for number in range(25)]
     assert all(len(json.loads(row["output"])["embeddings"]) == 2 for row in found)
+
+
+def test_csv_in_s3_and_parquet_out(bench: BackfillBench, command: Command) -> None:
+    model = bench.pipeline.model_for("generate")
+    lines = [f'k{number},"why, {number}?",{model}\n' for number in range(40)]
+    lines[7] = "k7,of nobody,no-such-model\n"
+    lines[11] = "k11,,\n"
+    with s3_storage("jobs") as endpoint:
+        blob_of("s3://jobs/in.csv", endpoint).write([b"id,prompt,model\n", "".join(lines).encode()])
+        submitted = command(
+            *("submit", "s3://jobs/in.csv", "s3://jobs/out.parquet", "--errors", "s3://jobs/bad.parquet"),
+            *("--endpoint", endpoint, "--tenant", bench.pipeline.tenant("a"), "--chunk-rows", "9", "--json"),
+        )
+        job_id = json.loads(submitted[1])["job_id"]
+
+        assert command("run", job_id)[0] == 0
+
+        assert command("results", job_id, "--out", str(bench.folder / "s3.parquet"))[0] == 0
+        with blob_of("s3://jobs/bad.parquet", endpoint).open() as errors:
+            failed = pq.read_table(errors).to_pylist()
+        left = keys_in(endpoint, "jobs")
+    found = pq.read_table(bench.folder / "s3.parquet").to_pylist()
+    assert [row["row_id"] for row in found] == [f"k{number}" for number in range(40) if number not in (7, 11)]
+    assert {row["outcome"] for row in found} == {Outcome.OK}
+    assert [(row["row_id"], row["code"]) for row in failed] == [("k7", "unknown_model"), ("k11", "invalid")]
+    assert left == {"in.csv", "out.parquet", "bad.parquet"}
 
 
 def test_a_job_is_left_by_one_runner_and_gone_on_with_by_another(bench: BackfillBench) -> None:

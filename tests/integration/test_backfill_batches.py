@@ -10,6 +10,8 @@ from openai import OpenAI
 from openai.types import Batch
 
 from deploy.local.services import default_services
+from fairlane.names import backfill_topic
+from fairlane.postgres import ALL_TENANTS, act_for, connect
 from tests.integration.gateway_kit import Served, serving
 from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer
@@ -121,8 +123,66 @@ def test_a_batch_that_is_cancelled_before_anybody_runs_it(served: Served, client
     assert client.batches.cancel(batch.id).status == "cancelled"
 
 
+def test_a_batch_that_is_cancelled_while_it_runs(served: Served, client: OpenAI, runner: ServiceProcess) -> None:
+    file = client.files.create(file=("q.jsonl", lines(served, 8)), purpose="batch")
+    topic = served.pipeline.reader(backfill_topic(served.pipeline.tenant("a")), from_beginning=False)
+    with served.engines_paused():
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        assert (batch.status, batch.in_progress_at) == ("validating", None)
+        eventually(lambda: client.batches.retrieve(batch.id).status == "in_progress", what="the batch to be counted")
+        begun = client.batches.retrieve(batch.id)
+        assert begun.in_progress_at is not None
+        assert begun.expires_at == batch.expires_at == batch.created_at + 86_400
+        topic.wait(lambda: len(topic.records) == 7, what="the rows that can be run")
+        cancelled = client.batches.cancel(batch.id)
+        assert (cancelled.status, cancelled.cancelled_at, cancelled.finalizing_at) == ("cancelling", None, None)
+        assert cancelled.cancelling_at is not None
+        # Until then its runner may not have heard of it.
+        topic.wait(lambda: len(topic.records) == 2 * 7, what="their cancels")
+
+    done = ended(client, batch)
+
+    assert done.status == "cancelled", runner.last_words()
+    assert (done.in_progress_at, done.cancelling_at) == (begun.in_progress_at, cancelled.cancelling_at)
+    assert done.finalizing_at is not None
+    assert done.cancelled_at is not None
+    assert cancelled.cancelling_at <= done.finalizing_at <= done.cancelled_at
+
+
+def test_a_batch_that_nobody_began_in_time(
+    served: Served, client: OpenAI, runner: ServiceProcess, request: pytest.FixtureRequest
+) -> None:
+    runner.pause()
+    request.addfinalizer(runner.resume)
+    file = client.files.create(file=("q.jsonl", lines(served, 4)), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    with connect(served.database.dsn, "test", autocommit=True) as connection, connection.transaction():
+        act_for(connection, ALL_TENANTS)
+        connection.execute(
+            "UPDATE backfill_jobs SET created_at_ms = created_at_ms - %(day_ms)s, "
+            "deadline_at_ms = deadline_at_ms - %(day_ms)s WHERE job_id = %(job_id)s",
+            {"day_ms": 86_400_000, "job_id": batch.id.removeprefix("batch_")},
+        )
+    runner.resume()
+
+    done = ended(client, batch)
+
+    assert (done.status, done.expires_at) == ("expired", done.created_at + 86_400), runner.last_words()
+    assert done.request_counts is not None
+    assert done.request_counts.to_dict() == {"total": 4, "completed": 0, "failed": 4}
+    assert done.output_file_id is None
+    assert done.error_file_id is not None
+    errors = [json.loads(line) for line in client.files.content(done.error_file_id).text.splitlines()]
+    assert [entry["error"] and entry["error"]["code"] for entry in errors] == [
+        "batch_expired",
+        None,
+        *["batch_expired"] * 2,
+    ]
+
+
 def test_another_tenant_finds_nothing(served: Served, client: OpenAI) -> None:
     file = client.files.create(file=("q.jsonl", lines(served, 3)), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     with client_of(served, "b") as other:
         for ask in (
             lambda: other.files.retrieve(file.id),
@@ -131,12 +191,18 @@ def test_another_tenant_finds_nothing(served: Served, client: OpenAI) -> None:
             lambda: other.batches.create(
                 input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
             ),
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.cancel(batch.id),
+            lambda: other.batches.list(after=batch.id),
             lambda: other.batches.retrieve("batch_" + "0" * 16),
             lambda: other.files.retrieve("file-../../a"),
         ):
             with pytest.raises(openai.NotFoundError):
                 ask()
         assert file.id not in {entry.id for entry in other.files.list()}
+        assert batch.id not in {entry.id for entry in other.batches.list()}
+    assert client.batches.retrieve(batch.id).status == "validating"
+    assert client.batches.cancel(batch.id).status == "cancelled"
 
 
 def test_bad_calls_name_the_field(served: Served, client: OpenAI) -> None:

@@ -1,6 +1,7 @@
 """What its owner wants of a job against what its runner says of it, in a real Postgres."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -156,3 +157,75 @@ def test_a_job_that_this_runner_cannot_read_fails_and_is_not_tried_again(taken: 
     assert taken.store.take(job_id, "runner", LEASE_S, now_ms()) is None
     assert job_id not in {job.job_id for job in taken.store.waiting(100)}
     assert Status.FAILED in taken.store.unfinished()
+
+
+# ------------------------------------------------------------------ times
+
+
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_window_begins_when_a_job_is_submitted(taken: Taken, dsn: str, stored: bool) -> None:
+    job_id = queued(taken.store, unique_name(), created_at_ms=5)
+    if not stored:  # as an older version left it
+        with connect(dsn, "test", autocommit=True) as connection, connection.transaction():
+            act_for(connection, ALL_TENANTS)
+            connection.execute("UPDATE backfill_jobs SET deadline_at_ms = NULL WHERE job_id = %s", (job_id,))
+    assert (found := taken.store.find(job_id)) is not None
+    assert found.deadline_at_ms == 5 + DAY_MS
+
+    late = taken.store.take(job_id, "runner", LEASE_S, 3 * DAY_MS)
+
+    assert late is not None
+    assert (late[0].started_at_ms, late[0].deadline_at_ms) == (3 * DAY_MS, 5 + DAY_MS)
+
+
+def test_a_job_is_started_once_its_rows_are_counted(taken: Taken, dsn: str) -> None:
+    job_id = new_job_id()
+    job = Job(job_id, "acme", JobSpec("in", "out"), Fingerprint(1, "1"), 0, 12, created_at_ms=1, counted=False)
+    taken.store.add(job, estimated_row_cost=1.0)
+    begun = taken.store.take(job_id, "runner", LEASE_S, 10)
+    assert begun is not None
+    assert begun[0].started_at_ms is None
+    with closing(PostgresJobLog(dsn, job_id, begun[0].token, lambda: 20)) as log:
+        log.count(4, 1.0)
+        log.release()
+    again = taken.store.take(job_id, "another", LEASE_S, 30)
+    assert again is not None
+    assert (again[0].started_at_ms, again[0].total_rows) == (20, 4)
+
+
+def test_when_a_job_was_cancelled_and_when_its_parts_were_joined(taken: Taken, dsn: str) -> None:
+    assert (taken.found().cancelling_at_ms, taken.found().finalizing_at_ms) == (None, None)
+    taken.log.move(Status.FINALIZING)
+    assert taken.found().finalizing_at_ms is not None
+    taken.log.release()
+    # Its runner was killed, and the next one is not as far.
+    again = taken.store.take(taken.job_id, "another", LEASE_S, now_ms())
+    assert again is not None
+    assert again[0].finalizing_at_ms is None
+
+    with closing(PostgresJobLog(dsn, taken.job_id, again[0].token, lambda: 30)) as log:
+        for at_ms in (10, 20):
+            assert taken.store.steer(taken.job_id, Wanted.CANCEL, at_ms) is not None
+        assert taken.found().cancelling_at_ms == 10
+        log.move(Status.FINALIZING)
+        log.move(Status.CANCELLED)
+    found = taken.found()
+    assert (found.cancelling_at_ms, found.finalizing_at_ms, found.ended_at_ms) == (10, 30, 30)
+
+
+def test_a_job_that_goes_on_after_it_failed_is_not_as_far_as_it_was(taken: Taken) -> None:
+    taken.log.move(Status.FINALIZING)
+    taken.log.move(Status.FAILED, "the storage refuses")
+    assert taken.found().finalizing_at_ms is not None
+    taken.wants(Wanted.RUN)
+    assert (taken.found().finalizing_at_ms, taken.found().ended_at_ms) == (None, None)
+
+
+def test_a_job_that_is_cancelled_at_once_says_when(taken: Taken) -> None:
+    job_id = queued(taken.store, unique_name(), 1)
+    ended = taken.store.steer(job_id, Wanted.CANCEL, 40)
+    assert ended is not None
+    assert (ended.status, ended.cancelling_at_ms, ended.ended_at_ms) == (Status.CANCELLED, 40, 40)

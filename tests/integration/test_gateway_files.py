@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from fastapi import FastAPI
@@ -25,10 +26,10 @@ from producers.backfill.files import LocalFile
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import JobStore
 from producers.backfill.outputs import FileParts
-from producers.backfill.seams import JobFailedError
+from producers.backfill.seams import AwayError, JobFailedError
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.principal import Identity
-from producers.gateway.openai.batch_deps import MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
+from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router
 from producers.gateway.openai.errors import error_response
 from producers.gateway.openai.file_sweep import sweep
@@ -56,7 +57,9 @@ class Bench:
         )
 
     @contextmanager
-    def client(self, tenant: str = "acme") -> Iterator[OpenAI]:
+    def client(
+        self, tenant: str = "acme", client_class: type[TestClient] = TestClient, max_retries: int = 0
+    ) -> Iterator[OpenAI]:
         async def refused(_request: Request, error: Exception) -> Response:
             assert isinstance(error, GatewayError)
             return error_response(error)
@@ -64,8 +67,8 @@ class Bench:
         app = FastAPI()
         app.add_exception_handler(GatewayError, refused)
         app.include_router(router(self.deps))
-        with TestClient(app, base_url="http://gateway") as http:
-            yield OpenAI(base_url="http://gateway/v1", api_key=tenant, http_client=http, max_retries=0)
+        with client_class(app, base_url="http://gateway") as http:
+            yield OpenAI(base_url="http://gateway/v1", api_key=tenant, http_client=http, max_retries=max_retries)
 
     def pass_days(self, days: float) -> int:
         """Let time pass, and sweep; how many files that removed."""
@@ -112,8 +115,10 @@ def upload(client: OpenAI, content: bytes = b"{}") -> str:
     return client.files.create(file=(NAME, content), purpose="batch").id
 
 
-def start(client: OpenAI, file_id: str) -> str:
-    return client.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h").id
+def start(client: OpenAI, file_id: str, key: str | None = None, **fields: Any) -> str:
+    asked: dict[str, Any] = {"endpoint": "/v1/embeddings", "completion_window": "24h", **fields}
+    keyed = {} if key is None else {"Idempotency-Key": key}
+    return client.batches.create(input_file_id=file_id, extra_headers=keyed, **asked).id
 
 
 def test_a_tenant_keeps_so_many_files_and_so_many_bytes(bench: Bench) -> None:
@@ -261,6 +266,107 @@ def test_a_batch_is_not_made_of_a_file_that_has_gone_meanwhile(bench: Bench) -> 
             start(client, file)
         assert refused.value.param == "input_file_id"
         assert not list(client.batches.list())
+
+
+def test_a_batch_that_is_sent_again_under_its_key_is_the_same(bench: Bench) -> None:
+    with bench.client() as client, bench.client("globex") as other:
+        file, theirs = upload(client), upload(other)
+        first = start(client, file, "night", metadata={"a": "b"})
+        assert start(client, file, "night", metadata={"a": "b"}) == first
+        for file_id, fields in (
+            (file, {}),
+            (file, {"metadata": {"a": "b"}, "endpoint": "/v1/completions"}),
+            (upload(client), {"metadata": {"a": "b"}}),
+        ):
+            with pytest.raises(openai.UnprocessableEntityError) as reused:
+                start(client, file_id, "night", **fields)
+            assert reused.value.code == "idempotency_key_reused"
+        assert len({first, start(client, file, "morning"), start(other, theirs, "night")}) == 3
+        bench.end_jobs(Status.COMPLETED)
+        client.files.delete(file)
+        assert start(client, file, "night", metadata={"a": "b"}) == first, "what it read is gone, what it was is known"
+        assert len(list(client.batches.list())) == 2
+
+
+def test_a_key_is_free_where_no_batch_was_made(bench: Bench) -> None:
+    with bench.client() as client:
+        with pytest.raises(openai.NotFoundError):
+            start(client, "file-" + "0" * 24, "night")
+        assert start(client, upload(client), "night").startswith("batch_")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_of_two_calls_under_one_key_at_a_time_one_makes_a_batch(bench: Bench, *, same: bool) -> None:
+    quick, first = bench.deps, list[str]()
+
+    def overtaken() -> int:
+        # The other call comes after this one has looked for a batch, and before it makes one.
+        bench.deps = quick
+        with bench.client() as client:
+            first.append(start(client, file, "night"))
+        return 4
+
+    with bench.client() as client:
+        file = upload(client)
+    bench.deps = replace(quick, reply_partitions=overtaken)
+    with bench.client() as client:
+        if same:
+            assert [start(client, file, "night")] == first
+        else:
+            with pytest.raises(openai.UnprocessableEntityError):
+                start(client, file, "night", metadata={"a": "b"})
+        assert [batch.id for batch in client.batches.list()] == first
+
+
+def test_of_many_calls_under_one_key_at_once_all_have_one_batch(bench: Bench) -> None:
+    with bench.client() as client:
+        file = upload(client)
+
+    def send(_number: int) -> str:
+        with bench.client() as client:
+            return start(client, file, "night")
+
+    with ThreadPoolExecutor(MOST_CALLS_OF_TENANT) as threads:
+        assert len(set(threads.map(send, range(MOST_CALLS_OF_TENANT)))) == 1
+
+
+def test_a_call_that_is_not_told_of_its_batch_looks_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, made = BatchStore.add_batch, list[str]()
+
+    def cut_off(self: BatchStore, batch: Batch) -> bool:
+        add(self, batch)
+        made.append(batch.batch_id)
+        raise AwayError("the connection broke")
+
+    monkeypatch.setattr(BatchStore, "add_batch", cut_off)
+    with bench.client() as client:
+        assert [start(client, upload(client), "night")] == made
+        assert [batch.id for batch in client.batches.list()] == made
+
+
+def test_a_client_that_tries_again_by_itself_has_one_batch(bench: Bench) -> None:
+    lost: list[str] = []
+
+    class Losing(TestClient):
+        def send(self, request: Any, **options: Any) -> Any:
+            answer = super().send(request, **options)
+            if request.method == "POST" and request.url.path == "/v1/batches" and not lost:
+                lost.append(answer.json()["id"])
+                raise httpx.ReadError("the connection broke")
+            return answer
+
+    with bench.client(client_class=Losing, max_retries=1) as client:
+        assert [start(client, upload(client), "night")] == lost
+        assert [batch.id for batch in client.batches.list()] == lost
+
+
+def test_a_batch_that_was_cancelled_before_is_told_as_it_is(bench: Bench) -> None:
+    with bench.client() as client:
+        made, ended = start(client, upload(client)), start(client, upload(client))
+        assert [client.batches.cancel(made).status for _ in range(2)] == ["cancelled"] * 2
+        bench.end_jobs(Status.COMPLETED)
+        with pytest.raises(openai.ConflictError):
+            client.batches.cancel(ended)
 
 
 def test_an_upload_that_is_never_written_gives_its_place_back(bench: Bench) -> None:

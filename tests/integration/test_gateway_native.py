@@ -2,10 +2,7 @@
 
 import base64
 import json
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,11 +17,6 @@ from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.broker
-
-
-STREAMS = 500
-MOST_KIB_PER_STREAM = 200
-"""Ten thousand streams would take two gigabytes."""
 
 
 @pytest.fixture(scope="module")
@@ -155,49 +147,3 @@ def test_an_early_refusal_is_told_in_our_own_shape(served: Served, client: httpx
     image = base64.b64encode(b"\x89PNG\r\n").decode()
     answer = client.post("/v1/classify", json={"model": served.pipeline.model_for("generate"), "image": image})
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, "task")
-
-
-def test_many_open_streams_take_little_memory(served: Served, client: httpx.Client) -> None:
-    with served.engines_paused():
-        links = posted(client, question(served))
-        gateway = served.pipeline.processes["gateway-1"]
-        address = httpx.URL(served.url())
-        assert address.port is not None
-        head = f"GET {links['events']} HTTP/1.1\r\nhost: gateway\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in served.headers().items()) + "\r\n"
-        with ExitStack() as stack:
-
-            def opened() -> bool:
-                """Whether one more is open: a machine that is busy may be asked to come again."""
-                line = stack.enter_context(socket.create_connection((address.host, address.port), PATIENCE_S))
-                line.sendall(head.encode())
-                begin = b""
-                while b"event: status" not in begin:
-                    data = line.recv(65_536)
-                    assert data, "the gateway closed the connection"
-                    begin += data
-                    if b"\r\n" in begin and b" 200 OK" not in begin:
-                        assert b" 503 " in begin
-                        line.close()
-                        return False
-                return True
-
-            def open_all(number: int) -> None:
-                for _ in range(number):
-                    eventually(opened, what="one more stream")
-
-            # What every process needs once is there after the first.
-            open_all(20)
-            before = resident_kib(gateway.pid)
-            open_all(STREAMS)
-            per_stream = (resident_kib(gateway.pid) - before) / STREAMS
-            print(f"{per_stream:.1f} KiB a stream, {per_stream * 10_000 / 1_024:.0f} MiB for 10,000 of them")  # noqa: T201 - the estimate
-            assert per_stream < MOST_KIB_PER_STREAM
-
-
-def resident_kib(pid: int) -> int:
-    """What a process holds in memory."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1])
-    raise AssertionError("the process says nothing of its memory")

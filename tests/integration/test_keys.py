@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import psycopg
 import pytest
 import structlog
+from psycopg.conninfo import conninfo_to_dict
 
 from fairlane import logs
 from fairlane.api_keys.api_key import new_key, parse_key
@@ -124,7 +125,7 @@ def migrated(postgres: PostgresServer) -> Iterator[PostgresServer]:
 def tables(migrated: PostgresServer) -> PostgresServer:
     """The same, with nothing in them."""
     with connect(migrated.owner_dsn, "test") as connection:
-        connection.execute("TRUNCATE api_keys, users")
+        connection.execute("TRUNCATE api_keys, users, identity_events")
     return migrated
 
 
@@ -231,6 +232,9 @@ FORBIDDEN = (
     "UPDATE api_keys SET revoked_at = NULL",
     "DELETE FROM api_keys",
     "INSERT INTO users VALUES ('acme', 'me', 'admin')",
+    "SELECT count(*) FROM identity_events",
+    "DELETE FROM identity_events",
+    "INSERT INTO identity_events (tenant, event, operator, details) VALUES ('acme', 'user_set', 'me', '{}')",
     "INSERT INTO api_keys VALUES ('0123456789abcdef', 'acme', 'mine', 'admin', '{}', sha256('x'))",
     "ALTER FUNCTION find_api_key(text, bytea) RESET ALL",
     "CREATE OR REPLACE FUNCTION find_user(text, text) RETURNS text LANGUAGE sql AS 'SELECT 1'",
@@ -354,6 +358,57 @@ def test_a_key_is_rotated_into_one_that_may_do_the_same(kept: InPostgres) -> Non
     with pytest.raises(KeyNotFoundError):
         kept.keys.rotate("0" * 16, overlap_ms=0)
     assert last.key.rotated_from == new.key.key_id
+
+
+def test_what_is_done_to_keys_and_users_is_recorded_with_who_did_it(kept: InPostgres, tables: PostgresServer) -> None:
+    kept.set_user("acme", "u-17", Role.VIEWER, disabled=True)
+    old = kept.keys.create("acme", "nightly", Role.VIEWER, [Scope.RESULTS], user="u-17")
+    new = kept.keys.rotate(old.key.key_id, overlap_ms=60_000)
+    kept.keys.revoke(new.key.key_id)
+    other = kept.create("globex")
+    with pytest.raises(ApiKeysError):
+        kept.keys.create("acme", "n", user="nobody")
+    found = rows(tables, "SELECT event, tenant, key_id, subject FROM identity_events ORDER BY event_id")
+    assert found == [
+        ("user_set", "acme", None, "u-17"),
+        ("api_key_created", "acme", old.key.key_id, "u-17"),
+        ("api_key_rotated", "acme", new.key.key_id, "u-17"),
+        ("api_key_revoked", "acme", new.key.key_id, "u-17"),
+        ("api_key_created", "globex", other.key_id, None),
+    ]
+    ((details,),) = rows(tables, "SELECT details FROM identity_events WHERE event = 'api_key_rotated'")
+    assert (details["key_name"], details["role"], details["scopes"]) == ("nightly", "viewer", ["results"])
+    assert (details["rotated_from"], details["overlap_ms"]) == (old.key.key_id, 60_000)
+    ((role, operator),) = rows(tables, "SELECT DISTINCT database_role, operator FROM identity_events")
+    assert role == conninfo_to_dict(tables.owner_dsn)["user"]
+    assert all(operator.partition("@"))
+    whole = str(rows(tables, "SELECT identity_events::text FROM identity_events"))
+    for made in (old.text, new.text, other.text):
+        shown = parse_key(made)
+        assert shown is not None
+        assert made[20:] not in whole
+        assert shown.secret_sha256.hex() not in whole
+
+
+def test_nothing_is_done_that_cannot_be_recorded(kept: InPostgres, tables: PostgresServer) -> None:
+    made = kept.create("acme")
+    kept.set_user("acme", "u-17", Role.VIEWER)
+    with connect(tables.owner_dsn, "test") as owner:
+        owner.execute("ALTER TABLE identity_events RENAME TO elsewhere")
+    try:
+        for change in (
+            lambda: kept.create("acme"),
+            lambda: kept.revoke(made.key_id),
+            lambda: kept.keys.rotate(made.key_id, overlap_ms=0),
+            lambda: kept.set_user("acme", "u-17", Role.ADMIN),
+        ):
+            with pytest.raises(ApiKeysError):
+                change()
+    finally:
+        with connect(tables.owner_dsn, "test") as owner:
+            owner.execute("ALTER TABLE elsewhere RENAME TO identity_events")
+    assert rows(tables, "SELECT key_id, revoked_at FROM api_keys") == [(made.key_id, None)]
+    assert rows(tables, "SELECT role FROM users") == [("viewer",)]
 
 
 def test_what_is_wrong_is_said_without_a_secret(

@@ -1,8 +1,12 @@
-"""What the tests of identity share: a store in memory, clocks that stand still, and an issuer of tokens."""
+"""What the tests of identity share: a store in memory, clocks that stand still, an issuer of tokens, a server."""
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import jwt
@@ -136,3 +140,35 @@ class FakeIssuer:
         if self.is_away:
             raise KeySetUnavailableError("away")
         return self.document
+
+
+@contextmanager
+def http_server(answer: Any) -> Iterator[str]:
+    """A server of HTTP on this machine, and its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that is overridden
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/jwks.json"
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+def with_body(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200) -> None:
+    """What the handler answers."""
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.send_header("Location", "/elsewhere")
+    handler.end_headers()
+    handler.wfile.write(body)

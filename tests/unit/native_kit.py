@@ -21,12 +21,14 @@ from fairlane.store_error import StoreError
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
 from producers.gateway.edge.error_answers import install
+from producers.gateway.edge.short_path import ShortPath
 from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity.principal import Identity, Role, Scope
 from producers.gateway.native.deps import EventPolicy, NativeDeps
 from producers.gateway.native.event_slots import EventSlots
 from producers.gateway.native.router import router
+from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.reply_errors import was_not_run
 from producers.gateway.results.entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_store import EndedFilter, EndedPlace
@@ -204,6 +206,7 @@ class Bench:
         app = FastAPI(lifespan=lifespan)
         install(app)
         app.include_router(router(self.deps))
+        app.add_middleware(ShortPath, answers=short_answers(self.deps))
         app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BODY_BYTES))
         return app
 

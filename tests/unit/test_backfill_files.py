@@ -2,7 +2,6 @@
 
 import csv
 import json
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +10,18 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 
 from fairlane.outcomes import Outcome
+from producers.backfill import outputs
 from producers.backfill.answers import RowAnswer
 from producers.backfill.files import absolute, are_same, blob_of, blocks_of
 from producers.backfill.inputs import source_of
-from producers.backfill.job import Fingerprint, Format, Job, JobSpec, Position
+from producers.backfill.job import MEBIBYTE, Fingerprint, Format, Job, JobSpec, Position
 from producers.backfill.outputs import FileParts
 from producers.backfill.row import BadRow, RowContent
 from producers.backfill.seams import InputChangedError, JobFailedError, NoSuchInputError, Source
 from producers.backfill.submission import TooExpensiveError, survey
+from tests.s3_storage import s3_storage
 
 BUCKET = "batches"
 
@@ -29,18 +29,8 @@ BUCKET = "batches"
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """The endpoint of a storage that speaks S3."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    names = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in names.items():
-            patch.setenv(name, value)
-        request = urllib.request.Request(f"http://{host}:{port}/{BUCKET}", method="PUT")
-        with urllib.request.urlopen(request, timeout=10):  # noqa: S310 - our own server
-            pass
-        yield f"http://{host}:{port}"
-    server.stop()
+    with s3_storage(BUCKET) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -264,6 +254,45 @@ def test_parts_become_one_output(place: tuple[str, str | None], format_: Format)
     assert ids == ["a", 'quoted "x"', None]
     with pytest.raises(NoSuchInputError):
         blob_of(f"{url}.parts-{job.job_id}/{names[0]}", endpoint).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("rows_of_part", "text_bytes", "parts", "groups"),
+    [(1_000, 10, 150, [100_000, 50_000]), (20, 16 * 1024, 7, [60, 60, 20]), (70, 16 * 1024, 2, [70, 70])],
+    ids=["small rows", "large rows", "parts that are too large for one"],
+)
+def test_parts_of_parquet_share_row_groups_of_a_bounded_size(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows_of_part: int,
+    text_bytes: int,
+    parts: int,
+    groups: list[int],
+) -> None:
+    if text_bytes > 10:
+        monkeypatch.setattr(outputs, "_GROUP_BYTES", MEBIBYTE)
+    url = str(tmp_path / "out.parquet")
+    spec = JobSpec("in", url, output_format=Format.PARQUET)
+    files = FileParts(Job("ab" * 8, "acme", spec, Fingerprint(1, "1"), parts * rows_of_part, 12))
+    first, other = (
+        files.write(
+            chunk,
+            [
+                RowAnswer(number, f"{chunk}-{number}", None, "id", Outcome.OK, output="x" * text_bytes)
+                for number in range(rows_of_part)
+            ],
+        )
+        for chunk in (0, 1)
+    )
+    names = [first, *[other] * (parts - 1)]
+    files.join(lambda: iter(names))
+
+    with pq.ParquetFile(url) as file:
+        found = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+        ids = file.read(columns=["row_id"]).column("row_id").to_pylist()
+    assert found == groups
+    assert ids[: rows_of_part + 1] == [*(f"0-{number}" for number in range(rows_of_part)), "1-0"]
+    assert ids[-1] == f"1-{rows_of_part - 1}"
 
 
 def test_an_output_that_cannot_be_written_says_why(tmp_path: Path) -> None:

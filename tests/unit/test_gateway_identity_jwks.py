@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ from producers.gateway.identity.jwks import (
     KeySetUnavailableError,
 )
 from producers.gateway.identity.signing_keys import MOST_KEYS, KeySetError, parse_key_set
-from tests.unit.identity_kit import Clock, FakeIssuer, ec_key, key_set, public_jwk, rsa_key
+from tests.unit.identity_kit import Clock, FakeIssuer, ec_key, http_server, key_set, public_jwk, rsa_key, with_body
 from tests.waiting import eventually_async
 
 RSA, EC = public_jwk(rsa_key(), kid="rsa-1"), public_jwk(ec_key(), kid="ec-1")
@@ -209,43 +207,12 @@ def test_addresses_that_are_taken() -> None:
         HttpKeySetSource(url)
 
 
-@contextmanager
-def serving(answer: Any) -> Iterator[str]:
-    """A server of HTTP on this machine, and its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that is overridden
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/jwks.json"
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
-
-
 def fetched(url: str, timeout_s: float = 60.0, most_bytes: int = 100_000) -> bytes:
     return asyncio.run(HttpKeySetSource(url, timeout_s, most_bytes).fetch())
 
 
-def with_body(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200) -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.send_header("Location", "/elsewhere")
-    handler.end_headers()
-    handler.wfile.write(body)
-
-
 def test_the_document_is_fetched() -> None:
-    with serving(lambda handler: with_body(handler, key_set(RSA))) as url:
+    with http_server(lambda handler: with_body(handler, key_set(RSA))) as url:
         assert json.loads(fetched(url))["keys"][0]["kid"] == "rsa-1"
 
 
@@ -254,7 +221,7 @@ def test_a_source_gives_the_document_or_says_that_it_is_away(kind: str) -> None:
     """What the tests above take for a source behaves as the real one does."""
     document = key_set(RSA)
     issuer = FakeIssuer(document)
-    with serving(lambda handler: with_body(handler, document, 500 if issuer.is_away else 200)) as url:
+    with http_server(lambda handler: with_body(handler, document, 500 if issuer.is_away else 200)) as url:
         source: KeySetSource = issuer if kind == "fake" else HttpKeySetSource(url, timeout_s=60.0)
         assert asyncio.run(source.fetch()) == document
         issuer.is_away = True
@@ -270,7 +237,7 @@ def test_any_other_answer_is_none_and_nobody_is_sent_elsewhere(status: int) -> N
         asked.append(handler.path)
         with_body(handler, key_set(RSA), status)
 
-    with serving(answer) as url, pytest.raises(KeySetUnavailableError, match=str(status)):
+    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match=str(status)):
         fetched(url)
     assert asked == ["/jwks.json"]
 
@@ -287,7 +254,7 @@ def test_an_endless_document_is_not_read_to_its_end() -> None:
         except OSError:
             pass
 
-    with serving(answer) as url, pytest.raises(KeySetUnavailableError, match="bytes"):
+    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match="bytes"):
         fetched(url)
     assert len(sent) < 10_000
 
@@ -304,12 +271,12 @@ def test_a_document_that_trickles_is_not_waited_for() -> None:
         except OSError:
             pass
 
-    with serving(answer) as url, pytest.raises(KeySetUnavailableError, match="TimeoutError"):
+    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match="TimeoutError"):
         fetched(url, timeout_s=0.3)
 
 
 def test_nobody_listens() -> None:
-    with serving(with_body) as url:
+    with http_server(with_body) as url:
         pass
     with pytest.raises(KeySetUnavailableError):
         fetched(url)

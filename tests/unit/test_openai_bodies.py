@@ -4,7 +4,7 @@ import asyncio
 import json
 import struct
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -12,18 +12,57 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.responses import Response
 
 from fairlane.records import Output
 from producers.gateway.errors import GatewayError
+from producers.gateway.openai.batch_deps import BatchDeps
+from producers.gateway.openai.batch_router import router
 from producers.gateway.openai.body import parse
-from producers.gateway.openai.errors import param_of, speaks_openai
+from producers.gateway.openai.errors import error_response, param_of, speaks_openai
 from producers.gateway.openai.requests import ChatBody, CompletionBody, EmbeddingBody, chat_request
-from tests.unit.openai_kit import EMBEDDER, KEY, MODEL, Script, ScriptedSubmitter, build
+from tests.unit.openai_kit import EMBEDDER, KEY, MODEL, Script, ScriptedSubmitter, authenticate, build
 
 SECRET = "planted-secret-text"
 MESSAGES = [{"role": "user", "content": SECRET}]
 CHAT = "/v1/chat/completions"
 HEADERS = {"authorization": f"Bearer {KEY}"}
+NO_JSON = [
+    b"",
+    b"[]",
+    b"null",
+    b"{",
+    b'{"model": "m", "messages": NaN}',
+    b'{"model": "m", "temperature": Infinity}',
+    b'{"model": "\xff"}',
+    b'{"model": "\xc3\x28"}',
+    b'{"model": "\\ud800"}',
+    b'{"messages": ' + b"[" * 100_000,
+    b'{"messages": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    b'{"a":' * 5_000,
+    b'{"seed": ' + b"9" * 10_000 + b"}",
+    b"\xef\xbb\xbf{}",
+    json.dumps({"model": MODEL, "messages": MESSAGES}).encode("utf-16"),
+    json.dumps({"model": MODEL, "messages": MESSAGES}).encode()[:-1] + b',"' + SECRET.encode() + b'" 1}',
+]
+
+
+@pytest.fixture(scope="module")
+def batches() -> FastAPI:
+    """The routes of files and batches, with nothing behind them."""
+
+    def partitions() -> int:
+        raise AssertionError("nothing is looked up")
+
+    made = FastAPI()
+
+    @made.exception_handler(GatewayError)
+    async def answer(_request: Request, error: GatewayError) -> Response:
+        return error_response(error)
+
+    made.include_router(router(BatchDeps(authenticate, "", "", partitions)))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +86,13 @@ def post(app: FastAPI, submitter: ScriptedSubmitter) -> Callable[[str, Any], htt
     return lambda path, body: posted(app, path, body)
 
 
-def posted(app: FastAPI, path: str, body: Any) -> httpx.Response:
+def posted(app: FastAPI, path: str, body: Any, headers: Mapping[str, str] = HEADERS) -> httpx.Response:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-            return await http.post(path, content=raw, headers=HEADERS)
+            return await http.post(path, content=raw, headers=httpx.Headers(headers, encoding="utf-8"))
 
     return asyncio.run(send())
 
@@ -65,33 +104,51 @@ def error_in(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b"{",
-        b'{"model": "m", "messages": NaN}',
-        b'{"model": "m", "temperature": Infinity}',
-        b'{"model": "\xff"}',
-        b'{"model": "\xc3\x28"}',
-        b'{"model": "\\ud800"}',
-        b'{"messages": ' + b"[" * 100_000,
-        b'{"messages": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
-        b'{"a":' * 5_000,
-        b'{"seed": ' + b"9" * 10_000 + b"}",
-        b"\xef\xbb\xbf{}",
-        json.dumps({"model": MODEL, "messages": MESSAGES}).encode("utf-16"),
-        json.dumps({"model": MODEL, "messages": MESSAGES}).encode()[:-1] + b',"' + SECRET.encode() + b'" 1}',
-    ],
-)
+@pytest.mark.parametrize("raw", NO_JSON)
 def test_no_json(post: Callable[[str, Any], httpx.Response], submitter: ScriptedSubmitter, raw: bytes) -> None:
     for path in (CHAT, "/v1/completions", "/v1/embeddings"):
         response = post(path, raw)
         assert response.status_code == 400
         assert error_in(response)["code"] == "invalid_json"
     assert submitter.submitted == []
+
+
+@pytest.mark.parametrize("raw", NO_JSON)
+def test_no_json_of_a_batch(batches: FastAPI, raw: bytes) -> None:
+    response = posted(batches, "/v1/batches", raw)
+    assert response.status_code == 400
+    assert error_in(response)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"input_file_id": None}, "input_file_id", "invalid"),
+        ({"input_file_id": SECRET * 9}, "input_file_id", "invalid"),
+        ({"endpoint": SECRET}, "endpoint", "invalid"),
+        ({"completion_window": "1h"}, "completion_window", "invalid"),
+        ({"metadata": {SECRET + " ": 1}}, "metadata", "invalid"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "invalid"),
+        ({"output_expires_after": {"seconds": 3_600}}, "output_expires_after", "invalid"),
+        ({SECRET + " ": 1}, None, "invalid"),
+    ],
+)
+def test_a_batch_that_is_wrong(batches: FastAPI, fields: dict[str, Any], param: str | None, code: str) -> None:
+    whole = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    response = posted(batches, "/v1/batches", whole | fields)
+    assert response.status_code == 400
+    error = error_in(response)
+    assert error["code"] == code, error
+    if param is not None:
+        assert (error["param"] or "").split(".")[0] == param
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256, "\u00e4"])
+def test_a_key_that_is_none(batches: FastAPI, key: str) -> None:
+    whole = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    response = posted(batches, "/v1/batches", whole, {**HEADERS, "idempotency-key": key})
+    assert response.status_code == 400
+    assert error_in(response)["param"] == "Idempotency-Key"
 
 
 @pytest.mark.parametrize(

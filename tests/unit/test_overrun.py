@@ -12,7 +12,7 @@ from fairlane.schema_files import default_codec
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.capacity import CapacityMeter, MeasuredRun
 from inference_consumers.consumer import InferenceConsumer, Prefetch
-from inference_consumers.overrun import REPORTED_AFTER_MS, RunWatch
+from inference_consumers.overrun import MOST_TIMES_LONGER, REPORTED_AFTER_MS, RunWatch
 from tests.unit.driver_bench import OK, PATIENCE, DriverBench, named
 
 STEP_MS = 500
@@ -168,6 +168,18 @@ def test_a_batch_that_was_predicted_to_take_long_may() -> None:
     assert watch.is_reported
     assert not watch.is_hung
     watch.look(401_000)
+    assert watch.is_hung
+
+
+def test_no_prediction_makes_a_silent_engine_one_that_is_waited_for_without_end() -> None:
+    watch = RunWatch(PATIENCE, 0, predicted_s=10_000.0)
+    last_ms = MOST_TIMES_LONGER * PATIENCE.hung_ms
+    for now_ms in range(0, last_ms + 1, 1_000):
+        watch.look(now_ms)
+    assert not watch.is_hung
+    assert not watch.is_overdue(MOST_TIMES_LONGER * PATIENCE.overdue_ms)
+    assert watch.is_overdue(MOST_TIMES_LONGER * PATIENCE.overdue_ms + 1)
+    watch.look(last_ms + 1_000)
     assert watch.is_hung
 
 

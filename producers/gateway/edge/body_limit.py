@@ -1,4 +1,8 @@
-"""Bodies that are too large are refused before they are read whole."""
+"""Bodies that are too large are refused before they are read whole.
+
+One that declares so is refused by its head alone, before it is known who calls: that is no work and says nothing that
+the documentation does not. All others are read by routes, which know their callers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

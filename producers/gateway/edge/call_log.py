@@ -2,7 +2,7 @@
 call, and 101 the status of one that was accepted."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from time import monotonic
 from traceback import extract_tb
@@ -15,9 +15,10 @@ from fairlane import headers, metrics
 from fairlane.cost_tokens import cost_tokens
 from fairlane.logs import get_logger
 from fairlane.trace_context import TraceHeaders, trace_headers
-from producers.gateway.edge.error_answers import cut_off, internal_error
+from producers.gateway.edge.error_answers import INTERNAL_ERROR, cut_off, internal_error
 from producers.gateway.openai.errors import REQUEST_ID_HEADER
 from producers.gateway.pipeline.caller import Caller, present
+from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, UNCERTAIN, WAITED_TOO_LONG
 
 log = get_logger(__name__)
 
@@ -27,7 +28,15 @@ _HEADER = REQUEST_ID_HEADER.encode()
 _TRACE = frozenset({headers.TRACE_PARENT.encode(), headers.TRACE_STATE.encode()})
 _NO_ROUTE = "none"
 _ANSWER_STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
-_INTERNAL_ERROR = 1011
+_FAILED_CLOSE = 1011
+
+_REFUSED, _ABANDONED = "refused", "abandoned"
+# What an error says of its call where no reply does; any other is a refusal.
+_OUTCOMES: Mapping[str, str] = {
+    WAITED_TOO_LONG: "pending",
+    UNCERTAIN: "uncertain",
+    INTERNAL_ERROR: "failed",
+}
 
 
 class CallLog:
@@ -80,7 +89,7 @@ class CallLog:
             if not status:
                 await internal_error(scope["path"])(scope, receive, send_named)
             elif status == 101 and close_code is None:
-                await send_named({"type": "websocket.close", "code": _INTERNAL_ERROR})
+                await send_named({"type": "websocket.close", "code": _FAILED_CLOSE})
         finally:
             self.open_calls -= 1
             present.reset(token)
@@ -106,13 +115,23 @@ def _tell(scope: Scope, caller: Caller, status: int, close_code: int | None, too
     if scope["type"] == "websocket":
         # None: its caller closed it, or was lost.
         told["close_code"] = close_code
+    if caller.object_id is not None:
+        told["object_id"] = caller.object_id
+    if caller.answer_id is not None:
+        told["answer_id"] = caller.answer_id
     if reply is not None:
         usage = reply.usage
+        is_free = caller.is_repeat or reply.cache_use is not None
         told |= {
             "outcome": reply.outcome,
-            "code": reply.code,
-            "cost_tokens": cost_tokens(usage.prompt_tokens, usage.completion_tokens),
+            "code": caller.code or reply.code,
+            "cost_tokens": 0 if is_free else cost_tokens(usage.prompt_tokens, usage.completion_tokens),
         }
+        if caller.is_repeat:
+            told["is_repeat"] = True
+    elif caller.code is not None:
+        outcome = _ABANDONED if status == CLIENT_CLOSED_REQUEST else _OUTCOMES.get(caller.code, _REFUSED)
+        told |= {"outcome": outcome, "code": caller.code}
     log.info("call", **told)
 
 
@@ -135,10 +154,13 @@ def _route(scope: Scope) -> str:
 
 
 def _name(message: Message, caller: Caller) -> None:
-    """Every answer has an id: of its request, if there is one, else one that only the log may know."""
+    """Every answer has an id: of its request, if there is one, else one of its own, by which its line is found."""
     fields = message.setdefault("headers", [])
     if all(name.lower() != _HEADER for name, _ in fields):
-        message["headers"] = [*fields, (_HEADER, (caller.request_id or str(uuid4())).encode())]
+        named = caller.request_id
+        if named is None:
+            named = caller.answer_id = str(uuid4())
+        message["headers"] = [*fields, (_HEADER, named.encode())]
 
 
 def _trace(fields: Iterable[tuple[bytes, bytes]]) -> TraceHeaders:

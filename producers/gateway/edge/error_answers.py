@@ -13,6 +13,7 @@ from fairlane.outcomes import Code
 from producers.gateway.errors import GatewayError
 from producers.gateway.native import errors as native
 from producers.gateway.openai import errors as openai
+from producers.gateway.pipeline.caller import note_error
 from producers.gateway.reply_errors import UNCERTAIN
 
 INTERNAL_ERROR = "internal_error"
@@ -23,7 +24,8 @@ _NOT_FIELDS = frozenset({"body", "query", "path", "header", "cookie"})
 
 
 def error_response(path: str, error: GatewayError) -> JSONResponse:
-    """The whole answer."""
+    """The whole answer, of which the log of calls has the code."""
+    note_error(error)
     return openai.error_response(error) if openai.speaks_openai(path) else native.error_response(error)
 
 

@@ -11,6 +11,7 @@ from producers.gateway.identity.principal import Identity
 from producers.gateway.native.errors import unknown_request
 from producers.gateway.native.event_slots import EventSlots
 from producers.gateway.native.kept_streams import KeptStreams
+from producers.gateway.pipeline.caller import note_request
 from producers.gateway.results.results import Results
 from producers.gateway.seams import Submitter
 
@@ -78,7 +79,8 @@ def may_read(identity: Identity) -> None:
 
 
 def checked_id(request_id: str) -> str:
-    """The id. Raises GatewayError: 404, no request can have it."""
+    """The id, which the log of calls has from here on. Raises GatewayError: 404, no request can have it."""
     if not is_request_id(request_id):
         raise unknown_request()
+    note_request(request_id)
     return request_id

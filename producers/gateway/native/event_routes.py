@@ -23,6 +23,7 @@ from producers.gateway.native.lookup_routes import RequestId
 from producers.gateway.native.watched import watched
 from producers.gateway.openai.sse import HEADERS, KEEP_ALIVE
 from producers.gateway.openai.streams import EventStream
+from producers.gateway.pipeline.caller import note_error
 from producers.gateway.results.request_status import RequestStatus
 
 log = get_logger(__name__)
@@ -65,6 +66,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
             status = await _known(deps, caller, request_id)
         except GatewayError as error:
             # Before it is accepted: who has no identity gets no connection.
+            note_error(error)
             with suppress(OSError):
                 await websocket.send_denial_response(error_response(error))
             return
@@ -96,8 +98,9 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
 async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> RequestStatus:
     """The request, if this caller may follow it and there is a stream left for that."""
     may_read(caller)
+    wanted = checked_id(request_id)
     deps.slots.check(caller.tenant)
-    status = await deps.results.status(caller.tenant, checked_id(request_id))
+    status = await deps.results.status(caller.tenant, wanted)
     if status is None:
         raise unknown_request()
     return status
@@ -137,9 +140,9 @@ async def _lines(deps: NativeDeps, who: _Listener) -> AsyncGenerator[bytes, None
         async with aclosing(_told(deps, who)) as events:
             async for event in events:
                 yield _line(event)
-    except GatewayError:
+    except GatewayError as error:
         # Who comes again is told why.
-        return
+        note_error(error)
 
 
 def _line(event: Event) -> bytes:
@@ -176,6 +179,7 @@ async def _tell(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
         # Nobody takes it any more.
         return
     except GatewayError as error:
+        note_error(error)
         code = _POLICY if error.status in (401, 403) else _FAILED
     await _close(websocket, code)
 

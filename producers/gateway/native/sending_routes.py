@@ -1,5 +1,6 @@
 """Sending requests: for later, or waiting for the answer."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -7,6 +8,7 @@ from starlette.responses import Response
 
 from fairlane.records import InferenceReply
 from producers.gateway.disconnects import ClientGoneError
+from producers.gateway.edge.short_path import ShortAnswer
 from producers.gateway.identity.principal import Identity
 from producers.gateway.native import documents
 from producers.gateway.native.answer_bodies import (
@@ -22,7 +24,6 @@ from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.native.responses import accepted, answered, gone
 from producers.gateway.native.sending import Sent, reply_to, send
-from producers.gateway.native.short_route import short_route
 from producers.gateway.openai.body import documented
 from producers.gateway.openai.documented import IDEMPOTENCY_KEY
 from producers.gateway.reply_errors import error_of, waited_too_long
@@ -30,6 +31,7 @@ from producers.gateway.results.request_status import Status
 
 _MOST_WAIT_S = 3_600.0
 _REQUESTS, _RANK, _CLASSIFY = "/v1/requests", "/v1/rank", "/v1/classify"
+_ALIAS = "/inference"
 
 Wait = Annotated[
     float,
@@ -51,21 +53,9 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
 
     async def create_request(request: Request, caller: Caller, wait: Wait = 0.0) -> Response:
         """Send a request. With an `Idempotency-Key` the same call may be sent again, and the work is done once."""
-        sent, body = await send(deps, caller, _REQUESTS, request, NewRequest)
-        if wait > 0:
-            return await _answered(deps, sent, request, min(wait, deps.wait_s))
-        if isinstance(sent.source, InferenceReply):
-            return accepted(sent.request_id, Status.DONE)
-        if body.parameters.stream:
-            deps.kept.keep(sent.tenant, sent.source)
-        else:
-            sent.source.forget()
-        return accepted(sent.request_id)
+        return await _created(deps, request, caller, wait)
 
-    async def created(request: Request) -> Response:
-        return await create_request(request, await deps.authenticate(request))
-
-    for path, tag in ((_REQUESTS, "requests"), ("/inference", "aliases")):
+    for path, tag in ((_REQUESTS, "requests"), (_ALIAS, "aliases")):
         router.add_api_route(
             path,
             create_request,
@@ -74,7 +64,6 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
             responses=_CREATED,
             openapi_extra=takes,
             tags=[tag],
-            route_class_override=short_route(created),
         )
 
     @router.post(
@@ -100,6 +89,28 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
         sent, body = await send(deps, caller, _CLASSIFY, request, ClassifyRequest)
         reply = await _ok(deps, sent, request)
         return gone() if reply is None else answered(classify_answer(reply, body.top_n))
+
+
+def short_answers(deps: NativeDeps) -> Mapping[str, ShortAnswer]:
+    """POST /v1/requests and its alias, without a query, for ``ShortPath``."""
+
+    async def created(request: Request) -> Response:
+        return await _created(deps, request, await deps.authenticate(request), wait_s=0.0)
+
+    return {_REQUESTS: created, _ALIAS: created}
+
+
+async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s: float) -> Response:
+    sent, body = await send(deps, caller, _REQUESTS, request, NewRequest)
+    if wait_s > 0:
+        return await _answered(deps, sent, request, min(wait_s, deps.wait_s))
+    if isinstance(sent.source, InferenceReply):
+        return accepted(sent.request_id, Status.DONE)
+    if body.parameters.stream:
+        deps.kept.keep(sent.tenant, sent.source)
+    else:
+        sent.source.forget()
+    return accepted(sent.request_id)
 
 
 def _waited(model: type, description: str) -> documents.Responses:

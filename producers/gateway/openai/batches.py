@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import partial
+from hashlib import blake2b
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
@@ -16,17 +17,20 @@ from producers.backfill.batches import INPUT_PURPOSE, Batch, new_file_id
 from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Wanted
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.gateway.errors import GatewayError
+from producers.gateway.idempotency import HEADER, checked_key, other_body
 from producers.gateway.identity.permission import require
 from producers.gateway.identity.principal import Identity
+from producers.gateway.openai import batch_answers as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed
 from producers.gateway.openai.body import documented, parse
 from producers.gateway.openai.calls import body_of
-from producers.gateway.openai.documented import READING, errors
+from producers.gateway.openai.documented import IDEMPOTENCY_KEY, READING, errors
 from producers.gateway.openai.files import found_file
+from producers.gateway.pipeline.caller import note_object
 
 _STATUS: Mapping[Status, str] = dict.fromkeys((Status.QUEUED, Status.RUNNING, Status.PAUSED), "in_progress")
 _ID = re.compile(r"batch_[0-9a-f]{16}")
-_EXAMPLE = {"input_file_id": "file-0a1b2c3d4e5f", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+_EXAMPLE = {"input_file_id": answers.FILE_ID, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 
 class BatchBody(BaseModel):
@@ -44,17 +48,26 @@ class BatchBody(BaseModel):
 
 def routes(deps: BatchDeps) -> APIRouter:
     """The routes."""
-    api = APIRouter(responses=errors((*READING, 400, 408, 409, 413)))
+    api = APIRouter()
+    said = answers.SAID_OF_BATCHES
+    read = errors((*READING, 400), said)
     reader = require(deps.authenticate, Scope.BATCHES)
     writer = require(deps.authenticate, Scope.BATCHES, writes=True)
 
-    @api.post("/batches", summary="Start a batch", openapi_extra=documented(BatchBody, {"A batch": _EXAMPLE}))
+    @api.post(
+        "/batches",
+        summary="Start a batch",
+        response_model=None,
+        responses=errors((*READING, 400, 413, 422), said) | answers.BATCH,
+        openapi_extra=documented(BatchBody, {"A batch": _EXAMPLE}) | IDEMPOTENCY_KEY,
+    )
     async def create(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
-        """The lines of a file, each answered as its call would be."""
+        """The lines of a file, each answered as its call would be. Under an `Idempotency-Key` there is one batch."""
         body = parse(BatchBody, await body_of(request))
-        return await deps.call(identity.tenant, partial(_create, deps, identity.tenant, body))
+        key = checked_key(request.headers.get(HEADER))
+        return batch_json(await deps.call(identity.tenant, partial(_created, deps, identity.tenant, body, key)))
 
-    @api.get("/batches", summary="The batches there are")
+    @api.get("/batches", summary="The batches there are", response_model=None, responses=read | answers.BATCHES)
     async def list_batches(
         identity: Annotated[Identity, Depends(reader)],
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -63,14 +76,19 @@ def routes(deps: BatchDeps) -> APIRouter:
         """Newest first."""
         return await deps.call(identity.tenant, partial(_page, deps, identity.tenant, limit, after))
 
-    @api.get("/batches/{batch_id}", summary="One batch")
+    @api.get("/batches/{batch_id}", summary="One batch", response_model=None, responses=read | answers.BATCH)
     async def get_batch(batch_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
         """How far it is, and where its answers are."""
         return batch_json(await deps.call(identity.tenant, partial(_found, deps, identity.tenant, batch_id)))
 
-    @api.post("/batches/{batch_id}/cancel", summary="Cancel a batch")
+    @api.post(
+        "/batches/{batch_id}/cancel",
+        summary="Cancel a batch",
+        response_model=None,
+        responses=errors((*READING, 400, 409), {**said, **answers.ENDED}) | answers.BATCH,
+    )
     async def cancel(batch_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
-        """What is done is kept."""
+        """What is done is kept. A batch that was cancelled before is told as it is."""
         return await deps.call(identity.tenant, partial(_cancel, deps, identity.tenant, batch_id))
 
     return api
@@ -92,17 +110,55 @@ def _cancel(deps: BatchDeps, tenant: str, batch_id: str) -> dict[str, object]:
             steered = jobs.steer(batch.job.job_id, Wanted.CANCEL, deps.clock_ms())
         finally:
             jobs.close()
-    if steered is None:
+    batch = _found(deps, tenant, batch_id)
+    if steered is None and batch.job.status not in (Status.CANCELLING, Status.CANCELLED):
         raise GatewayError(409, "conflict", "the batch has ended", field="batch_id")
-    return batch_json(_found(deps, tenant, batch_id))
+    return batch_json(batch)
 
 
-def _create(deps: BatchDeps, tenant: str, body: BatchBody) -> dict[str, object]:
+def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> Batch:
+    """A new batch, or the one that there is under this key. Raises GatewayError."""
+    if key is None:
+        return _new(deps, tenant, body, new_job_id())
+    job_id = _job_id_of(tenant, key)
+    made = _made(deps, tenant, body, job_id)
+    if made is not None:
+        return made
+    try:
+        return _new(deps, tenant, body, job_id)
+    except GatewayError:
+        # Another call with this key may have been first: nobody makes a second job of the same id. Or this one made
+        # it, and was not told so.
+        made = _made(deps, tenant, body, job_id)
+        if made is None:
+            raise
+        return made
+
+
+def _job_id_of(tenant: str, key: str) -> str:
+    """The id that the job of this key has, and no other one of any tenant."""
+    return blake2b(f"{tenant}\n{key}".encode(), digest_size=8).hexdigest()
+
+
+def _made(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch | None:
+    """The batch of a key, if there is one. Raises GatewayError: 422, it was made with another body; 503."""
+    with deps.store(tenant) as store:
+        made = store.batch(_batch_id(job_id))
+    if made is None:
+        return None
+    asked = (body.input_file_id, body.endpoint, _storable(body.metadata))
+    if (made.input_file_id, made.job.spec.openai_url, made.metadata) != asked:
+        raise other_body()
+    note_object(made.batch_id)
+    return made
+
+
+def _new(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch:
     file = found_file(deps, tenant, body.input_file_id)
     if file.purpose != INPUT_PURPOSE:
         raise GatewayError(400, Code.INVALID, "input_file_id: its purpose is not batch", field="input_file_id")
     with deps.store(tenant) as store:
-        job_id, output, error = new_job_id(), new_file_id(), new_file_id()
+        output, error = new_file_id(), new_file_id()
         spec = JobSpec(
             deps.url_of(tenant, file.file_id),
             deps.url_of(tenant, output),
@@ -112,13 +168,27 @@ def _create(deps: BatchDeps, tenant: str, body: BatchBody) -> dict[str, object]:
         )
         fingerprint = deps.blob_of(tenant, file.file_id).fingerprint()
         # The runner counts the rows: until then the batch is being validated.
+        created_at_ms = deps.clock_ms()
         job = Job(
-            job_id, tenant, spec, fingerprint, 0, deps.reply_partitions(), created_at_ms=deps.clock_ms(), counted=False
+            job_id,
+            tenant,
+            spec,
+            fingerprint,
+            0,
+            deps.reply_partitions(),
+            created_at_ms=created_at_ms,
+            deadline_at_ms=created_at_ms + spec.window_ms,
+            counted=False,
         )
-        batch = Batch(f"batch_{job_id}", file.file_id, output, error, _storable(body.metadata), job)
+        batch = Batch(_batch_id(job_id), file.file_id, output, error, _storable(body.metadata), job)
+        note_object(batch.batch_id)
         if not store.add_batch(batch):
             raise GatewayError(404, "not_found", "there is no such file", field="input_file_id")
-    return batch_json(batch)
+    return batch
+
+
+def _batch_id(job_id: str) -> str:
+    return f"batch_{job_id}"
 
 
 def _storable(metadata: dict[str, str] | None) -> dict[str, str] | None:
@@ -129,6 +199,7 @@ def _found(deps: BatchDeps, tenant: str, batch_id: str) -> Batch:
     """Raises GatewayError: 404, 503."""
     batch = None
     if _ID.fullmatch(batch_id):
+        note_object(batch_id)
         with deps.store(tenant) as store:
             batch = store.batch(batch_id)
     if batch is None:
@@ -149,7 +220,6 @@ def batch_json(batch: Batch) -> dict[str, object]:
     failed = tally.failed + tally.expired + tally.cancelled
     ended_at = _seconds(job.ended_at_ms)
     reason = {"code": "job_failed", "message": job.reason, "param": None, "line": None}
-    expires_at_ms = job.deadline_at_ms or job.created_at_ms + job.spec.window_ms
     return {
         "id": batch.batch_id,
         "object": "batch",
@@ -162,12 +232,12 @@ def batch_json(batch: Batch) -> dict[str, object]:
         "error_file_id": batch.error_file_id if job.status.is_final and failed else None,
         "created_at": _seconds(job.created_at_ms),
         "in_progress_at": _seconds(job.started_at_ms),
-        "expires_at": _seconds(expires_at_ms),
-        "finalizing_at": ended_at if job.status is Status.COMPLETED else None,
+        "expires_at": _seconds(job.deadline_at_ms),
+        "finalizing_at": _seconds(job.finalizing_at_ms),
         "completed_at": ended_at if job.status is Status.COMPLETED else None,
         "failed_at": ended_at if job.status is Status.FAILED else None,
         "expired_at": ended_at if job.status is Status.EXPIRED else None,
-        "cancelling_at": ended_at if job.status is Status.CANCELLED else None,
+        "cancelling_at": _seconds(job.cancelling_at_ms),
         "cancelled_at": ended_at if job.status is Status.CANCELLED else None,
         "request_counts": {"total": job.total_rows, "completed": tally.ok, "failed": failed},
         "metadata": batch.metadata,

@@ -1,22 +1,66 @@
 """What OpenAPI says of these routes beside their bodies."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from producers.gateway.openai.errors import error_type
 from producers.gateway.openai.responses import ErrorBody
 
-_ERRORS = {
-    400: "The body is not what it should be, or too long for the model; `param` is the field",
-    401: "No identity",
-    403: "This identity may not do it",
-    404: "No such model",
-    408: "The body did not come in time",
-    409: "The request with this Idempotency-Key is in flight; `x-request-id` is its id",
-    413: "The body is too large",
-    422: "This Idempotency-Key was used with another body",
-    429: "Too much at once; `retry-after` says when to try again",
-    500: "The request was run and failed",
-    503: "Nothing is accepted now; `retry-after` says when to try again",
-    504: "No answer in time; `x-request-id` is the id to ask for",
+Responses = dict[int | str, dict[str, Any]]
+
+
+_KEY = "Idempotency-Key"
+
+
+class Told(NamedTuple):
+    """An error of a route: when it comes, and an example of what is said."""
+
+    description: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+_ERRORS: Mapping[int, Told] = {
+    400: Told(
+        "The body is not what it should be, or too long for the model; `param` is the field",
+        "unsupported_parameter",
+        "n: only 1 is supported",
+        "n",
+    ),
+    401: Told("No identity", "invalid_api_key", "This API key or token is not valid."),
+    403: Told("This identity may not do it", "insufficient_scope", "This API key has not the scope that this needs."),
+    404: Told("No such model", "model_not_found", "no such model, or not for this tenant", "model"),
+    408: Told("The body did not come in time", "invalid", "the body took more than 3600 s"),
+    409: Told(
+        "The request with this Idempotency-Key is in flight; `x-request-id` is its id",
+        "request_in_flight",
+        "the request with this key is in flight",
+        _KEY,
+    ),
+    413: Told("The body is too large", "invalid", "the body has more than 4194304 bytes", "body"),
+    422: Told(
+        "This Idempotency-Key was used with another body",
+        "idempotency_key_reused",
+        "this key was used with another body",
+        _KEY,
+    ),
+    429: Told(
+        "Too much at once; `retry-after` says when to try again",
+        "rate_limit_exceeded",
+        "Too many calls with this key or of this user.",
+    ),
+    500: Told("The request was run and failed", "engine_error", "the request failed"),
+    503: Told(
+        "Nothing is accepted now; `retry-after` says when to try again",
+        "unavailable",
+        "the log does not take requests at present; nothing was accepted",
+    ),
+    504: Told(
+        "No answer in time; `x-request-id` is the id to ask for",
+        "timeout",
+        "no answer within 60 s; the request goes on",
+    ),
 }
 READING = (401, 403, 404, 429, 503)
 SENDING = tuple(_ERRORS)
@@ -42,10 +86,10 @@ CREATED_S = 1_760_000_000
 IDEMPOTENCY_KEY: dict[str, Any] = {
     "parameters": [
         {
-            "name": "Idempotency-Key",
+            "name": _KEY,
             "in": "header",
             "required": False,
-            "description": "The same key with the same body is done once within 24 hours.",
+            "description": "The same key with the same body is done once, for 24 hours at the least.",
             "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
         }
     ]
@@ -63,14 +107,27 @@ _EVENT = {
 }
 
 
-def errors(statuses: tuple[int, ...]) -> dict[int | str, dict[str, Any]]:
-    """The answers that are no success."""
-    return {status: {"model": ErrorBody, "description": _ERRORS[status]} for status in statuses}
+def errors(statuses: tuple[int, ...], said: Mapping[int, Told] | None = None) -> Responses:
+    """The answers that are no success: these, and any other in the same shape.
+
+    Args:
+        statuses: those that the route is known to answer with.
+        said: of these what is not as elsewhere.
+    """
+    rows = {**_ERRORS, **(said or {})}
+    told: Responses = {}
+    for status in statuses:
+        row = rows[status]
+        error = {"message": row.message, "type": error_type(status), "param": row.param, "code": row.code}
+        told[status] = {
+            "model": ErrorBody,
+            "description": row.description,
+            "content": {"application/json": {"example": {"error": error}}},
+        }
+    return told | {"default": {"model": ErrorBody, "description": "Any other error"}}
 
 
-def success(
-    model: type[object], example: dict[str, Any], streamed: str | None = None
-) -> dict[int | str, dict[str, Any]]:
+def success(model: type[object], example: dict[str, Any], streamed: str | None = None) -> Responses:
     """The answer that is one; ``streamed`` is what a stream begins with."""
     content: dict[str, Any] = {"application/json": {"example": example}}
     if streamed is not None:

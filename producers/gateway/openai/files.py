@@ -27,9 +27,11 @@ from producers.backfill.seams import AwayError, JobFailedError, NoSuchInputError
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.permission import require
 from producers.gateway.identity.principal import Identity
+from producers.gateway.openai import batch_answers as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
 from producers.gateway.openai.calls import client_gone
 from producers.gateway.openai.documented import READING, errors
+from producers.gateway.pipeline.caller import note_object
 
 QUOTA_REACHED = "insufficient_quota"
 """OpenAI's word."""
@@ -44,35 +46,23 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _MOST_NAME_CHARS = 256
 _MOST_FIELDS = 8
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": [INPUT_PURPOSE]},
-                        "expires_after[anchor]": {"type": "string", "enum": [_ANCHOR]},
-                        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_TTL_S},
-                    },
-                }
-            }
-        },
-    }
-}
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
 def routes(deps: BatchDeps) -> APIRouter:
     """The routes."""
-    api = APIRouter(responses=errors((*READING, 400, 408, 413)))
+    api = APIRouter()
+    read = errors((*READING, 400), answers.SAID_OF_FILES)
     reader = require(deps.authenticate, KeyScope.FILES)
     writer = require(deps.authenticate, KeyScope.FILES, writes=True)
 
-    @api.post("/files", summary="Upload a file", openapi_extra=_UPLOAD)
+    @api.post(
+        "/files",
+        summary="Upload a file",
+        response_model=None,
+        responses=errors((*READING, 400, 408, 413), answers.SAID_OF_FILES) | answers.FILE,
+        openapi_extra=answers.upload_body(INPUT_PURPOSE, _ANCHOR, LEAST_TTL_S, deps.limits.ttl_s),
+    )
     async def upload(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
         """JSON lines for a batch. The body goes to disk as it comes."""
         async with AsyncExitStack() as opened:
@@ -96,7 +86,7 @@ def routes(deps: BatchDeps) -> APIRouter:
             ttl_s = asked_ttl_s(form, deps.limits.ttl_s)
             return await run_in_threadpool(_keep, deps, identity.tenant, file, ttl_s)
 
-    @api.get("/files", summary="The files there are")
+    @api.get("/files", summary="The files there are", response_model=None, responses=read | answers.FILES)
     async def list_files(
         identity: Annotated[Identity, Depends(reader)],
         limit: Limit = 100,
@@ -106,18 +96,23 @@ def routes(deps: BatchDeps) -> APIRouter:
         """Newest first."""
         return await deps.call(identity.tenant, partial(_page, deps, identity.tenant, limit, after, purpose))
 
-    @api.get("/files/{file_id}", summary="One file")
+    @api.get("/files/{file_id}", summary="One file", response_model=None, responses=read | answers.FILE)
     async def get_file(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
         """Its size and its name."""
         return file_json(await deps.call(identity.tenant, partial(found_file, deps, identity.tenant, file_id)))
 
-    @api.get("/files/{file_id}/content", summary="What is in a file")
+    @api.get(
+        "/files/{file_id}/content",
+        summary="What is in a file",
+        response_class=StreamingResponse,
+        responses=read | answers.CONTENT,
+    )
     async def get_content(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> StreamingResponse:
         """Block by block."""
         blob, fingerprint = await deps.call(identity.tenant, partial(_opened, deps, identity.tenant, file_id))
         return _Download(blob, fingerprint, deps.transfers.taken(identity.tenant), deps.transfer_s)
 
-    @api.delete("/files/{file_id}", summary="Delete a file")
+    @api.delete("/files/{file_id}", summary="Delete a file", response_model=None, responses=read | answers.DELETED)
     async def delete_file(file_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
         """A batch that is still to read it fails."""
         await deps.call(identity.tenant, partial(_delete, deps, identity.tenant, file_id))
@@ -147,6 +142,7 @@ def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
     """A file that is whole. Raises GatewayError: 404, 503."""
     if not _ID.fullmatch(file_id):
         raise _not_found()
+    note_object(file_id)
     with deps.store(tenant) as store:
         file = store.file(file_id, deps.clock_ms())
         if file is not None and file.size_bytes is None:
@@ -227,6 +223,7 @@ def _keep(deps: BatchDeps, tenant: str, upload: UploadFile, ttl_s: int) -> dict[
     now_ms, limits = deps.clock_ms(), deps.limits
     name, size_bytes = stored_name(upload.filename), upload.size or 0
     file = StoredFile(new_file_id(), tenant, INPUT_PURPOSE, name, size_bytes, now_ms, now_ms + ttl_s * 1_000)
+    note_object(file.file_id)
     with deps.store(tenant) as store:
         try:
             store.reserve_file(file, now_ms + _COMING_MS, limits.most_files, limits.most_bytes)

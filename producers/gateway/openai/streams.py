@@ -21,6 +21,7 @@ from producers.gateway.openai.continuation import Continuation, DivergedError
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.errors import REQUEST_ID_HEADER, STREAM_RESTARTED, error_body
 from producers.gateway.openai.requests import ChatBody, CompletionBody
+from producers.gateway.pipeline.caller import note_error
 from producers.gateway.publish_once import Published
 from producers.gateway.reply_errors import waited_too_long
 from producers.gateway.seams import Waiting
@@ -172,11 +173,11 @@ class _Relay:
             sent.finish()
             end = self._stream.last(reply)
         except GatewayError as error:
-            end = sse.error_event(error_body(error))
+            end = _failed(error)
         except TimeoutError:
-            end = sse.error_event(error_body(waited_too_long(request_id, self._deps.wait_s)))
+            end = _failed(waited_too_long(request_id, self._deps.wait_s))
         except DivergedError:
-            end = sse.error_event(error_body(_restarted(request_id)))
+            end = _failed(_restarted(request_id))
         self.ended = True
         yield end
 
@@ -222,6 +223,12 @@ def _whole(stream: Stream, reply: InferenceReply) -> bytes:
     """The events of an answer that is there already."""
     text = text_of(reply)
     return stream.first() + (stream.text(text) if text else b"") + stream.last(reply)
+
+
+def _failed(error: GatewayError) -> bytes:
+    """The last event of a stream whose status was told long ago."""
+    note_error(error)
+    return sse.error_event(error_body(error))
 
 
 def _restarted(request_id: str) -> GatewayError:

@@ -1,0 +1,19 @@
+"""When a job was cancelled, and when its parts began to be joined."""
+
+from deploy.migrations.versions.r0008_jobs import execute
+
+revision = "0011"
+down_revision = "0010"
+branch_labels = None
+depends_on = None
+
+TIMES = """
+ALTER TABLE backfill_jobs ADD COLUMN cancelling_at_ms bigint, ADD COLUMN finalizing_at_ms bigint;
+COMMENT ON COLUMN backfill_jobs.started_at_ms IS 'when it was first run, its rows being counted';
+COMMENT ON COLUMN backfill_jobs.deadline_at_ms IS 'when its completion window ends; null: so long after created_at_ms';
+"""
+
+
+def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers its columns
+    """Add the columns; of jobs that have ended these times are not known."""
+    execute(TIMES)

@@ -1,0 +1,223 @@
+"""What OpenAPI says of files and batches: what their routes answer, with examples."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from producers.gateway.openai.documented import CREATED_S, Responses, Told, success
+
+JobStatus = Literal[
+    "validating", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled", "failed"
+]
+_TTL_S = 2_592_000
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class File(_Part):
+    """A file of this tenant: one that was uploaded, or the answers or errors of a batch. Times are seconds since the
+    epoch."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int | None = Field(description="Null where a batch has yet to write it")
+    created_at: int
+    expires_at: int | None = Field(description="Null until the batch that writes it has ended")
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class FileList(_Part):
+    """A page, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[File]
+    first_id: str | None
+    last_id: str | None = Field(description="`after` of the page behind this one")
+    has_more: bool
+
+
+class DeletedFile(_Part):
+    """Nobody finds it any more."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class BatchError(_Part):
+    """Why a batch could not be run."""
+
+    code: str
+    message: str | None
+    param: str | None
+    line: int | None
+
+
+class BatchErrors(_Part):
+    """Of a batch that failed."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class RequestCounts(_Part):
+    """Lines; ``failed`` are those that failed, expired or were cancelled."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchAnswer(_Part):
+    """How far a batch is. Times are seconds since the epoch, and null until then."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: Literal["24h"]
+    status: JobStatus
+    output_file_id: str | None = Field(description="The answers; null until it has ended, or where there are none")
+    error_file_id: str | None = Field(description="What was not answered; null until it has ended, or if all was")
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
+
+
+class BatchList(_Part):
+    """A page, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchAnswer]
+    first_id: str | None
+    last_id: str | None = Field(description="`after` of the page behind this one")
+    has_more: bool
+
+
+FILE_ID = "file-0a1b2c3d4e5f60718293a4b5"
+BATCH_ID = "batch_0a1b2c3d4e5f6071"
+_FILE: Mapping[str, Any] = {
+    "id": FILE_ID,
+    "object": "file",
+    "bytes": 20_480,
+    "created_at": CREATED_S,
+    "expires_at": CREATED_S + _TTL_S,
+    "filename": "questions.jsonl",
+    "purpose": "batch",
+    "status": "processed",
+    "status_details": None,
+}
+_BATCH: Mapping[str, Any] = {
+    "id": BATCH_ID,
+    "object": "batch",
+    "endpoint": "/v1/chat/completions",
+    "errors": None,
+    "input_file_id": FILE_ID,
+    "completion_window": "24h",
+    "status": "in_progress",
+    "output_file_id": None,
+    "error_file_id": None,
+    "created_at": CREATED_S,
+    "in_progress_at": CREATED_S + 3,
+    "expires_at": CREATED_S + 86_403,
+    "finalizing_at": None,
+    "completed_at": None,
+    "failed_at": None,
+    "expired_at": None,
+    "cancelling_at": None,
+    "cancelled_at": None,
+    "request_counts": {"total": 100, "completed": 42, "failed": 0},
+    "metadata": {"night": "1"},
+}
+_LINE = (
+    '{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"model": "all-minilm-l6-v2", "input": "a"}}'
+)
+
+
+def _page(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"object": "list", "data": [entry], "first_id": entry["id"], "last_id": entry["id"], "has_more": False}
+
+
+FILE = success(File, dict(_FILE))
+FILES = success(FileList, _page(_FILE))
+DELETED = success(DeletedFile, {"id": FILE_ID, "object": "file", "deleted": True})
+BATCH = success(BatchAnswer, dict(_BATCH))
+BATCHES = success(BatchList, _page(_BATCH))
+CONTENT: Responses = {
+    200: {
+        "description": "The bytes as they were uploaded, or as the batch wrote them",
+        "content": {
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}, "example": f"{_LINE}\n"}
+        },
+    }
+}
+
+_AWAY = Told(
+    "Files and batches cannot be reached now; `retry-after` says when to try again",
+    "service_unavailable",
+    "files and batches cannot be reached now",
+)
+_BUSY = Told(
+    "Too much at once; `retry-after` says when to try again",
+    "overloaded",
+    "at most 18 calls about files and batches are under way at a time",
+)
+SAID_OF_FILES: Mapping[int, Told] = {
+    400: Told("A field is wrong; `param` names it", "invalid", "purpose: only batch is supported", "purpose"),
+    403: Told(
+        "This identity may not do it, or keeps as many files as it may",
+        "insufficient_quota",
+        "file: a tenant keeps at most 10000 uploaded files, and 10000 are there",
+        "file",
+    ),
+    404: Told("No such file", "not_found", "there is no such file", "file_id"),
+    429: _BUSY,
+    503: _AWAY,
+}
+SAID_OF_BATCHES: Mapping[int, Told] = {
+    400: Told("A field is wrong; `param` names it", "invalid", "endpoint: must be given", "endpoint"),
+    404: Told("No such batch, or no such file", "not_found", "there is no such batch", "batch_id"),
+    429: _BUSY,
+    503: _AWAY,
+}
+ENDED: Mapping[int, Told] = {409: Told("The batch has ended", "conflict", "the batch has ended", "batch_id")}
+
+
+def upload_body(purpose: str, anchor: str, least_ttl_s: int, most_ttl_s: int) -> dict[str, Any]:
+    """What OpenAPI says of an upload, whose file may be kept from ``least_ttl_s`` to ``most_ttl_s``."""
+    ttl = {"type": "integer", "minimum": least_ttl_s, "maximum": most_ttl_s}
+    asked = {"expires_after[anchor]": {"type": "string", "enum": [anchor]}, "expires_after[seconds]": ttl}
+    schema = {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "properties": {
+            "file": {"type": "string", "format": "binary", "description": "JSON lines, one for each call"},
+            "purpose": {"type": "string", "enum": [purpose]},
+            **asked,
+        },
+        "dependentRequired": {name: list(asked) for name in asked},
+    }
+    examples = {
+        "a_file": {"summary": "A file", "value": {"file": _LINE, "purpose": purpose}},
+        "for_an_hour": {
+            "summary": "For an hour",
+            "value": {"file": _LINE, "purpose": purpose} | dict(zip(asked, (anchor, least_ttl_s), strict=True)),
+        },
+    }
+    content = {"multipart/form-data": {"schema": schema, "examples": examples}}
+    return {"requestBody": {"required": True, "content": content}}

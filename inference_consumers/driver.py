@@ -36,6 +36,8 @@ log = get_logger(__name__)
 
 _MAX_UNCOMMITTED_BATCHES = 4
 _ROOM_RECHECK_S = 0.005
+_LONGEST_WAY_S = 0.1
+"""What is longer is a pause of this process, or a clock that was set, and says nothing of the next batch."""
 
 
 class EngineFailedError(Exception):
@@ -343,7 +345,8 @@ class EngineDriver:
                 # An engine that counts nothing is taken to pad.
                 padding = ended.computed_tokens - ended.useful_tokens if ended.computed_tokens else None
                 # The way to the engine and back is part of what a batch costs: meanwhile the engine does nothing else.
-                took_s = max(ended.seconds, (now_ms - run.started_at_ms) / 1_000)
+                way_s = (now_ms - run.started_at_ms) / 1_000 - ended.seconds
+                took_s = ended.seconds + min(max(way_s, 0.0), _LONGEST_WAY_S)
                 self.waiting.batcher.ran(key, items, tokens, took_s, padding_tokens=padding)
         if problem is not None and problem.out_of_memory:
             metrics.OUT_OF_MEMORY.labels(model=key[0]).inc()

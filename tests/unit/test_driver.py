@@ -156,6 +156,20 @@ def test_the_way_to_the_engine_and_back_counts_for_the_size_of_a_batch() -> None
     assert sizes[-100:].count(16) > 50
 
 
+def test_a_pause_of_the_consumer_is_no_slow_engine() -> None:
+    bench = DriverBench(max_items=4)
+    bench.add(named("a"))
+    bench.start()
+    bench.now_ms += 60_000
+    bench.tell({0: OK})
+    bench.end(seconds=0.01)
+    # By such a pause it could not end in time: whoever comes after it would go first.
+    bench.add(
+        named("b", deadline_at_ms=bench.now_ms + 30_000), *(named(name, at_ms=bench.now_ms + 1) for name in "cdef")
+    )
+    assert bench.start() == ["b", "c", "d", "e"]
+
+
 def test_who_killed_two_engines_runs_alone_and_is_found() -> None:
     bench = DriverBench()
     bench.add(*(named(name) for name in "abc"))

@@ -191,6 +191,12 @@ class Settings(KafkaSettings):
     gateway_wait_s: float = Field(
         60.0, gt=0, le=3_600, description="Longest a call to the gateway waits for its answer; then it is told the id"
     )
+    gateway_redis_timeout_s: float = Field(
+        0.25,
+        gt=0,
+        le=60,
+        description="Longest the gateway waits for Redis; then it goes on without it until it answers again",
+    )
     gateway_max_body_bytes: int = Field(
         4_194_304, ge=1_024, description="Largest body of a call to the gateway, but for an uploaded file"
     )

@@ -233,7 +233,7 @@ class ApiKeys:
         except psycopg.errors.InsufficientPrivilege:
             raise ApiKeysError("this role may not read or write keys: POSTGRES_OWNER_DSN names one that may") from None
         except psycopg.errors.UndefinedTable:
-            raise ApiKeysError("there are no tables for keys yet: run `fairlane db upgrade`") from None
+            raise ApiKeysError("a table for keys is missing: run `fairlane db upgrade`") from None
         except psycopg.errors.ForeignKeyViolation:
             raise ApiKeysError("the tenant has no such user: `fairlane users set` makes one") from None
         except psycopg.Error as error:

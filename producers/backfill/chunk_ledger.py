@@ -25,6 +25,8 @@ class _Awaited:
     url: str | None
     tries: int = 1
     retry_at_ms: int | None = None
+    is_sent_once: bool = True
+    """By this runner. Of what was sent again, or by another runner, more than one copy may be under way."""
     is_refused: bool = False
     """Nothing of it is under way."""
 
@@ -75,8 +77,11 @@ class ChunkLedger:
         """About what the answers take that are not written yet."""
         return sum(chunk.held_bytes for chunk in self._open.values())
 
-    def open(self, plan: ChunkPlan, rows: Iterable[ParsedRow]) -> None:
-        """Wait for the replies to these rows. Raises ValueError if the chunk is open, or has another number of rows."""
+    def open(self, plan: ChunkPlan, rows: Iterable[ParsedRow], *, is_new: bool = True) -> None:
+        """Wait for the replies to these rows; ``is_new``: no other runner sent them.
+
+        Raises ValueError if the chunk is open, or has another number of rows.
+        """
         if plan.number in self._open:
             raise ValueError(f"chunk {plan.number} is open already")
         chunk = _OpenChunk(plan)
@@ -84,16 +89,14 @@ class ChunkLedger:
             if isinstance(row, BadRow):
                 chunk.answer(answers.of_bad_row(number, row))
             else:
-                chunk.awaited[number] = _Awaited(row.row_id, row.url)
+                chunk.awaited[number] = _Awaited(row.row_id, row.url, is_sent_once=is_new)
         if len(chunk.awaited) + len(chunk.answers) != plan.rows:
             raise ValueError(f"chunk {plan.number} has {plan.rows} rows, not as many as were read")
         self._open[plan.number] = chunk
         self._note(chunk)
 
-    def take(self, reply: InferenceReply, now_ms: int, *, is_latest: bool = True) -> bool:
-        """Take in a reply. False if it changes nothing: it is not for this job, or for a row that is answered.
-
-        ``is_latest``: nothing was sent after it under its id."""
+    def take(self, reply: InferenceReply, now_ms: int) -> bool:
+        """Take in a reply. False if it changes nothing: it is not for this job, or for a row that is answered."""
         if reply.tenant != self.tenant:
             return False
         row = self.ids.row_of(reply.request_id)
@@ -103,7 +106,7 @@ class ChunkLedger:
         waiting = chunk.awaited[row]
         if self._may_try_again(reply, waiting):
             self._try_again(chunk, row, waiting, reply.retry_after_ms or 0, now_ms)
-            waiting.is_refused = is_latest
+            waiting.is_refused = waiting.is_sent_once
             return True
         chunk.answer(answers.of_reply(row, waiting.row_id, waiting.url, reply, now_ms // 1000))
         self._note(chunk)
@@ -127,7 +130,7 @@ class ChunkLedger:
                 if one.retry_at_ms is not None and one.retry_at_ms <= now_ms
             }
             for one in rows.values():
-                one.retry_at_ms, one.is_refused = None, False
+                one.retry_at_ms, one.is_sent_once, one.is_refused = None, False, False
             if rows:
                 due[chunk.plan] = frozenset(rows)
             self._plan_retries(chunk)
@@ -155,7 +158,7 @@ class ChunkLedger:
             self._note(chunk)
 
     def give_up_refused(self, outcome: Outcome) -> None:
-        """Nobody sends again what was refused for now, so that no reply to it can come."""
+        """Nobody sends again what was refused for now, and was sent once, so that no reply to it can come."""
         for number in list(self._retries_due):
             chunk = self._open[number]
             for row, one in [found for found in chunk.awaited.items() if found[1].is_refused]:

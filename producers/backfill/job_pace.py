@@ -12,13 +12,14 @@ _AT_WORK = (Status.RUNNING, Status.CANCELLING, Status.FINALIZING)
 def job_pace(job: Job, now_ms: int) -> tuple[float | None, float | None]:
     """Rows a second since it was first run, what it waited included, and the seconds that are left of a job that runs.
 
-    None is what cannot be told: of a job that waits nobody knows for how long it did.
+    None is what cannot be told: of a job that waits nobody knows for how long it will, and the rate of one that was
+    left and taken again, which counts what it waited between, does not say how fast it is now.
     """
     until_ms = job.ended_at_ms if job.status not in _AT_WORK else now_ms
     if job.started_at_ms is None or until_ms is None:
         return None, None
     per_s = rate_per_s(job.tally.rows, (until_ms - job.started_at_ms) / 1_000)
-    if per_s is None or job.status is not Status.RUNNING:
+    if per_s is None or job.status is not Status.RUNNING or job.token > 1:
         return per_s, None
     return per_s, max(0, job.total_rows - job.tally.rows) / per_s
 

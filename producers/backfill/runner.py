@@ -17,7 +17,6 @@ from functools import partial
 
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
-from fairlane.names import JOBS_REPLIES
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest
 from producers.backfill.answers import tally_of
@@ -25,7 +24,8 @@ from producers.backfill.budget import Budget
 from producers.backfill.chunk_ledger import ChunkLedger
 from producers.backfill.job import MAX_COST_REACHED, ChunkPlan, Job, Position, Status, Tally, Wanted
 from producers.backfill.patience import LeftError, Patience
-from producers.backfill.row import BadRow, ParsedRow, RowContent
+from producers.backfill.request_records import RequestRecords
+from producers.backfill.row import ParsedRow, RowContent
 from producers.backfill.row_ids import RowIds
 from producers.backfill.rows import parse_row
 from producers.backfill.seams import (
@@ -40,9 +40,6 @@ from producers.backfill.seams import (
 )
 
 log = get_logger(__name__)
-
-MOST_RECORD_BYTES = 4_000_000
-"""A little less than a record of a backfill topic may have (topics.yaml)."""
 
 MOST_HELD_BYTES = 64 * 1024 * 1024
 """No further chunk is opened while so much waits to be written."""
@@ -89,14 +86,13 @@ class Runner:
         self._parts = parts
         self._control = control
         self._clock = clock
-        self._encode = encode
         self._budget = budget
-        self._max_timeout_ms = max_timeout_ms
         self._grace_ms = grace_ms
         self._on_progress = on_progress
         self._patiently = Patience(job.job_id, log_, control)
-        self._ids = RowIds(job.job_id, job.partitions)
-        self._ledger = ChunkLedger(job.tenant, self._ids)
+        ids = RowIds(job.job_id, job.partitions)
+        self._requests = RequestRecords(ids, encode, max_timeout_ms, job.deadline_at_ms)
+        self._ledger = ChunkLedger(job.tenant, ids)
         self._done = job.tally
         self._planned = job.planned
         self._next_chunk = job.next_chunk
@@ -149,8 +145,9 @@ class Runner:
         self._read_again_to = self._patiently(self._replies.end)
         for plan in plans:
             rows = self._rows_of(plan)
-            self._ledger.open(plan, rows)
-            if plan.number >= first_unpublished:
+            is_new = plan.number >= first_unpublished
+            self._ledger.open(plan, rows, is_new=is_new)
+            if is_new:
                 self._send(plan, rows)
         log.info("job_begun", job_id=self._job.job_id, tenant=self._job.tenant, open_chunks=len(plans))
 
@@ -163,10 +160,8 @@ class Runner:
             self._open_next(rows)
         wait_s = 0.0 if self._rows_to_open() else _READ_S
         now_ms = self._clock()
-        # The runner before this one may have sent again what was refused until it ended.
-        is_latest = self._replies.position >= self._read_again_to
         for reply in self._patiently(lambda: self._replies.read(wait_s)):
-            self._ledger.take(reply, now_ms, is_latest=is_latest)
+            self._ledger.take(reply, now_ms)
         self._came_on |= self._replies.position >= self._read_again_to
         self._doubt_if_lost(now_ms)
         if self._may_send:
@@ -202,8 +197,8 @@ class Runner:
 
     @property
     def _unsent(self) -> Outcome:
-        """Of what may not be sent any more."""
-        return Outcome.EXPIRED if self._is_late else Outcome.CANCELLED
+        """Of what may not be sent, or is not waited for, any more. A late job that is cancelled has been cancelled."""
+        return Outcome.CANCELLED if self._control.wanted is Wanted.CANCEL else Outcome.EXPIRED
 
     def _rows_to_open(self) -> int:
         """How many rows the next chunk may have; 0: none may be opened now. Rows that nobody will run any more are
@@ -279,50 +274,37 @@ class Runner:
         return [parse_row(content, tenant, spec.defaults, spec.openai_url) for content in contents]
 
     def _send(self, plan: ChunkPlan, rows: Sequence[ParsedRow]) -> None:
-        """Publish the rows of an open chunk. What may not be sent any more has no reply to wait for."""
-        if not self._may_send:
-            self._ledger.give_up(self._unsent, plan.number)
-            return
-        records = self._records(plan, rows)
-        if records:
-            self._patiently(lambda: self._publisher.publish(plan.number, records))
+        """Publish the rows of an open chunk, or give them up if that takes until they may not be sent any more."""
+
+        def publish() -> None:
+            if self._may_send:
+                if records := self._records(plan, rows):
+                    self._publisher.publish(plan.number, records)
+            # A try that failed may be in the log all the same: its replies are waited for.
+            elif plan.number >= self._publisher.start():
+                self._ledger.give_up(self._unsent, plan.number)
+
+        self._patiently(publish)
 
     def _records(
         self, plan: ChunkPlan, rows: Sequence[ParsedRow], only: frozenset[int] | None = None
     ) -> list[tuple[str, bytes]]:
         """Request ids and encoded requests; a row that is too large for the topic is answered."""
-        deadline_at_ms = self._job.deadline_at_ms
-        left_ms = self._max_timeout_ms if deadline_at_ms is None else deadline_at_ms - self._clock()
-        timeout_ms = max(1, min(left_ms, self._max_timeout_ms))
-        records: list[tuple[str, bytes]] = []
-        for number, row in enumerate(rows, plan.first_row):
-            if isinstance(row, BadRow) or (only is not None and number not in only):
-                continue
-            request_id = self._ids.id_of(number)
-            request = replace(row.request, request_id=request_id, timeout_ms=timeout_ms, reply_to=JOBS_REPLIES)
-            encoded = self._encoded(request)
-            if isinstance(encoded, str):
-                self._ledger.refuse(plan.number, number, BadRow(row.row_id, "row", encoded, row.url))
-            else:
-                records.append((request_id, encoded))
+        records, refused = self._requests.of(plan, rows, self._clock(), only)
+        for number, bad in refused.items():
+            self._ledger.refuse(plan.number, number, bad)
         return records
-
-    def _encoded(self, request: InferenceRequest) -> bytes | str:
-        """The record, or why there is none."""
-        try:
-            record = self._encode(request)
-        except ValueError as error:
-            return str(error)
-        if len(record) > MOST_RECORD_BYTES:
-            return f"{len(record)} bytes are more than {MOST_RECORD_BYTES}"
-        return record
 
     def _send_again(self) -> None:
         for plan, numbers in self._ledger.due(self._clock()).items():
             # Rows are not kept: those that were refused for now are few, and are read once more.
             with suppress(_CancelHeardError):
-                records = self._records(plan, self._rows_of(plan), numbers)
-                self._patiently(partial(self._publisher.send_again, records))
+                self._patiently(partial(self._publish_again, plan, self._rows_of(plan), numbers))
+
+    def _publish_again(self, plan: ChunkPlan, rows: Sequence[ParsedRow], numbers: frozenset[int]) -> None:
+        # Otherwise nobody knows whether a try that failed is in the log: a reply is waited for, as long as for others.
+        if self._may_send:
+            self._publisher.send_again(self._records(plan, rows, numbers))
 
     def _doubt_if_lost(self, now_ms: int) -> None:
         """Once everything is read that is left of replies of which some were removed, the rows without one are sent
@@ -360,7 +342,7 @@ class Runner:
         if self._replies_end is None:
             self._replies_end = self._patiently(self._replies.end)
         if self._replies.position >= self._replies_end:
-            self._ledger.give_up(Outcome.EXPIRED if self._cancelled_at_ms is None else Outcome.CANCELLED)
+            self._ledger.give_up(self._unsent)
 
     def _finish_complete(self) -> None:
         for plan in self._ledger.complete():
@@ -377,14 +359,13 @@ class Runner:
         self._on_progress(self._done)
 
     def _finalize(self, reason: str | None = None) -> Status:
+        # By what is durable, so that however long the parts take, and whoever joins them, it is the same.
+        status = Status.EXPIRED if self._done.expired else Status.COMPLETED
+        if self._control.wanted is Wanted.CANCEL:
+            status = Status.CANCELLED
         self._patiently.is_ending = True
         self._patiently(lambda: self._log.move(Status.FINALIZING))
         self._patiently(lambda: self._parts.join(self._done_parts))
-        status = Status.COMPLETED
-        if self._cancelled_at_ms is not None:
-            status = Status.CANCELLED
-        elif self._done.expired and self._is_late:
-            status = Status.EXPIRED
         self._patiently(lambda: self._log.move(status, reason))
         self._clean_up()
         return status

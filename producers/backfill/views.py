@@ -38,6 +38,8 @@ def job_json(job: Job) -> dict[str, Any]:
         "created_at_ms": job.created_at_ms,
         "started_at_ms": job.started_at_ms,
         "deadline_at_ms": job.deadline_at_ms,
+        "cancelling_at_ms": job.cancelling_at_ms,
+        "finalizing_at_ms": job.finalizing_at_ms,
         "ended_at_ms": job.ended_at_ms,
         "runner": job.runner,
     }

@@ -24,7 +24,7 @@ from producers.gateway.edge import document, error_answers
 from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
 from producers.gateway.edge.call_log import CallLog
 from producers.gateway.edge.short_path import ShortPath
-from producers.gateway.idempotency import Idempotency
+from producers.gateway.idempotency import ClaimStore, Idempotency
 from producers.gateway.identity import assembly as identity
 from producers.gateway.identity.gate import GateHeaders
 from producers.gateway.identity.principal import Identity
@@ -48,7 +48,6 @@ FILES_PATH = "/v1/files"
 
 _UPKEEP_S = 0.25
 _STORE_CHECK_S = 1.0
-_REDIS_TIMEOUT_S = 0.25
 _DESCRIPTION = "Inference on Kafka behind HTTP: OpenAI's API and Fairlane's own."
 
 
@@ -66,7 +65,7 @@ class Gateway:
         self.readiness = Readiness(*CONDITIONS)
         self.failure: BaseException | None = None
         redis = self._redis = _redis(settings)
-        self._watch = None if redis is None else RedisWatch(redis)
+        self._watch = None if redis is None else RedisWatch(redis, settings.gateway_redis_timeout_s)
         self._identity = identity.assemble(settings, redis, self._watch)
         self._results = make_results(settings, redis)
         self.pipeline = LogPipeline(
@@ -131,7 +130,9 @@ class Gateway:
 
     def _add_routes(self) -> None:
         settings, submitter = self._settings, self.pipeline.submitter
-        claims = LocalClaims() if self._redis is None or self._watch is None else RedisClaims(self._redis, self._watch)
+        claims: ClaimStore = LocalClaims()
+        if self._redis is not None and self._watch is not None:
+            claims = RedisClaims(self._redis, self._watch, settings.gateway_redis_timeout_s)
         idempotency = Idempotency(claims, self._results.find_reply)
         openai = OpenAIDeps(
             submitter,
@@ -249,8 +250,8 @@ def _redis(settings: Settings) -> "Redis | None":
         return None
     return Redis.from_url(
         settings.redis_url.get_secret_value(),
-        socket_timeout=_REDIS_TIMEOUT_S,
-        socket_connect_timeout=_REDIS_TIMEOUT_S,
+        socket_timeout=settings.gateway_redis_timeout_s,
+        socket_connect_timeout=settings.gateway_redis_timeout_s,
         retry=Retry(NoBackoff(), 0),
     )
 

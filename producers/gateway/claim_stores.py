@@ -14,7 +14,6 @@ TTL_S = 86_400
 MOST_LOCAL_CLAIMS = 20_000
 
 _PREFIX = "idempotency:"
-_TIMEOUT_S = 0.25
 
 # '' stands for nothing: no claim is empty.
 _SWAP = """
@@ -78,11 +77,11 @@ class RedisClaims:
     Args:
         redis: the client; its own time-outs apply as well.
         watch: of the same Redis.
-        ttl_s: how long each is kept, in seconds.
         timeout_s: the longest a call waits, in seconds.
+        ttl_s: how long each is kept, in seconds.
     """
 
-    def __init__(self, redis: "Redis", watch: RedisWatch, ttl_s: int = TTL_S, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, redis: "Redis", watch: RedisWatch, timeout_s: float, ttl_s: int = TTL_S) -> None:
         self._script = redis.register_script(_SWAP)
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s

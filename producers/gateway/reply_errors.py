@@ -14,6 +14,8 @@ UNCERTAIN = "uncertain"
 error names the request: sent again under its id or its Idempotency-Key, it is run once."""
 
 CLIENT_CLOSED_REQUEST = 499
+CLIENT_GONE = "client_closed_request"
+"""The gateway's own code, for the log alone."""
 
 _REJECTED_STATUS: Mapping[str, int] = {
     Code.INVALID: 400,
@@ -48,6 +50,11 @@ def error_of(reply: InferenceReply) -> GatewayError | None:
         retry_after_ms=reply.retry_after_ms,
         request_id=reply.request_id,
     )
+
+
+def client_gone(request_id: str | None) -> GatewayError:
+    """For the log alone: nobody reads it."""
+    return GatewayError(CLIENT_CLOSED_REQUEST, CLIENT_GONE, "the caller went away", request_id=request_id)
 
 
 def waited_too_long(request_id: str, waited_s: float) -> GatewayError:

@@ -1,13 +1,13 @@
 """Callers of gateways while something is away, and what became of what they were told.
 
-with Traffic(served, passing=BUSY) as traffic:
+with Traffic(served) as traffic:
     traffic.wait_more(20, "calls before the outage")
     ...
 check_promise(served, traffic.ids)
 """
 
 import threading
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import cycle
@@ -20,34 +20,36 @@ import httpx
 
 from fairlane.names import GATEWAY_REPLIES
 from fairlane.outcomes import Outcome
+from producers.gateway.errors import UNAVAILABLE
+from producers.gateway.idempotency import IN_FLIGHT
 from producers.gateway.openai.errors import REQUEST_ID_HEADER
+from producers.gateway.reply_errors import UNCERTAIN
 from tests.integration.gateway_kit import LONG_MS, Served
 from tests.integration.log_reader import Replies
 from tests.integration.recorder_kit import Tables
 from tests.waiting import INTERVAL_S, PATIENCE_S, eventually
 
 CALLERS = 6
-BUSY = frozenset({"overloaded", "no_capacity", "deadline_unmeetable"})
-"""A machine that is slow enough has these said to anybody."""
-CALL_PATIENCE_S = 5 * PATIENCE_S
-"""Longer than a key stays with a gateway that died before it said whether it had published."""
+PASSING = frozenset({"overloaded", "no_capacity", "deadline_unmeetable", UNAVAILABLE, UNCERTAIN, IN_FLIGHT})
+"""What callers come back after. A machine that is slow enough has these said to anybody."""
+CALL_PATIENCE_S = 10 * PATIENCE_S
+"""Longer than a key stays with a gateway that died before it said whether it had published, and than an outage."""
 MOST_LOOKED_UP = 1_000
 """Over HTTP; of more, the others are looked for in the log and in Postgres."""
 
 
 class Traffic:
     """Callers of the tenant ``a`` while its context is open. Each sends a request and goes on when it is accepted; then
-    it asks a question and waits for the answer. Each call has a key, under which it is sent again until it is taken.
+    it asks a question and waits for the answer. Each call has a key, under which it is sent again until it is taken. A
+    refusal that is none of ``PASSING`` ends the test.
 
     Args:
         served: who is called.
-        passing: codes of refusals that callers come back after. Any other ends the test.
         gateways: numbers of those that are called. With several, who loses the connection goes to the next.
     """
 
-    def __init__(self, served: Served, *, passing: Set[str], gateways: Sequence[int] = (1,)) -> None:
+    def __init__(self, served: Served, *, gateways: Sequence[int] = (1,)) -> None:
         self._served = served
-        self._passing = passing
         self._gateways = gateways
         self._stopping, self._hurrying = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(CALLERS)
@@ -96,7 +98,8 @@ class Traffic:
         sent, answered = len(self.sent) + calls, len(self.answered) + calls
 
         def came_about() -> bool:
-            return run_all(self._served) and len(self.sent) >= sent and len(self.answered) >= answered
+            self._served.run_all()
+            return len(self.sent) >= sent and len(self.answered) >= answered
 
         self.wait(came_about, what, timeout_s)
 
@@ -130,7 +133,7 @@ class Traffic:
                 # Of one that was sent before, the answer may be there.
                 assert answer.status_code == status, answer.text
                 return answer.headers[REQUEST_ID_HEADER]
-            assert answer.json()["error"]["code"] in self._passing, f"{answer.status_code} {answer.text}"
+            assert answer.json()["error"]["code"] in PASSING, f"{answer.status_code} {answer.text}"
             self.refused.append(answer)
             self._hurrying.wait(int(answer.headers["retry-after-ms"]) / 1_000)
         raise AssertionError("the test failed meanwhile")
@@ -143,7 +146,7 @@ def check_promise(served: Served, ids: Collection[str], *, number: int = 1) -> N
     replies = Replies(served.pipeline.reader(GATEWAY_REPLIES), served.pipeline.codec)
 
     def answered() -> bool:
-        run_all(served)
+        served.run_all()
         with suppress(AssertionError):
             replies.wait(wanted, 1.0)
         return wanted <= replies.by_id.keys()
@@ -154,7 +157,7 @@ def check_promise(served: Served, ids: Collection[str], *, number: int = 1) -> N
     tables = Tables(served.database)
 
     def recorded() -> bool:
-        run_all(served)
+        served.run_all()
         rows = tables.rows(
             "SELECT request_id, replies_seen FROM results WHERE tenant = %s AND request_id = ANY(%s)",
             served.pipeline.tenant("a"),
@@ -197,16 +200,24 @@ def wait_found(served: Served, ids: Collection[str], *, number: int = 1) -> None
                 sleep(INTERVAL_S)
 
 
+def until_taken(send: Callable[[], httpx.Response]) -> httpx.Response:
+    """What is said to a call that is sent again when it is told to come back. Whose request is in flight is not."""
+    deadline = monotonic() + CALL_PATIENCE_S
+    while (answer := send()).status_code in (429, 503):
+        assert answer.json()["error"]["code"] in PASSING, answer.text
+        assert monotonic() < deadline, answer.text
+        sleep(int(answer.headers["retry-after-ms"]) / 1_000)  # as a caller is told to
+    return answer
+
+
 def degraded(served: Served) -> set[str]:
-    """What the first gateway says that it does without, though it is ready."""
-    answer = httpx.get(served.url("/health/ready"), timeout=PATIENCE_S)
-    assert answer.status_code == 200, answer.text
-    return set(answer.json()["degraded"])
+    """What the first gateway says that it does without, as soon as it is ready: a busy broker keeps it from that for a
+    moment."""
+    answers: list[httpx.Response] = []
 
+    def is_ready() -> bool:
+        answers.append(httpx.get(served.url("/health/ready"), timeout=PATIENCE_S))
+        return answers[-1].status_code == 200
 
-def run_all(served: Served) -> bool:
-    """A service whose transaction hung with the broker has ended by itself; nobody supervises it here."""
-    for name, process in served.pipeline.processes.items():
-        if not name.startswith("gateway-") and not process.alive:
-            process.start()
-    return True
+    eventually(is_ready, what="a gateway that is ready")
+    return set(answers[-1].json()["degraded"])

@@ -7,6 +7,7 @@ with OwnPart("kafka", folder) as kafka:
 """
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,7 @@ from typing import Self
 import psutil
 
 from deploy.local.endpoints import Endpoints
+from deploy.local.errors import StackError
 from deploy.local.lifecycle import State
 from deploy.local.stack import LocalStack
 from fairlane.restarts import RestartPolicy
@@ -21,8 +23,8 @@ from tests.waiting import PATIENCE_S, eventually
 
 # Once killed it comes back when it is told to, and not by itself.
 _POLICY = RestartPolicy(max_deaths=20, first_delay_s=3_600.0, max_delay_s=3_600.0, jitter=0.0)
-_START_S = 5 * PATIENCE_S
-"""A broker that was killed takes up to 16 s where nobody disturbs it."""
+START_S = 5 * PATIENCE_S
+"""A broker that was killed takes up to 16 s where nobody disturbs it, and its clients some time to find it."""
 
 
 class OwnPart:
@@ -65,17 +67,18 @@ class OwnPart:
         # The sessions of Postgres are processes of their own, which would go on without their parent.
         parent = psutil.Process(supervisor.kill(self._name, signal.SIGSTOP))
         self._stopped = [parent, *parent.children(recursive=True)]
-        for process in self._stopped:
-            process.send_signal(signal.SIGSTOP)
+        self._signal_all(signal.SIGSTOP)
 
     def end(self) -> None:
         """It works again, with what it had on its disk."""
         self._go_on()
-        eventually(self._is_back, _START_S, self._name)
+        eventually(self._is_back, START_S, self._name)
 
     def _is_back(self) -> bool:
         if self._state is State.BACKING_OFF:
-            self._stack.supervisor.start_now(self._name)
+            # Its supervisor may be starting it by now.
+            with suppress(StackError):
+                self._stack.supervisor.start_now(self._name)
         return self._state is State.READY
 
     @property
@@ -84,6 +87,11 @@ class OwnPart:
 
     def _go_on(self) -> None:
         """What is stopped would not hear that it is to end."""
-        for process in self._stopped:
-            process.send_signal(signal.SIGCONT)
+        self._signal_all(signal.SIGCONT)
         self._stopped = []
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        # The parent last: once it runs it reaps those of its children that have ended.
+        for process in reversed(self._stopped):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)

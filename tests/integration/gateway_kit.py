@@ -30,7 +30,12 @@ from tests.waiting import eventually
 CALL_TIMEOUT_S = 60.0
 LONG_MS = 600_000
 """Longer than any test: such a request never comes too late on a busy machine."""
-_PATIENT = {"GATEWAY_WAIT_S": "600", "GATEWAY_KEY_BURST": "100000", "DRAIN_TIMEOUT_S": "120"}
+_PATIENT = {
+    "GATEWAY_WAIT_S": "600",
+    "GATEWAY_REDIS_TIMEOUT_S": "60",
+    "GATEWAY_KEY_BURST": "100000",
+    "DRAIN_TIMEOUT_S": "120",
+}
 """Nothing in a test is to fail because its machine is slow, or because another test called before it."""
 
 
@@ -71,6 +76,7 @@ class Served:
     @contextmanager
     def engines_paused(self) -> Iterator[None]:
         """Accepted work waits meanwhile, or until ``resume``."""
+        self.run_all()
         self.consumer.pause()
         try:
             yield
@@ -80,6 +86,13 @@ class Served:
     def resume(self) -> None:
         """Before ``engines_paused`` is over."""
         self.consumer.resume()
+
+    def run_all(self) -> None:
+        """Start again what has ended by itself, but for gateways; nobody supervises it here. A service does when its
+        transaction hung with the broker, or when it was paused for longer than its group waits."""
+        for name, process in self.pipeline.processes.items():
+            if not name.startswith("gateway-") and not process.alive:
+                process.start()
 
     @property
     def consumer(self) -> ServiceProcess:

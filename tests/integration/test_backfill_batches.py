@@ -20,12 +20,15 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.broker
 
 FINAL = {"completed", "failed", "expired", "cancelled"}
+END_S = 180.0
 
 
 @pytest.fixture(scope="module")
 def served(broker: str, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("batches")
     with serving(broker, postgres, folder, env={"FILES_URL": str(folder / "files")}, recorder=False) as served:
+        # A consumer that is paused stays a member.
+        served.pipeline.lengthen_session(60)
         yield served
 
 
@@ -62,7 +65,7 @@ def lines(served: Served, count: int) -> bytes:
 
 def ended(client: OpenAI, batch: Batch) -> Batch:
     """What became of it."""
-    eventually(lambda: client.batches.retrieve(batch.id).status in FINAL, what="the end of the batch")
+    eventually(lambda: client.batches.retrieve(batch.id).status in FINAL, END_S, "the end of the batch")
     return client.batches.retrieve(batch.id)
 
 

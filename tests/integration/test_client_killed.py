@@ -21,7 +21,7 @@ from tests.integration.other_side import create_topics
 
 pytestmark = pytest.mark.broker
 
-WAIT_S = 60
+WAIT_S = 180
 BROKEN = b"no reply at all"
 DIES = """
 import os, signal, sys

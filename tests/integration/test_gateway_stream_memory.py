@@ -10,16 +10,16 @@ from typing import Self
 import httpx
 import pytest
 
-from fairlane.names import chunks_topic, requests_topic
+from fairlane.names import chunks_topic
 from fairlane.records import ReplyChunk
 from tests.integration.gateway_kit import LONG_MS, Served, serving
-from tests.integration.log_reader import LogReader
 from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
+WAIT_S = 3 * PATIENCE_S
 STREAMS = 500
 WARM_UP = 20
 """What every process needs once is there after these."""
@@ -60,7 +60,13 @@ class Line:
 
     def wait_open(self) -> None:
         """A machine that is busy may say that it is to be sent again."""
-        eventually(self._is_open, what="an open stream")
+        eventually(self._is_open, WAIT_S, "an open stream")
+
+    @property
+    def request_id(self) -> str:
+        """Of the request that is answered, once it is open: of what was sent again, that of the last time."""
+        fields = (line.partition(b": ") for line in self.came.partition(b"\r\n\r\n")[0].splitlines())
+        return next(value.decode() for name, _, value in fields if name.lower() == b"x-request-id")
 
     def wait_for(self, part: str, times: int = 1) -> None:
         """Until this came so often."""
@@ -82,7 +88,7 @@ class Line:
 
     def _send(self) -> None:
         self.came = b""
-        self._socket = socket.create_connection(self._address, PATIENCE_S)
+        self._socket = socket.create_connection(self._address, WAIT_S)
         self._socket.sendall(self._call)
 
 
@@ -121,9 +127,6 @@ def test_who_watches_a_request_takes_little_memory(served: Served) -> None:
 def test_a_chat_that_is_streamed_takes_little_memory(served: Served) -> None:
     # One that has no memory to use again.
     gateway = served.gateway(2).wait_ready()
-    reader = served.pipeline.reader(
-        *(requests_topic(served.pipeline.tenant(tenant)) for tenant in TENANTS), from_beginning=False
-    )
     body = json.dumps(served.chat(stream=True, max_tokens=512)).encode()
     calls = [call(served, tenant, "POST", "/v1/chat/completions", body) for tenant in TENANTS]
     with served.engines_paused(), ExitStack() as stack:
@@ -131,25 +134,21 @@ def test_a_chat_that_is_streamed_takes_little_memory(served: Served) -> None:
         def chats(number: int) -> list[Line]:
             return all_open(stack, served.url(number=2), calls * (number // len(calls)))
 
-        give_text(served, reader, chats(WARM_UP))
+        give_text(served, chats(WARM_UP))
         before = resident_kib(gateway)
         lines = chats(STREAMS)
         told("a chat without text", resident_kib(gateway) - before)
-        give_text(served, reader, lines)
+        give_text(served, lines)
         told(f"a chat of {PIECES * len(PIECE)} characters", resident_kib(gateway) - before)
 
 
-def give_text(served: Served, reader: LogReader, lines: Sequence[Line]) -> None:
-    """Text for the latest requests, as many as there are lines, as an engine would give it. Returns when it came."""
-    already = len(reader.records)
-    reader.wait(lambda: len(reader.records) == already + len(lines), what="the requests")
-    tenant_of = {requests_topic(tenant): tenant for tenant in served.pipeline.tenants}
-    for topic, tenant in tenant_of.items():
-        ids = [(record.key() or b"").decode() for record in reader.records[already:] if record.topic() == topic]
+def give_text(served: Served, lines: Sequence[Line]) -> None:
+    """Text on these lines, whose tenants take turns, as an engine would give it. Returns when it came."""
+    for number, tenant in enumerate(map(served.pipeline.tenant, TENANTS)):
         pieces = [
-            ReplyChunk(request_id, tenant, generation=0, attempt=1, seq=seq, text=PIECE)
+            ReplyChunk(line.request_id, tenant, generation=0, attempt=1, seq=seq, text=PIECE)
             for seq in range(PIECES)
-            for request_id in ids
+            for line in lines[number :: len(TENANTS)]
         ]
         encode = served.pipeline.codec.encode
         served.pipeline.write(chunks_topic(tenant), [(one.request_id.encode(), encode(one)) for one in pieces])

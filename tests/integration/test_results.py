@@ -19,7 +19,6 @@ from fairlane.settings import Settings
 from fairlane.store_error import StoreError
 from producers.gateway.errors import GatewayError
 from producers.gateway.results import request_store, write_queue
-from producers.gateway.results import results as results_module
 from producers.gateway.results.request_status import Status
 from producers.gateway.results.request_store import (
     EndedFilter,
@@ -44,7 +43,6 @@ TABLES = ("results", "audit_logs")
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The product's bounds are of seconds and less, which is another test's matter."""
-    monkeypatch.setattr(results_module, "REDIS_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(write_queue, "_FLUSH_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(request_store, "PAGE_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(request_store, "LOOK_UP_TIMEOUT_S", PATIENCE_S)
@@ -152,7 +150,8 @@ def running(server: PostgresServer, redis_url: str, test: Callable[[Results, Res
 
     async def within() -> None:
         redis = Redis.from_url(redis_url)
-        results, other = (make_results(Settings(postgres_dsn=server.dsn), redis) for _ in range(2))
+        settings = Settings(postgres_dsn=server.dsn, gateway_redis_timeout_s=PATIENCE_S)
+        results, other = (make_results(settings, redis) for _ in range(2))
         await results.open()
         await other.open()
         try:

@@ -4,15 +4,17 @@ import io
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
+from rich.progress import Progress
 from structlog.testing import capture_logs
 
 from fairlane.cli.progress import Bars, progress_bars
 from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Tally
 from producers.backfill.job_pace import job_pace, pace_json, pace_line
+from producers.backfill.views import job_json
 from producers.backfill.watch import LINE_S, JobWatch
 
 JOB = Job("ab" * 8, "acme", JobSpec("in", "out"), Fingerprint(1, "1"), 10_000, 12)
@@ -75,22 +77,22 @@ def test_a_bar_shows_the_time_that_is_left_and_the_cost_though_chunks_are_minute
 
 
 def test_every_job_that_runs_has_a_bar_and_one_that_is_left_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = terminal(monkeypatch)
+    terminal(monkeypatch)
     other = replace(JOB, job_id="cd" * 8)
     with progress_bars() as bars:
         assert bars is not None
+
+        def shown(progress: Progress) -> list[str]:
+            return [job.job_id for job in (JOB, other) for task in progress.tasks if job.job_id in task.description]
+
         watch = JobWatch(bars)
         with watch.job() as heard:
             heard(JOB, done(0))
             with watch.job() as also_heard:
                 also_heard(other, done(0))
-                both = last_of(screen, bars)
-            one = last_of(screen, bars)
-
-    assert JOB.job_id in both
-    assert other.job_id in both
-    assert JOB.job_id in one
-    assert other.job_id not in one
+                assert shown(bars.progress) == [JOB.job_id, other.job_id]
+            assert shown(bars.progress) == [JOB.job_id]
+        assert not bars.progress.tasks
 
 
 @pytest.fixture
@@ -127,19 +129,28 @@ def test_where_nobody_watches_the_log_has_a_line_now_and_then(lines: list[Any]) 
         ({"status": Status.QUEUED}, (None, None), None),
         ({"status": Status.RUNNING}, (None, None), None),
         ({"status": Status.RUNNING, "tally": done(2_500)}, (25.0, 300.0), "25 rows/s, about 0:05:00 left"),
+        ({"status": Status.RUNNING, "tally": done(2_500), "token": 2}, (25.0, None), "25 rows/s"),
         ({"status": Status.FINALIZING, "tally": done(10_000)}, (100.0, None), "100 rows/s"),
         ({"status": Status.PAUSED, "tally": done(2_500)}, (None, None), None),
         ({"status": Status.COMPLETED, "tally": done(10_000), "ended_at_ms": 51_000}, (200.0, None), "200 rows/s"),
         ({"status": Status.COMPLETED, "tally": done(0), "ended_at_ms": 1_000}, (None, None), None),
     ],
-    ids=["queued", "no chunk yet", "running", "finalizing", "paused", "ended", "empty"],
+    ids=["queued", "no chunk yet", "running", "taken again", "finalizing", "paused", "ended", "empty"],
 )
 def test_what_is_stored_says_the_rate_and_the_time_that_is_left(
     changes: dict[str, Any], pace: tuple[float | None, float | None], line: str | None
 ) -> None:
-    job = replace(JOB, started_at_ms=1_000, **changes)
+    job = replace(JOB, **{"started_at_ms": 1_000, "token": 1, **changes})
 
     assert job_pace(job, 101_000) == pace
     assert pace_json(job, 101_000) == {"rows_per_s": pace[0], "remaining_s": pace[1]}
     assert pace_line(job, 101_000) == line
     assert job_pace(replace(job, started_at_ms=None), 101_000) == (None, None)
+
+
+def test_whoever_asks_is_told_every_time_of_a_job() -> None:
+    times: dict[str, Any] = {one.name: 5 for one in fields(Job) if one.name.endswith("_at_ms")}
+
+    shown = job_json(replace(JOB, **times))
+
+    assert {name: shown.get(name) for name in times} == times

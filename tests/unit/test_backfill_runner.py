@@ -17,8 +17,8 @@ from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, InferenceRequest
 from producers.backfill.guard import guarded
 from producers.backfill.job import MAX_COST_REACHED, Status, Wanted
+from producers.backfill.request_records import MOST_RECORD_BYTES
 from producers.backfill.row import RowContent
-from producers.backfill.runner import MOST_RECORD_BYTES
 from producers.backfill.seams import (
     AwayError,
     InputChangedError,

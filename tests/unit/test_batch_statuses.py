@@ -7,7 +7,8 @@ import pytest
 from openai.types import Batch as OpenAIBatch
 
 from producers.backfill.batches import Batch
-from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Tally, Wanted
+from producers.backfill.job import DEFAULT_WINDOW_MS, Fingerprint, Job, JobSpec, Status, Tally, Wanted
+from producers.gateway.openai.batch_answers import BATCH
 from producers.gateway.openai.batches import batch_json
 
 CREATED, STARTED, CANCELLING, FINALIZING, ENDED, DEADLINE = 1_000, 1_010, 1_020, 1_030, 1_040, 87_400
@@ -87,3 +88,9 @@ def test_a_batch_says_where_it_stands_and_when_it_came_there(job: Job, status: s
 def test_every_status_is_among_them() -> None:
     assert {job.status for job, _, _ in CASES} == set(Status)
     assert {status for _, status, _ in CASES} == set(OpenAIBatch.model_fields["status"].annotation.__args__)  # type: ignore[union-attr]  # a Literal
+
+
+def test_the_example_of_a_batch_expires_when_a_batch_does() -> None:
+    example = BATCH[200]["content"]["application/json"]["example"]
+
+    assert example["expires_at"] - example["created_at"] == DEFAULT_WINDOW_MS // 1000 == DEADLINE - CREATED

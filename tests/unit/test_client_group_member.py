@@ -24,7 +24,13 @@ def consumer() -> FakeMember:
 
 
 @pytest.fixture
-def member(consumer: FakeMember, monkeypatch: pytest.MonkeyPatch) -> GroupMember:
+def member(consumer: FakeMember) -> GroupMember:
+    return made_member(consumer)
+
+
+@pytest.fixture
+def hasty_member(consumer: FakeMember, monkeypatch: pytest.MonkeyPatch) -> GroupMember:
+    """It waits for hardly anything."""
     monkeypatch.setattr(group_member, "_COMMIT_TIMEOUT_S", 0.05)
     monkeypatch.setattr(group_member, "_CLOSE_TIMEOUT_S", 0.05)
     return made_member(consumer)
@@ -37,7 +43,7 @@ def made_member(consumer: FakeMember, on_undecodable: OnUndecodable | None = Non
         default_codec(),
         from_beginning=True,
         on_undecodable=on_undecodable,
-        idle_timeout_s=0.01,
+        idle_timeout_s=0.5,
         start_timeout_s=1.0,
     )
 
@@ -69,18 +75,18 @@ def test_asking_for_the_next_one_is_an_ack(member: GroupMember, consumer: FakeMe
 
 
 def test_a_broker_that_does_not_answer_holds_up_neither_ack_nor_close(
-    member: GroupMember, consumer: FakeMember
+    hasty_member: GroupMember, consumer: FakeMember
 ) -> None:
     push(consumer)
-    member.next()
+    hasty_member.next()
     consumer.answers.clear()
     with pytest.raises(Unavailable, match="no answer within"):
-        member.ack()
-    member.close()
+        hasty_member.ack()
+    hasty_member.close()
     assert not consumer.closed, "a consumer is never closed under a call that is still in it"
     consumer.answers.set()
     eventually(lambda: consumer.closed)
-    assert member.next() is None
+    assert hasty_member.next() is None
 
 
 def test_a_refused_commit_is_said_by_ack_and_not_fatal_to_close(member: GroupMember, consumer: FakeMember) -> None:

@@ -21,12 +21,11 @@ from producers.gateway.edge.call_log import CallLog
 from producers.gateway.errors import GatewayError
 from producers.gateway.limits.call_limits import refusal
 from producers.gateway.limits.rate_buckets import Allowance
-from producers.gateway.openai.calls import client_gone
 from producers.gateway.pipeline.caller import note_object, present
 from producers.gateway.pipeline.refusals import not_confirmed
-from producers.gateway.reply_errors import error_of, waited_too_long
+from producers.gateway.reply_errors import client_gone, error_of, waited_too_long
 from tests.unit.native_kit import ID, OTHER_KEY, QUESTION, Bench, decided, recorded
-from tests.unit.openai_kit import KEY, MODEL, Script, ScriptedSubmitter, build
+from tests.unit.openai_kit import KEY, MODEL, Gate, Script, ScriptedSubmitter, build
 
 REPLY = InferenceReply(ID, "acme", Outcome.OK, usage=TokenUsage(10, 5))
 
@@ -200,3 +199,40 @@ def test_a_stream_that_fails_after_its_status_says_why() -> None:
     (line,) = [entry for entry in logged if entry["event"] == "call"]
     assert "engine_error" in answer.text
     assert (line["status"], line["code"]) == (200, "engine_error")
+
+
+def test_a_stream_that_was_left_is_told_so() -> None:
+    submitter = ScriptedSubmitter()
+    submitter.scripts.append(Script(deltas=(TextDelta("The"), Gate())))
+    app = build(submitter)
+    app.add_middleware(CallLog)
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "why?"}], "stream": True}).encode()
+    path = "/v1/chat/completions"
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"authorization", f"Bearer {KEY}".encode()), (b"content-length", b"%d" % len(body))],
+    }
+
+    async def call() -> None:
+        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        said.put_nowait({"type": "http.request", "body": body, "more_body": False})
+
+        async def send(message: Any) -> None:
+            if b"The" in message.get("body", b""):
+                said.put_nowait({"type": "http.disconnect"})
+
+        await app(scope, said.get, send)
+
+    with capture_logs() as logged:
+        asyncio.run(call())
+    (line,) = [entry for entry in logged if entry["event"] == "call"]
+    assert submitter.waiting[0].cancelled
+    assert (line["status"], line["outcome"], line["code"]) == (200, "abandoned", "client_closed_request")
+    assert line["request_id"] == submitter.submitted[0][1].request_id

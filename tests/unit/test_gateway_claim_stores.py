@@ -13,6 +13,7 @@ from producers.gateway.claim_stores import RedisClaims
 from producers.gateway.idempotency import Idempotency
 from tests.integration.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.unit.openai_kit import ScriptedSubmitter
+from tests.waiting import PATIENCE_S
 
 
 class SwapRedis:
@@ -50,7 +51,7 @@ class World:
         self.redis = SwapRedis()
         self._watches = [RedisWatch(self.redis) for _ in range(2)]  # type: ignore[arg-type]  # the part that is used
         self.one, self.other = (
-            RedisClaims(self.redis, watch)  # type: ignore[arg-type]  # the part that is used
+            RedisClaims(self.redis, watch, timeout_s=PATIENCE_S)  # type: ignore[arg-type]  # the part that is used
             for watch in self._watches
         )
 

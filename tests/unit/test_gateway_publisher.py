@@ -26,6 +26,8 @@ class Producer:
     sent: list[tuple[bytes, DeliveryReport]] = field(default_factory=list)
     refuses: Exception | None = None
     dies: Exception | None = None
+    errors: list[KafkaError] = field(default_factory=list)
+    on_error: Callable[[KafkaError], None] = lambda _error: None
     _reports: list[Report] = field(default_factory=list)
 
     def produce(
@@ -38,6 +40,8 @@ class Producer:
     def poll(self, timeout: float) -> int:
         if self.dies is not None:
             raise self.dies
+        if self.errors:
+            self.on_error(self.errors.pop())
         assert timeout == 0, "the event loop waits for nothing"
         count = 0
         while self._reports:
@@ -60,8 +64,12 @@ class Bench:
 
     def run(self, test: Callable[[Publisher], Awaitable[None]]) -> None:
         async def main() -> None:
+            def made(on_error: Callable[[KafkaError], None]) -> Producer:
+                self.producer.on_error = on_error
+                return self.producer
+
             publisher = Publisher(
-                lambda _on_error: self.producer,
+                made,
                 LIMITS,
                 self.failures.append,
                 CircuitBreaker(BreakerPolicy(failures=2)),
@@ -371,12 +379,61 @@ def test_a_caller_who_is_gone_does_not_disturb_the_others() -> None:
     bench.run(test)
 
 
-def test_a_producer_that_dies_is_told() -> None:
+def test_room_that_is_free_and_was_not_looked_for_is_found() -> None:
+    bench = Bench()
+
+    async def test(publisher: Publisher) -> None:
+        calls = [publish(publisher, number) for number in range(4)]
+        await asyncio.sleep(0)
+        bench.producer.report()
+        # Before the event loop comes to look.
+        calls.append(publish(publisher, 5))
+        await asyncio.sleep(0)
+        assert not calls[-1].done()
+        for _ in range(4):
+            bench.producer.report()
+        assert [await outcome_of(call) for call in calls] == [None] * 5
+
+    bench.run(test)
+
+
+def test_a_producer_that_dies_is_told_and_nobody_waits_for_it() -> None:
     bench = Bench()
 
     async def test(publisher: Publisher) -> None:
         bench.producer.dies = KafkaException(KafkaError(KafkaError._FATAL))
         await eventually_async(lambda: bench.failures, what="the failure")
+        assert (await refused(publisher)).code == UNAVAILABLE
 
     bench.run(test)
-    assert isinstance(bench.failures[0], KafkaException)
+    assert [type(failure) for failure in bench.failures] == [KafkaException]
+
+
+def test_a_fatal_error_of_the_connection_is_told_and_another_is_not() -> None:
+    bench = Bench()
+
+    async def test(_publisher: Publisher) -> None:
+        bench.producer.errors = [
+            KafkaError(KafkaError._FATAL, "fenced", fatal=True),
+            KafkaError(KafkaError._ALL_BROKERS_DOWN),
+        ]
+        await eventually_async(lambda: bench.failures, what="the failure")
+
+    bench.run(test)
+    assert not bench.producer.errors
+    assert len(bench.failures) == 1
+
+
+def test_the_end_waits_for_what_is_on_its_way() -> None:
+    bench = Bench()
+    calls: list[asyncio.Future[None]] = []
+
+    async def test(publisher: Publisher) -> None:
+        calls.append(publish(publisher))
+        await asyncio.sleep(0)
+        bench.producer.report()
+        await publisher.close()
+        assert await outcome_of(calls[0]) is None
+        assert not publisher.on_the_way
+
+    bench.run(test)

@@ -606,10 +606,13 @@ def test_a_caller_that_goes_away_cancels_what_it_waited_for(bench: Bench) -> Non
         async def send(_message: Any) -> None:
             """Nobody takes it."""
 
-        call = asyncio.create_task(bench.app(scope, said.get, send))
-        await eventually_async(lambda: bool(bench.submitter.waiting))
-        said.put_nowait({"type": "http.disconnect"})
-        await call
+        with capture_logs() as lines:
+            call = asyncio.create_task(CallLog(bench.app)(scope, said.get, send))
+            await eventually_async(lambda: bool(bench.submitter.waiting))
+            said.put_nowait({"type": "http.disconnect"})
+            await call
+        (line,) = [line for line in lines if line["event"] == "call"]
+        assert (line["status"], line["outcome"]) == (CLIENT_CLOSED_REQUEST, "abandoned")
         assert bench.submitter.waiting[0].cancelled
         assert bench.submitter.waiting[0].forgotten
 

@@ -18,7 +18,7 @@ from fairlane.trace_context import TraceHeaders, trace_headers
 from producers.gateway.edge.error_answers import INTERNAL_ERROR, cut_off, internal_error
 from producers.gateway.openai.errors import REQUEST_ID_HEADER
 from producers.gateway.pipeline.caller import Caller, present
-from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, UNCERTAIN, WAITED_TOO_LONG
+from producers.gateway.reply_errors import CLIENT_GONE, UNCERTAIN, WAITED_TOO_LONG
 
 log = get_logger(__name__)
 
@@ -30,11 +30,12 @@ _NO_ROUTE = "none"
 _ANSWER_STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 _FAILED_CLOSE = 1011
 
-_REFUSED, _ABANDONED = "refused", "abandoned"
+_REFUSED = "refused"
 # What an error says of its call where no reply does; any other is a refusal.
 _OUTCOMES: Mapping[str, str] = {
     WAITED_TOO_LONG: "pending",
     UNCERTAIN: "uncertain",
+    CLIENT_GONE: "abandoned",
     INTERNAL_ERROR: "failed",
 }
 
@@ -130,8 +131,7 @@ def _tell(scope: Scope, caller: Caller, status: int, close_code: int | None, too
         if caller.is_repeat:
             told["is_repeat"] = True
     elif caller.code is not None:
-        outcome = _ABANDONED if status == CLIENT_CLOSED_REQUEST else _OUTCOMES.get(caller.code, _REFUSED)
-        told |= {"outcome": outcome, "code": caller.code}
+        told |= {"outcome": _OUTCOMES.get(caller.code, _REFUSED), "code": caller.code}
     log.info("call", **told)
 
 

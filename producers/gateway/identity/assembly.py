@@ -66,6 +66,6 @@ def assemble(settings: Settings, redis: "Redis | None", watch: RedisWatch | None
     authenticator = Authenticator(keys, tokens, monotonic_ms)
     limits: RateLimits = LocalRateLimits(monotonic_ms)
     if redis is not None and watch is not None:
-        limits = RedisRateLimits(redis, limits, watch)
+        limits = RedisRateLimits(redis, limits, watch, settings.gateway_redis_timeout_s)
     calls = CallLimits(limits, RatePolicy(settings.gateway_key_rate_per_s, settings.gateway_key_burst))
     return IdentityParts(Gate(authenticator, calls), authenticator, keys, tokens, key_set, pool)

@@ -18,9 +18,6 @@ from producers.gateway.limits.rate_buckets import Allowance, RateBook, RatePolic
 
 log = get_logger(__name__)
 
-TIMEOUT_S = 0.25
-"""A call waits for it before any work."""
-
 MOST_CALLS = 256
 """In one command."""
 
@@ -116,8 +113,8 @@ class RedisRateLimits:
         redis: the client; its own time-outs apply as well.
         local: who decides without Redis.
         watch: of the same Redis.
+        timeout_s: the longest a command, and so a call before any work, waits for Redis, connecting included.
         clock: replaces the server's clock, in tests.
-        timeout_s: the longest a command waits for Redis, connecting included.
     """
 
     def __init__(
@@ -125,8 +122,8 @@ class RedisRateLimits:
         redis: "Redis",
         local: RateLimits,
         watch: RedisWatch,
+        timeout_s: float,
         clock: ClockMs | None = None,
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._run = redis.register_script(_SCRIPT)
         self._local = local
@@ -203,6 +200,8 @@ class RedisRateLimits:
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = (await self._run(keys=[_key(owner) for owner in numbers], args=args)).split()
+            rows = zip(found[::3], found[1::3], found[2::3], strict=True)
+            answers = [allowance(policy, float(least), int(full_ms), int(wait)) for least, full_ms, wait in rows]
         except (RedisError, OSError, TimeoutError) as error:
             self._turns.failed(error)
             return None
@@ -211,8 +210,7 @@ class RedisRateLimits:
                 _give_up(call)
             raise
         self._turns.succeeded()
-        rows = zip(found[::3], found[1::3], found[2::3], strict=True)
-        return [allowance(policy, float(least), int(full_ms), int(wait)) for least, full_ms, wait in rows]
+        return answers
 
 
 def _give_up(call: _Call) -> None:

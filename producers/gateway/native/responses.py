@@ -3,7 +3,8 @@
 from starlette.responses import Response
 
 from producers.gateway.native.answer_bodies import PREFIX, Answer, accepted_answer
-from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST
+from producers.gateway.pipeline.caller import note_error
+from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, client_gone
 from producers.gateway.results.request_status import Status
 
 _ASK_AGAIN_S = 1
@@ -30,6 +31,7 @@ def not_yet(request_id: str, status: Status) -> Response:
 
 def gone() -> Response:
     """For nobody: the caller has gone away."""
+    note_error(client_gone(None))
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

@@ -134,7 +134,7 @@ _BATCH: Mapping[str, Any] = {
     "error_file_id": None,
     "created_at": CREATED_S,
     "in_progress_at": CREATED_S + 3,
-    "expires_at": CREATED_S + 86_403,
+    "expires_at": CREATED_S + 86_400,
     "finalizing_at": None,
     "completed_at": None,
     "failed_at": None,

@@ -19,7 +19,7 @@ from producers.gateway.openai.answers import Asked
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.errors import REQUEST_ID_HEADER
 from producers.gateway.publish_once import Published, publish_once
-from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, error_of, waited_too_long
+from producers.gateway.reply_errors import client_gone, error_of, waited_too_long
 
 log = get_logger(__name__)
 
@@ -101,8 +101,3 @@ def asked(
 def json_response(reply: InferenceReply, body: bytes) -> Response:
     """A body of JSON, and the id of the request it answers."""
     return Response(body, media_type="application/json", headers={REQUEST_ID_HEADER: reply.request_id})
-
-
-def client_gone(request_id: str | None) -> GatewayError:
-    """For the log alone: nobody reads it."""
-    return GatewayError(CLIENT_CLOSED_REQUEST, "client_closed_request", "the caller went away", request_id=request_id)

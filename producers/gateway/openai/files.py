@@ -29,9 +29,9 @@ from producers.gateway.identity.permission import require
 from producers.gateway.identity.principal import Identity
 from producers.gateway.openai import batch_answers as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
-from producers.gateway.openai.calls import client_gone
 from producers.gateway.openai.documented import READING, errors
 from producers.gateway.pipeline.caller import note_object
+from producers.gateway.reply_errors import client_gone
 
 QUOTA_REACHED = "insufficient_quota"
 """OpenAI's word."""

@@ -16,14 +16,14 @@ from producers.gateway.disconnects import ClientGoneError, unless_gone
 from producers.gateway.errors import GatewayError
 from producers.gateway.openai import sse
 from producers.gateway.openai.answers import Asked, Stream, text_of
-from producers.gateway.openai.calls import asked, checked, client_gone, json_response, leave, reply_of
+from producers.gateway.openai.calls import asked, checked, json_response, leave, reply_of
 from producers.gateway.openai.continuation import Continuation, DivergedError
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.errors import REQUEST_ID_HEADER, STREAM_RESTARTED, error_body
 from producers.gateway.openai.requests import ChatBody, CompletionBody
 from producers.gateway.pipeline.caller import note_error
 from producers.gateway.publish_once import Published
-from producers.gateway.reply_errors import waited_too_long
+from producers.gateway.reply_errors import client_gone, waited_too_long
 from producers.gateway.seams import Waiting
 
 
@@ -192,6 +192,7 @@ class _Relay:
         try:
             await self._deltas.close()
             if not self.ended:
+                note_error(client_gone(self._published.request.request_id))
                 await leave(self._published)
         finally:
             self._waiting.forget()

@@ -107,6 +107,7 @@ class Publisher:
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(log), init=False)
     _next_look: asyncio.TimerHandle | None = field(default=None, init=False)
     _looks_often: bool = field(default=False, init=False)
+    _has_failed: bool = field(default=False, init=False)
     _on_the_way: dict[_Record, None] = field(default_factory=dict, init=False)
     """The oldest first."""
     _of_topic: dict[str, dict[_Record, None]] = field(default_factory=dict, init=False)
@@ -147,12 +148,11 @@ class Publisher:
         """
         now_ms = self.clock()
         size = len(value)
-        self._raise_if_no_room(topic, size)
-        if self._refuses(topic, now_ms):
+        if self._refusal(topic, size, now_ms) is not None:
             # It may be this process that did not look.
             self._take_reports()
-            if self._refuses(topic, now_ms):
-                raise away()
+            if (refusal := self._refusal(topic, size, now_ms)) is not None:
+                raise refusal
         if not self.breaker.lets_through(now_ms):
             raise away()
         assert self._loop is not None and self._producer is not None  # noqa: S101, PT018 - a mistake in this package
@@ -195,8 +195,21 @@ class Publisher:
             return True
         return sum(self._is_late(records, now_ms) for records in self._of_topic.values()) > 1
 
-    def _refuses(self, topic: str, now_ms: int) -> bool:
-        return self._is_late(self._of_topic.get(topic, ()), now_ms) or self.is_stalled(now_ms)
+    def _refusal(self, topic: str, size_bytes: int, now_ms: int) -> GatewayError | None:
+        """Why nothing more is taken for this topic."""
+        # A record that is alone, of its topic or of all, may be of any size.
+        of_topic, limits = self._of_topic.get(topic, {}), self.limits
+        if of_topic and (
+            2 * len(of_topic) >= limits.max_records or 2 * (self._bytes_of_topic[topic] + size_bytes) > limits.max_bytes
+        ):
+            return busy_with_tenant()
+        if self._on_the_way and (
+            len(self._on_the_way) >= limits.max_records or self._bytes + size_bytes > limits.max_bytes
+        ):
+            return busy()
+        if self._has_failed or self._is_late(of_topic, now_ms) or self.is_stalled(now_ms):
+            return away()
+        return None
 
     def _answered_of_late(self, now_ms: int) -> bool:
         return self._answered_at_ms is not None and now_ms - self._answered_at_ms <= _STALLED_MS
@@ -210,18 +223,6 @@ class Publisher:
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self.on_failure(KafkaException(error))
-
-    def _raise_if_no_room(self, topic: str, size_bytes: int) -> None:
-        # A record that is alone, of its topic or of all, may be of any size.
-        of_topic, limits = self._of_topic.get(topic), self.limits
-        if of_topic and (
-            2 * len(of_topic) >= limits.max_records or 2 * (self._bytes_of_topic[topic] + size_bytes) > limits.max_bytes
-        ):
-            raise busy_with_tenant()
-        if self._on_the_way and (
-            len(self._on_the_way) >= limits.max_records or self._bytes + size_bytes > limits.max_bytes
-        ):
-            raise busy()
 
     def _look_in(self, seconds: float) -> None:
         assert self._loop is not None  # noqa: S101 - a mistake in this package
@@ -237,13 +238,14 @@ class Publisher:
 
     def _take_reports(self) -> bool:
         """See what was acknowledged or given up since the last time; whether it can be seen again."""
-        if self._producer is None:
+        if self._producer is None or self._has_failed:
             return False
         try:
             self._producer.poll(0)
             reports, self._reports = self._reports, []
             self._settle(reports)
         except Exception as error:  # noqa: BLE001 - the process ends with it
+            self._has_failed = True
             log.error("publisher_died", reason=reason_of(error))
             self.on_failure(error)
             return False

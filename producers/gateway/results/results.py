@@ -41,7 +41,6 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-REDIS_TIMEOUT_S = 0.25
 MOST_ACCEPTED = 20_000
 """Requests that this instance took and remembers by itself; beyond it the tenant with most of them loses its oldest."""
 
@@ -209,7 +208,8 @@ class Results:
 
 def make_results(settings: Settings, redis: "Redis | None") -> Results:
     """Over these servers; to be opened. Raises ValueError: POSTGRES_DSN is no connection string."""
-    cache = RedisCache(redis, settings.result_cache_ttl_s, REDIS_TIMEOUT_S, most_entry_bytes=MOST_ENTRY_BYTES)
+    timeout_s = settings.gateway_redis_timeout_s
+    cache = RedisCache(redis, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
     return Results(cache, PgRequestStore(settings.postgres_dsn.get_secret_value()))
 
 

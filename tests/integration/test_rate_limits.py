@@ -108,8 +108,9 @@ def test_a_clock_that_goes_back_gives_nothing_away(open_limits: OpenLimits, uniq
 @pytest.mark.parametrize("seed", range(3))
 def test_redis_decides_as_memory_does(redis_url: str, unique: str, seed: int) -> None:
     chance = random.Random(seed)
-    # So slow that no key ends by Redis's own clock meanwhile, whatever else the machine does.
-    policy = RatePolicy(chance.choice((0.0003, 0.0077, 0.1)), chance.choice((1, 7, 20)))
+    # So slow that no key ends by Redis's own clock meanwhile, whatever else the machine does; and without rounding: a
+    # call in 8, 131 or 2,097 s.
+    policy = RatePolicy(1_000 / chance.choice((2**13, 2**17, 2**21)), chance.choice((1, 7, 20)))
 
     async def run() -> None:
         clock = Clock()

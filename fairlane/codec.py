@@ -37,6 +37,13 @@ class DecodeProblem(StrEnum):
     INVALID_BODY = "invalid_body"
     UNEXPECTED_TYPE = "unexpected_type"
     INTAKE_FAILED = "intake_failed"
+    TOO_LARGE = "too_large"
+    BAD_HEADER = "bad_header"
+    BAD_BATCH = "bad_batch"
+    BAD_CRC = "bad_crc"
+    BAD_COMPRESSION = "bad_compression"
+    INFLATES_TOO_FAR = "inflates_too_far"
+    UNKNOWN_MAGIC = "unknown_magic"
 
 
 class DecodeError(ValueError):

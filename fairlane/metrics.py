@@ -40,6 +40,9 @@ DISPATCHERS = Gauge("fairlane_dispatchers", "Dispatchers that report, this one i
 BACKFILL_PAUSED = Gauge("fairlane_backfill_paused_tenants", "Tenants whose backfill is not read for the moment")
 SERVED_TOKENS = Counter("fairlane_served_cost_tokens_total", "Cost of work that is done", ["tenant", "pool"])
 DEAD_LETTERS = Counter("fairlane_dead_letters_total", "Records sent to a dead-letter topic", ["topic", "problem"])
+UNREADABLE_BATCHES = Counter(
+    "fairlane_unreadable_batches_total", "Batches of tenants' topics that could not be read", ["problem"]
+)
 REPLIES = Counter("fairlane_replies_total", "Final replies committed by the consumers", ["tenant", "outcome", "code"])
 BATCH_ITEMS = Histogram(
     "fairlane_batch_items", "Items per micro-batch", ["model"], buckets=(1, 2, 4, 8, 16, 32, 64, 128)

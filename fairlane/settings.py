@@ -97,7 +97,13 @@ class Settings(KafkaSettings):
         "backfill may wait beside them; more is not read",
     )
     max_queue_bytes: int = Field(
-        268_435_456, ge=1, description="Most bytes of requests that wait at a dispatcher, online and backfill each"
+        67_108_864, ge=1, description="Most bytes of requests that wait at a dispatcher, online and backfill each"
+    )
+    max_invalid_records_per_s: int = Field(
+        200,
+        ge=1,
+        description="Refused or unreadable records that a dispatcher takes of one partition a second while others send "
+        "as well; larger ones count as one for each 64 KiB",
     )
     fairness_policy: Literal["drr", "vtc", "fifo"] = Field(
         "drr",

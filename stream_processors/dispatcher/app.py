@@ -162,7 +162,7 @@ class DispatcherApp:
             on_revoked=partial(self._revoked, parts, transactions),
             on_failure=failed,
         )
-        dispatcher.on_backfill = partial(self._apply_pauses, stream, parts)
+        dispatcher.on_backfill = dispatcher.undecided.on_crowded = partial(self._apply_pauses, stream, parts)
         tasks: list[asyncio.Task[None]] = []
         try:
             if await self._start(stream):
@@ -314,7 +314,10 @@ class DispatcherApp:
             held_up = parts.dispatcher.transactions.sources_held_up()
             owned = self._ownership.partitions() if held_up else ()
             refused = {partition for partition in owned if partition.topic in held_up}
-            stream.apply_pauses({*self._ownership.paused(), *parts.dispatcher.paused_backfill(), *refused})
+            dispatcher = parts.dispatcher
+            stream.apply_pauses(
+                {*self._ownership.paused(), *dispatcher.paused_intake(), *dispatcher.paused_backfill(), *refused}
+            )
 
     def _check_membership(self, stream: RequestStream) -> None:
         """Ready only as a member; one that stays outside its group for long is stuck, and a restart is the cure."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fairlane.codec import DecodeError
 from fairlane.ownership import PartitionId
 from fairlane.records import SourceCoordinate
 
@@ -16,6 +17,8 @@ class Arrival:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...] = ()
+    problem: DecodeError | None = None
+    """Why it could not be read, if so; ``value`` is what can be kept of it then."""
 
     @property
     def coordinate(self) -> SourceCoordinate:

@@ -27,6 +27,8 @@ from stream_processors.dispatcher.enrichment.gate import FairGate
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.intake_buffer import IntakeBuffer
+from stream_processors.dispatcher.invalid_pace import InvalidPace
 from stream_processors.dispatcher.local_quotas import LocalQuotas, Quotas
 from stream_processors.dispatcher.outlook import Outlook
 from stream_processors.dispatcher.queued_request import QueuedRequest
@@ -40,7 +42,6 @@ from stream_processors.dispatcher.scheduling.fleet import Fleet
 from stream_processors.dispatcher.scheduling.in_flight import InFlight
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
 from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
-from stream_processors.dispatcher.undecided import Undecided
 from stream_processors.dispatcher.unserved import Unserved
 from stream_processors.dispatcher.validation import Limits
 
@@ -116,7 +117,8 @@ def assemble(
         repeats=repeats,
         unserved=unserved,
         cancels=Cancels(transactions, scheduler, repeats, unserved, writer, counts, clock),
-        undecided=Undecided(transactions, settings.max_queue_bytes),
+        undecided=IntakeBuffer(transactions),
+        invalid_pace=InvalidPace(settings.max_invalid_records_per_s),
         admissions=Admissions(
             ownership, transactions, intake, admitter, scheduler, enrichment, writer, unserved, duplicates, clock
         ),

@@ -13,7 +13,7 @@ from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
 from fairlane.registry import RegistryError
-from fairlane.transactions import Settlement, TransactionLoop
+from fairlane.transactions import OutRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admissions import Admissions
 from stream_processors.dispatcher.admitter import Admitter
 from stream_processors.dispatcher.answers.answer_lookup import KnownAnswer
@@ -28,6 +28,8 @@ from stream_processors.dispatcher.decisions import DecisionWriter
 from stream_processors.dispatcher.duplicates import DuplicateIndex
 from stream_processors.dispatcher.enrichment.context import refusal_of
 from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.intake_buffer import IntakeBuffer
+from stream_processors.dispatcher.invalid_pace import InvalidPace
 from stream_processors.dispatcher.moving import move_waiting
 from stream_processors.dispatcher.pools import moves_work
 from stream_processors.dispatcher.queued_request import QueuedRequest
@@ -35,7 +37,6 @@ from stream_processors.dispatcher.repeats import Repeats
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
 from stream_processors.dispatcher.scheduling.turns import Turn
-from stream_processors.dispatcher.undecided import Undecided
 from stream_processors.dispatcher.unserved import Unserved
 from stream_processors.dispatcher.validation import Refusal
 
@@ -69,7 +70,8 @@ class Dispatcher:
     repeats: Repeats
     unserved: Unserved
     cancels: Cancels
-    undecided: Undecided
+    undecided: IntakeBuffer
+    invalid_pace: InvalidPace
     context: ContextTurns
     answers: EarlierAnswers
     answer_writer: AnswerWriter
@@ -105,8 +107,9 @@ class Dispatcher:
     async def on_record(self, message: Any) -> None:
         """Take one record from Faust. Waits while too much is undecided, which stops the fetching."""
         partition = PartitionId(message.topic, message.partition)
-        # The fetching thread left the epoch of the assignment there.
-        claim = self.ownership.deliver(partition, message.offset, message.checksum)
+        # The fetching thread left there how the record came.
+        fetched = message.checksum
+        claim = self.ownership.deliver(partition, message.offset, None if fetched is None else fetched.epoch)
         if claim is None:
             return
         arrival = Arrival(
@@ -116,8 +119,10 @@ class Dispatcher:
             message.key,
             message.value,
             tuple(message.headers),
+            None if fetched is None else fetched.problem,
         )
         self.undecided.add(claim, arrival)
+        self.invalid_pace.arrived(partition, self.clock())
         self._something_arrived.set()
         await self.undecided.wait_for_room()
 
@@ -303,6 +308,10 @@ class Dispatcher:
             delay_s = max(1, due_at_ms - self.clock()) / 1_000
             self._payday = asyncio.get_running_loop().call_later(delay_s, self._something_arrived.set)
 
+    def paused_intake(self) -> set[PartitionId]:
+        """The partitions of which too much waits to be decided, or too much was invalid of late."""
+        return self.undecided.crowded() | self.invalid_pace.in_debt(self.clock())
+
     def paused_backfill(self) -> set[PartitionId]:
         """The partitions whose backfill waits long enough already, or came in faster than its quota allows or than
         repeated ids are looked up."""
@@ -312,6 +321,12 @@ class Dispatcher:
             return set()
         paused = set(map(backfill_topic, tenants))
         return {partition for partition in self.ownership.partitions() if partition.topic in paused}
+
+    def _turned_away(self, claim: Claim, arrival: Arrival, outputs: tuple[OutRecord, ...]) -> None:
+        """Refused as it is, or a dead letter."""
+        self.transactions.submit(Settlement(claim, outputs))
+        if self.invalid_pace.charge(claim.partition, len(arrival.value or b""), self.clock()):
+            self.undecided.on_crowded()
 
     async def _decide(self, batch: Sequence[tuple[Claim, Arrival]]) -> None:
         fresh: list[QueuedRequest] = []
@@ -325,7 +340,7 @@ class Dispatcher:
             elif isinstance(verdict, Cancel):
                 cancels.append(verdict)
             else:
-                self.transactions.submit(Settlement(claim, verdict))
+                self._turned_away(claim, arrival, verdict)
         if fresh:
             fresh = await self._without_duplicates(fresh, arrivals)
             fresh = [one for one in fresh if not self.answers.begin(arrivals[one.claim], one, self._on_answer)]

@@ -4,23 +4,47 @@ import asyncio
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import aiokafka.consumer.consumer
 from aiokafka.consumer.fetcher import OffsetResetStrategy
 from confluent_kafka import Consumer as ConfluentConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 
+from fairlane.codec import DecodeError
 from fairlane.committed import resume_points
 from fairlane.logs import get_logger
 from fairlane.ownership import Membership, Ownership, PartitionId
 from stream_processors.dispatcher.assignor import TenantAssignor
+from stream_processors.dispatcher.reading.bounded_fetcher import BoundedFetcher
+from stream_processors.dispatcher.reading.fetched_partition import record_bytes
+from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
 log = get_logger(__name__)
 
-_FETCH_MAX_WAIT_MS = 200
+# aiokafka takes no fetcher by argument; both are pinned, and a test on the real broker holds that this one is used.
+aiokafka.consumer.consumer.Fetcher = BoundedFetcher
+
+MAX_READ_AHEAD_BYTES: Final = 32 * 1024 * 1024
+"""Of records that were handed to the event loop and that it has not taken; beyond it nothing is handed over."""
+
 # Well below the 40 s after which Faust would go on reading without the seek.
 _SEEK_TIMEOUT_S = 20.0
 _NO_STATIC_INSTANCE = b"\x01"
+
+
+class Fetched(NamedTuple):
+    """How a record came; it travels in ``checksum``, which Kafka itself does not use any more.
+
+    Attributes:
+        epoch: of the assignment that it was fetched in.
+        poll: number of the poll that handed it over.
+        problem: why it cannot be read, if so.
+    """
+
+    epoch: int
+    poll: int
+    problem: DecodeError | None
 
 
 def group_metadata(group: str, generation: int, member_id: str) -> bytes:
@@ -41,26 +65,33 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
 
     ownership: Ownership
     offsets: ConfluentConsumer
+    read_ahead: ReadAhead
     on_failure: Callable[[BaseException], None]
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
         # Faust sets these only in its own exactly-once mode, or not at all.
         consumer._isolation_level = "read_committed"
-        consumer._fetch_max_wait_ms = _FETCH_MAX_WAIT_MS
         # One alone: aiokafka 0.14 sends a join for each of several (its pull request 1168), so that every rebalance is
         # two, and members that start at the same time may call one another back for minutes.
         consumer._partition_assignment_strategy = (TenantAssignor,)
         return consumer
 
-    async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
-        records = await super()._fetch_records(*args, **kwargs)
+    async def _fetch_records(
+        self, consumer: Any, active_partitions: Any, timeout: float | None = None, max_records: int | None = None
+    ) -> Any:
+        if not await self.read_ahead.wait_for_room(timeout or 0):
+            return {}
+        records = await super()._fetch_records(consumer, active_partitions, timeout=timeout, max_records=max_records)
+        if not records:
+            return records
         # Seeks run on this thread too and nothing is awaited since the records were drained: they belong to the present
-        # epoch, however late the other thread gets to see them. Kafka itself does not use the checksum any more.
+        # epoch, however late the other thread gets to see them.
         epoch = self.ownership.epoch
+        poll = self.read_ahead.hand_over(sum(record_bytes(record) for batch in records.values() for record in batch))
         for batch in records.values():
             for record in batch:
-                record.checksum = epoch
+                record.checksum = Fetched(epoch, poll, record.checksum)
         return records
 
     async def seek_to_committed(self) -> Mapping[Any, int]:

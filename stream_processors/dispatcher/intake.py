@@ -76,6 +76,8 @@ class Intake:
         """Never raises because of a record."""
         tenant = _tenant_of(arrival)
         try:
+            if arrival.problem is not None:
+                return self._unreadable(arrival, tenant, arrival.problem)
             if is_returned(arrival.partition.topic):
                 return self._returned(claim, arrival)
             record = self.codec.decode_any((InferenceRequest, CancelRequest), arrival.value)
@@ -83,14 +85,17 @@ class Intake:
                 return self._cancel(record, claim, arrival, tenant)
             return self._request(record, claim, arrival, tenant)
         except DecodeError as error:
-            self.counts.decided(tenant, Decision.DEAD_LETTERED, error.problem)
-            metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem=error.problem).inc()
-            return self.writer.dead_letter(arrival, tenant, error, self.clock())
+            return self._unreadable(arrival, tenant, error)
         except RegistryError:
             # The registry is out of reach: the record may be perfectly good. End, restart, read it again.
             raise
         except Exception as error:  # noqa: BLE001 - what our own code fails on is buried, and nothing else stops
             return self.broken(arrival, error)
+
+    def _unreadable(self, arrival: Arrival, tenant: str, error: DecodeError) -> tuple[OutRecord, ...]:
+        self.counts.decided(tenant, Decision.DEAD_LETTERED, error.problem)
+        metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem=error.problem).inc()
+        return self.writer.dead_letter(arrival, tenant, error, self.clock())
 
     def _cancel(
         self, record: CancelRequest, claim: Claim, arrival: Arrival, tenant: str

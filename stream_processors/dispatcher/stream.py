@@ -3,7 +3,7 @@
 What is changed, each held by a test on the real broker: ``read_committed`` fetching; positions and done sets come
 from a confluent consumer of the same group, because aiokafka cannot wait for offsets of a transaction that is still
 being committed; generation and member id are handed on with the assignment they belong to; a partition that is paused
-keeps what was fetched of it.
+keeps what was fetched of it; batches are read by ``reading/``, with bounds.
 """
 
 import tempfile
@@ -23,13 +23,17 @@ from fairlane.logs import get_logger
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.settings import Settings
-from stream_processors.dispatcher.fenced_thread import FencedThread
+from stream_processors.dispatcher.fenced_thread import MAX_READ_AHEAD_BYTES, FencedThread
+from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
 log = get_logger(__name__)
 
 _RESUBSCRIBE_S = 0.1
 # aiokafka leaves the group for good when nobody fetches for this long, and one that owns nothing never fetches.
 _MAX_POLL_INTERVAL_S = 365 * 86_400.0
+_MAX_POLL_RECORDS = 2_000
+# Between a poll and the agent, in the order of arrival: what is behind a flood there waits for all of it.
+_MAX_STREAM_RECORDS = 128
 
 Handler = Callable[[Any], Awaitable[None]]
 
@@ -54,6 +58,7 @@ class RequestStream:
         self._on_revoked = on_revoked
         self._on_failure = on_failure
         self._offsets = ConfluentConsumer(read_committed_consumer(settings, self.group))
+        self._read_ahead = ReadAhead(MAX_READ_AHEAD_BYTES)
         self._app = self._build_app(settings)
         self._topic = self._app.topic("placeholder", key_serializer="raw", value_serializer="raw")
         self._topic.topics = []
@@ -62,6 +67,8 @@ class RequestStream:
 
         async def read(stream: Any) -> None:
             async for event in stream.noack().events():
+                fetched = event.message.checksum
+                self._read_ahead.taken(fetched.poll)
                 await on_record(event.message)
 
         self._app.agent(self._topic, name="requests")(read)
@@ -77,7 +84,7 @@ class RequestStream:
             broker_session_timeout=session_s,
             broker_heartbeat_interval=session_s / 4,
             broker_request_timeout=max(40.0, session_s * 2),
-            broker_max_poll_records=2_000,
+            broker_max_poll_records=_MAX_POLL_RECORDS,
             broker_max_poll_interval=_MAX_POLL_INTERVAL_S,
             consumer_metadata_max_age_ms=2_000,
             # Where aiokafka would start by itself never counts: every assignment begins with our own seek.
@@ -88,18 +95,20 @@ class RequestStream:
             topic_disable_leader=True,
             topic_allow_declare=False,
             web_enabled=False,
-            stream_buffer_maxsize=1_024,
+            stream_buffer_maxsize=_MAX_STREAM_RECORDS,
             # The default waits for unacknowledged messages for ever: the member then never rejoins.
             stream_wait_empty=False,
             # Not Faust's own assignor, which gives partition 0 of every topic to one member: FencedThread brings ours.
             table_standby_replicas=0,
         )
         ownership, offsets, on_failure = self._ownership, self._offsets, self._on_failure
+        read_ahead = self._read_ahead
 
         class FencedConsumer(Consumer):  # type: ignore[misc]  # Faust has no types
             def _new_consumer_thread(self) -> FencedThread:
                 thread = FencedThread(self, loop=self.loop, beacon=self.beacon)
                 thread.ownership, thread.offsets, thread.on_failure = ownership, offsets, on_failure
+                thread.read_ahead = read_ahead
                 return thread
 
             async def _wait_next_records(self, timeout: float) -> tuple[Any, None]:
@@ -176,6 +185,7 @@ class RequestStream:
         log.info("revoked", partitions=len(list(revoked)))
         self._paused.clear()
         self._ownership.revoke_all()
+        self._read_ahead.reset()
         self._app.consumer._thread.allow_reset()
         await self._on_revoked()
 

@@ -39,7 +39,9 @@ class StreamMember:
         )
 
     async def _on_record(self, message: Any) -> None:
-        claim = self.ownership.deliver(PartitionId(message.topic, message.partition), message.offset, message.checksum)
+        claim = self.ownership.deliver(
+            PartitionId(message.topic, message.partition), message.offset, message.checksum.epoch
+        )
         if claim is not None:
             self.delivered.append(claim)
 

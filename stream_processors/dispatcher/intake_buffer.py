@@ -1,0 +1,141 @@
+"""Records that were read and not decided yet: a queue per partition, fair turns, and when reading stops.
+
+Turns are deficit round robin by bytes (Shreedhar and Varghese 1995). A partition is paused when what waits of it
+exceeds the room that is left for all (dynamic thresholds, Choudhury and Hahne 1998): one tenant alone may take half,
+and however many flood, room is left for the others.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fairlane.ownership import Claim, PartitionId
+from fairlane.transactions import TransactionLoop
+from stream_processors.dispatcher.arrival import Arrival
+
+MAX_UNDECIDED_BYTES = 64 * 1024 * 1024
+
+_QUANTUM_BYTES = 16_384
+# What a record costs beside its bytes: decoding, a decision, a transaction's part.
+_RECORD_COST_BYTES = 1_024
+_MAX_BATCH_BYTES = 4 * 1024 * 1024
+_COUNT_EVERY_BYTES = 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Waiting:
+    records: deque[tuple[Claim, Arrival]] = field(default_factory=deque)
+    size_bytes: int = 0
+    deficit_bytes: int = 0
+
+
+@dataclass(slots=True)
+class IntakeBuffer:
+    """What waits for its turn to be dispatched is bounded by admission; this bounds what was not decided or not
+    committed yet, in records and in bytes. Everything runs on the event loop."""
+
+    transactions: TransactionLoop
+    max_bytes: int = MAX_UNDECIDED_BYTES
+    max_records: int = 4_096
+    on_crowded: Callable[[], None] = lambda: None
+    """Called when a partition should be paused."""
+    _waiting: OrderedDict[PartitionId, _Waiting] = field(default_factory=OrderedDict)
+    _crowded: set[PartitionId] = field(default_factory=set)
+    _records: int = 0
+    _size_bytes: int = 0
+    _pending_bytes: int = 0
+    _uncounted_bytes: int = 0
+    """What was read since ``_pending_bytes`` was counted, which is dear."""
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __len__(self) -> int:
+        return self._records
+
+    def add(self, claim: Claim, arrival: Arrival) -> None:
+        waiting = self._waiting.get(claim.partition)
+        if waiting is None:
+            waiting = self._waiting[claim.partition] = _Waiting()
+        size = len(arrival.value or b"")
+        waiting.records.append((claim, arrival))
+        waiting.size_bytes += size
+        self._records += 1
+        self._size_bytes += size
+        self._uncounted_bytes += size
+        if claim.partition not in self._crowded and self._exceeds(waiting, parts=1):
+            self._crowded.add(claim.partition)
+            self.on_crowded()
+
+    def take(self, most: int) -> list[tuple[Claim, Arrival]]:
+        """The next records, at most so many and, beyond the first, at most 4 MiB: of every partition in the order in
+        which they came, of several in turns."""
+        taken: list[tuple[Claim, Arrival]] = []
+        left_bytes = _MAX_BATCH_BYTES
+        while self._waiting and len(taken) < most and left_bytes > 0:
+            partition, waiting = next(iter(self._waiting.items()))
+            waiting.deficit_bytes += _QUANTUM_BYTES
+            while waiting.records and len(taken) < most and left_bytes > 0:
+                size = len(waiting.records[0][1].value or b"")
+                cost = size + _RECORD_COST_BYTES
+                if cost > waiting.deficit_bytes and len(self._waiting) > 1:
+                    break
+                waiting.deficit_bytes -= cost
+                waiting.size_bytes -= size
+                self._size_bytes -= size
+                self._records -= 1
+                left_bytes -= size
+                taken.append(waiting.records.popleft())
+            if waiting.records:
+                self._waiting.move_to_end(partition)
+            else:
+                del self._waiting[partition]
+        return taken
+
+    def discard(self, is_current: Callable[[Claim], bool]) -> None:
+        """Drop what is of partitions that moved on; whoever waits for room is let go."""
+        kept = [entry for waiting in self._waiting.values() for entry in waiting.records if is_current(entry[0])]
+        self._waiting.clear()
+        self._crowded.clear()
+        self._records = self._size_bytes = 0
+        for claim, arrival in kept:
+            self.add(claim, arrival)
+        self._room.set()
+
+    def crowded(self) -> set[PartitionId]:
+        """The partitions of which no more is to be read now."""
+        for partition in tuple(self._crowded):
+            waiting = self._waiting.get(partition)
+            if waiting is None or not self._exceeds(waiting, parts=2):
+                self._crowded.discard(partition)
+        return set(self._crowded)
+
+    async def wait_for_room(self) -> None:
+        """Return when more may be read."""
+        while not self._has_room():
+            self._room.clear()
+            await self._room.wait()
+
+    def on_room(self) -> None:
+        """Something was committed or dropped: there may be room again. Spurious calls do no harm."""
+        if self._has_room():
+            self._room.set()
+
+    def _exceeds(self, waiting: _Waiting, parts: int) -> bool:
+        """Whether more waits of a partition than this part of the free room."""
+        free_records, free_bytes = self._free()
+        return len(waiting.records) * parts > free_records or waiting.size_bytes * parts > free_bytes
+
+    def _free(self) -> tuple[int, int]:
+        if self._uncounted_bytes >= _COUNT_EVERY_BYTES:
+            self._count_pending()
+        records = self.max_records - self._records - self.transactions.pending_count
+        return records, self.max_bytes - self._size_bytes - self._pending_bytes
+
+    def _count_pending(self) -> None:
+        self._pending_bytes, self._uncounted_bytes = self.transactions.pending_bytes, 0
+
+    def _has_room(self) -> bool:
+        if min(self._free()) > 0:
+            return True
+        self._count_pending()
+        return min(self._free()) > 0

@@ -1,0 +1,183 @@
+"""aiokafka's fetcher with bounds: bytes in memory, turns per partition, and batches that cannot be read."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiokafka import errors
+from aiokafka.consumer.fetcher import Fetcher, OffsetResetStrategy
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from fairlane.logs import get_logger
+from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition, record_bytes
+
+log = get_logger(__name__)
+
+MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
+"""Of one answer of a broker, and one batch more (KIP-74)."""
+
+MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
+"""Of what was fetched or inflated and not handed on; beyond it nothing is fetched, and inflated batches go first."""
+
+MAX_POLL_BYTES: Final = 16 * 1024 * 1024
+MAX_TURN_BYTES: Final = 4 * 1024 * 1024
+MAX_TURN_RECORDS: Final = 128
+"""Of one partition in one poll: what waits behind a flood waits for so much of it."""
+
+_IDLE_WAIT_MS = 200
+# A partition whose records are used up is fetched again when the running request has ended: while there is something
+# to use up, that must be soon.
+_BUSY_WAIT_MS = 10
+
+
+class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
+    """Replaces how answers are read and records are handed on; requests, positions and assignments are aiokafka's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._fetch_max_bytes = MAX_FETCH_BYTES
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self._records.values() if isinstance(entry, FetchedPartition))
+
+    def _get_actions_per_node(self, assignment: Any) -> tuple[Any, ...]:
+        self._fetch_max_wait_ms = _BUSY_WAIT_MS if self.buffered_bytes else _IDLE_WAIT_MS
+        requests, *others = super()._get_actions_per_node(assignment)
+        return ([] if self.buffered_bytes >= MAX_BUFFERED_BYTES else requests), *others
+
+    async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
+        """Send one request and keep what it brought. Returns whether there is something to hand on."""
+        try:
+            response = await self._client.send(node_id, request)
+        except errors.KafkaError as error:
+            log.warning("fetch_failed", node=node_id, error=type(error).__name__)
+            await asyncio.sleep(self._retry_backoff)
+            return False
+        except asyncio.CancelledError:
+            return False  # closed, or the assignment changed: aiokafka awaits this task
+        if not assignment.active:
+            return False
+        asked = {
+            TopicPartition(topic, partition): offset
+            for topic, partitions in request.topics
+            for partition, offset, _ in partitions
+        }
+        found = [
+            self._keep(assignment, TopicPartition(topic, partition), asked, error_code, highwater, rest)
+            for topic, partitions in response.topics
+            for partition, error_code, highwater, *rest in partitions
+        ]
+        return any(found)
+
+    def _keep(
+        self,
+        assignment: Any,
+        tp: TopicPartition,
+        asked: Mapping[TopicPartition, int],
+        error_code: int,
+        highwater: int,
+        rest: list[Any],
+    ) -> bool:
+        state = assignment.state_value(tp)
+        offset = asked[tp]
+        if not state.has_valid_position or state.position != offset:
+            return False  # sought elsewhere meanwhile
+        error = errors.for_code(error_code)
+        if error is not errors.NoError:
+            return self._keep_error(tp, state, offset, error)
+        # By version, 4 to 11: last stable offset, (log start,) aborted transactions, (preferred replica,) records.
+        preferred = 1 if len(rest) > 4 else 0
+        state.highwater, state.lso = highwater, rest[0]
+        aborted, fetched = rest[-2 - preferred], rest[-1]
+        if not fetched:
+            return False
+        records = CommittedRecords(tp, fetched, aborted or (), offset)
+        self._records[tp] = FetchedPartition(tp, assignment, records)
+        return True
+
+    def _keep_error(self, tp: TopicPartition, state: Any, offset: int, error: Any) -> bool:
+        if error in {errors.NotLeaderForPartitionError, errors.UnknownTopicOrPartitionError}:
+            self._client.force_metadata_update()
+        elif error is errors.OffsetOutOfRangeError:
+            if self._default_reset_strategy != OffsetResetStrategy.NONE:
+                state.await_reset(self._default_reset_strategy)
+            else:
+                self._set_error(tp, errors.OffsetOutOfRangeError({tp: offset}))
+                return True
+        elif error is errors.TopicAuthorizationFailedError:
+            self._set_error(tp, errors.TopicAuthorizationFailedError(tp.topic))
+            return True
+        else:
+            log.warning("fetch_refused", topic=tp.topic, partition=tp.partition, error=error.__name__)
+        return False
+
+    async def fetched_records(
+        self, partitions: Any, timeout: float = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """What was fetched of these partitions, in turns: of every partition a bounded part, and who had a turn goes to
+        the back. Waits up to ``timeout`` seconds if there is nothing."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (timeout or 0)
+        while True:
+            if self._subscriptions.reassignment_in_progress:
+                await self._subscriptions.wait_for_assignment()
+            drained = self._drain(partitions, max_records or 1)
+            left_s = deadline - loop.time()
+            if drained or left_s <= 0:
+                return drained
+            waiter = self._create_fetch_waiter()
+            done, _ = await asyncio.wait([waiter], timeout=left_s)
+            if not done or self._closed:
+                waiter.cancel()
+                return {}
+            waiter.result()  # an authorization error of the group
+
+    def _drain(self, partitions: Any, max_records: int) -> dict[TopicPartition, list[ConsumerRecord]]:
+        drained: dict[TopicPartition, list[ConsumerRecord]] = {}
+        left_records, left_bytes = max_records, MAX_POLL_BYTES
+        for tp, entry in tuple(self._records.items()):
+            if partitions and tp not in partitions:
+                self._set_aside(tp, entry)
+                continue
+            if not isinstance(entry, FetchedPartition):
+                if drained:
+                    break  # raised by the next call
+                self._forget(tp)
+                entry.check_raise()
+                continue
+            taken = entry.take(min(left_records, MAX_TURN_RECORDS), min(left_bytes, MAX_TURN_BYTES))
+            if entry.has_more():
+                self._records.move_to_end(tp)
+            else:
+                self._forget(tp)
+            if taken:
+                drained[tp] = taken
+                left_records -= len(taken)
+                left_bytes -= sum(map(record_bytes, taken))
+            if left_records <= 0 or left_bytes <= 0:
+                break
+        self._release_excess()
+        return drained
+
+    def _set_aside(self, tp: TopicPartition, entry: Any) -> None:
+        """Of a partition that is paused or not ours any more. Faust pauses without telling aiokafka: an empty entry
+        keeps it from fetching the partition again."""
+        if not self._subscriptions.is_assigned(tp):
+            del self._records[tp]
+        elif isinstance(entry, FetchedPartition):
+            entry.release()
+
+    def _forget(self, tp: TopicPartition) -> None:
+        del self._records[tp]
+        self._notify(self._wait_consume_future)
+
+    def _release_excess(self) -> None:
+        """Forget what is inflated beyond the bound, of those first whose turn is farthest away."""
+        excess = self.buffered_bytes - MAX_BUFFERED_BYTES
+        for entry in reversed(self._records.values()):
+            if excess <= 0:
+                return
+            if isinstance(entry, FetchedPartition) and len(self._records) > 1:
+                excess -= entry.size_bytes
+                entry.release()

@@ -1,0 +1,114 @@
+"""Decompression of Kafka's codecs into a bounded number of bytes.
+
+A batch is inflated by its reader, and 4 MiB on the wire can hold gigabytes. librdkafka and aiokafka inflate whatever
+arrives; here the output has a limit, and memory grows with what was written, never with what a frame announces.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+import cramjam
+
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+"""By their number in the attributes of a batch (KIP-98, KIP-110)."""
+
+_GZIP_WINDOW_BITS = 31
+# The framing of snappy-java, which Java's producer writes: magic, version, compatible version, then length and block.
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_BYTES = 16
+_FIRST_GUESS_BYTES = 65_536
+_GUESS_FACTOR = 4
+# What cramjam says when its output buffer is full; any other error means that the input is broken.
+_BUFFER_FULL = "failed to write whole buffer"
+
+_Into = Callable[[bytes, bytearray], int]
+
+
+class InflationError(ValueError):
+    """Compressed bytes that cannot be inflated. ``too_large``: because the limit was reached."""
+
+    def __init__(self, message: str, *, too_large: bool = False) -> None:
+        super().__init__(message)
+        self.too_large = too_large
+
+
+def inflate(codec: int, data: bytes, max_bytes: int) -> bytes:
+    """The bytes that ``data`` holds. Raises InflationError for a broken input and beyond ``max_bytes``."""
+    if codec == 1:
+        return _gzip(data, max_bytes)
+    if codec == 2:
+        return _snappy(data, max_bytes)
+    if codec == 3:
+        return _growing(cramjam.lz4.decompress_into, "lz4", data, max_bytes)
+    if codec == 4:
+        return _growing(cramjam.zstd.decompress_into, "zstd", data, max_bytes)
+    raise InflationError(f"codec {codec} is unknown")
+
+
+def _gzip(data: bytes, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while data:
+        member = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        try:
+            # One more than the limit tells "exactly as much" from "more".
+            part = member.decompress(data, max_bytes - size + 1)
+        except zlib.error as error:
+            raise InflationError(f"gzip: {error}") from None
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large("gzip", max_bytes)
+        if not member.eof:
+            raise InflationError("gzip: the stream ends early")
+        parts.append(part)
+        data = member.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _snappy(data: bytes, max_bytes: int) -> bytes:
+    if not data.startswith(_XERIAL_MAGIC):
+        return _snappy_block(data, max_bytes)
+    parts: list[bytes] = []
+    position, size = _XERIAL_HEADER_BYTES, 0
+    while position < len(data):
+        end = position + 4 + int.from_bytes(data[position : position + 4], "big")
+        if not position + 4 < end <= len(data):
+            raise InflationError("snappy: a block of the xerial framing ends early")
+        part = _snappy_block(data[position + 4 : end], max_bytes - size)
+        size += len(part)
+        parts.append(part)
+        position = end
+    return b"".join(parts)
+
+
+def _snappy_block(block: bytes, max_bytes: int) -> bytes:
+    try:
+        size = cramjam.snappy.decompress_raw_len(block)
+        if size > max_bytes:
+            raise _too_large("snappy", max_bytes)
+        return bytes(cramjam.snappy.decompress_raw(block, output_len=size)) if size else b""
+    except cramjam.DecompressionError as error:
+        raise InflationError(f"snappy: {error}") from None
+
+
+def _growing(into: _Into, name: str, data: bytes, max_bytes: int) -> bytes:
+    """Into a buffer that starts small: most batches are, and a zeroed buffer of the limit's size costs more."""
+    guess = min(max_bytes, max(_FIRST_GUESS_BYTES, _GUESS_FACTOR * len(data)))
+    while True:
+        buffer = bytearray(guess)
+        try:
+            size = into(data, buffer)
+        except cramjam.DecompressionError as error:
+            if _BUFFER_FULL not in str(error):
+                raise InflationError(f"{name}: {error}") from None
+            if guess >= max_bytes:
+                raise _too_large(name, max_bytes) from None
+            guess = min(max_bytes, _GUESS_FACTOR * guess)
+            continue
+        del buffer[size:]
+        return bytes(buffer)
+
+
+def _too_large(name: str, max_bytes: int) -> InflationError:
+    return InflationError(f"{name}: more than {max_bytes} bytes once inflated", too_large=True)

@@ -1,0 +1,69 @@
+"""Bytes that were handed from the fetching thread to the event loop and that the loop has not taken yet."""
+
+import asyncio
+import threading
+from collections import deque
+
+
+class ReadAhead:
+    """Thread-safe. Polls are handed over whole and taken in order, so the first record of a poll that the event loop
+    sees says that nothing is left of the polls before it, whether they were taken or dropped on the way."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._polls: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+        self._number = 0
+        self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What was handed over and may not have been taken."""
+        return self._bytes
+
+    def hand_over(self, size_bytes: int) -> int:
+        """Count a poll; returns its number, which every record of it carries."""
+        with self._lock:
+            self._number += 1
+            self._polls.append((self._number, size_bytes))
+            self._bytes += size_bytes
+            return self._number
+
+    def taken(self, poll: int) -> None:
+        """A record of this poll arrived at the event loop."""
+        if not self._polls or self._polls[0][0] >= poll:
+            return
+        with self._lock:
+            while self._polls and self._polls[0][0] < poll:
+                self._bytes -= self._polls.popleft()[1]
+            self._wake()
+
+    def reset(self) -> None:
+        """Partitions were revoked: what was on its way is dropped."""
+        with self._lock:
+            self._polls.clear()
+            self._bytes = 0
+            self._wake()
+
+    async def wait_for_room(self, timeout_s: float) -> bool:
+        """Whether more may be fetched; waits that long for it. For the fetching thread alone."""
+        with self._lock:
+            if self._bytes < self._max_bytes:
+                return True
+            event = asyncio.Event()
+            self._waiting = (asyncio.get_running_loop(), event)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            with self._lock:
+                self._waiting = None
+        return True
+
+    def _wake(self) -> None:
+        if self._waiting is not None and self._bytes < self._max_bytes:
+            loop, event = self._waiting
+            loop.call_soon_threadsafe(event.set)

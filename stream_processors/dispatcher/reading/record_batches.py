@@ -1,0 +1,234 @@
+"""Record batches of Kafka's log format v2 (KIP-98), read with bounds.
+
+Bytes in; records, or the reason why there are none, out. Pure. Records are read one after another and only when they
+are asked for: a batch of 16 MiB can hold two million of them.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from aiokafka.record.util import calc_crc32c
+
+from fairlane.codec import DecodeError, DecodeProblem
+from stream_processors.dispatcher.reading.inflation import CODECS, InflationError, inflate
+
+MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
+"""Of one batch. A topic takes 4 MiB as they are on the wire; what compresses better than 4:1 is no request."""
+
+MAX_RECORD_BYTES: Final = 8 * 1024 * 1024
+"""Of a value: the largest record of any topic that a dispatcher reads (topics.yaml, ``returned``)."""
+
+MAX_HEADERS: Final = 256
+MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
+"""What is kept of bytes that cannot be read: no more than a producer could send in one batch."""
+
+MAGIC: Final = 2
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_LENGTH_AT, _LENGTH_END = 8, 12
+_CRC_FROM = 21
+_CODEC_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+_NO_PRODUCER = -1
+_LONGEST_VARINT_BITS = 70
+
+
+class BatchHeader(NamedTuple):
+    """The fixed fields in front of the records, as on the wire."""
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    first_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & _TRANSACTIONAL) and self.producer_id != _NO_PRODUCER
+
+
+class Batch(NamedTuple):
+    """One batch of a fetch.
+
+    Attributes:
+        header: None where there are not enough bytes for one.
+        data: the whole batch; what is left of the fetch if the end of the batch is unknown.
+        problem: why nothing of it may be believed, if so.
+    """
+
+    header: BatchHeader | None
+    data: memoryview
+    problem: DecodeError | None
+
+
+class ReadRecord(NamedTuple):
+    """A record of a batch. With a ``problem``, ``value`` is what can be kept of it."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    problem: DecodeError | None = None
+
+
+def split(fetched: bytes) -> Iterator[Batch]:
+    """The batches of a fetch. The last one may have been cut by the broker and is left out then, unless it is the first
+    as well: brokers send the first batch whole (KIP-74), so that its length must be wrong."""
+    view = memoryview(fetched)
+    position = 0
+    while len(view) - position >= _LENGTH_END:
+        length = int.from_bytes(view[position + _LENGTH_AT : position + _LENGTH_END], "big", signed=True)
+        end = position + _LENGTH_END + length
+        if length < _HEADER.size - _LENGTH_END or (end > len(view) and position == 0):
+            header = _header(view[position:]) if len(view) - position >= _HEADER.size else None
+            problem = DecodeError(DecodeProblem.BAD_BATCH, f"a batch cannot be {length} bytes long here")
+            yield Batch(header, view[position:], problem)
+            return
+        if end > len(view):
+            return
+        data = view[position:end]
+        header = _header(data)
+        yield Batch(header, data, _problem_of(header, data))
+        position = end
+
+
+def _header(data: memoryview) -> BatchHeader:
+    return BatchHeader(*_HEADER.unpack_from(data))
+
+
+def _problem_of(header: BatchHeader, data: memoryview) -> DecodeError | None:
+    if header.magic != MAGIC:
+        return DecodeError(DecodeProblem.UNKNOWN_MAGIC, f"a batch of format {header.magic}, expected {MAGIC}")
+    if calc_crc32c(data[_CRC_FROM:]) != header.crc:
+        return DecodeError(DecodeProblem.BAD_CRC, f"a batch of {len(data)} bytes does not match its checksum")
+    if header.last_offset_delta < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
+        counts = f"{header.record_count} records in {header.last_offset_delta + 1} offsets"
+        return DecodeError(DecodeProblem.BAD_BATCH, f"a batch of {counts}")
+    return None
+
+
+def body_of(header: BatchHeader, data: memoryview, max_bytes: int = MAX_INFLATED_BYTES) -> bytes | memoryview:
+    """The records of a batch, inflated. Raises DecodeError when they cannot be or are larger than ``max_bytes``."""
+    codec = header.attributes & _CODEC_MASK
+    body = data[_HEADER.size :]
+    if codec == 0:
+        return body
+    if codec >= len(CODECS):
+        raise DecodeError(DecodeProblem.BAD_COMPRESSION, f"codec {codec} is unknown")
+    try:
+        return inflate(codec, bytes(body), max_bytes)
+    except InflationError as error:
+        problem = DecodeProblem.INFLATES_TOO_FAR if error.too_large else DecodeProblem.BAD_COMPRESSION
+        raise DecodeError(problem, str(error)) from None
+
+
+def records_of(header: BatchHeader, body: bytes | memoryview) -> Iterator[ReadRecord]:
+    """The records of a batch, in the order of their offsets.
+
+    A record that can be told apart from the next one but not be used has a ``problem``. Raises DecodeError where
+    the rest of the batch cannot be told apart.
+    """
+    position, last = 0, header.base_offset - 1
+    for _ in range(header.record_count):
+        try:
+            record, end = _record(header, body, position)
+        except (IndexError, ValueError) as error:
+            reason = "it ends early" if isinstance(error, IndexError) else str(error)
+            raise DecodeError(DecodeProblem.BAD_BATCH, f"record behind offset {last}: {reason}") from None
+        if not last < record.offset < header.next_offset:
+            raise DecodeError(DecodeProblem.BAD_BATCH, f"record behind offset {last}: its offset is out of order")
+        yield record
+        position, last = end, record.offset
+    if position != len(body):
+        raise DecodeError(DecodeProblem.BAD_BATCH, f"{len(body) - position} bytes behind the last record")
+
+
+def _record(header: BatchHeader, body: bytes | memoryview, position: int) -> tuple[ReadRecord, int]:
+    """The record there and where it ends. Raises IndexError and ValueError."""
+    length, start = _varint(body, position)
+    end = start + length
+    if length < 0 or end > len(body):
+        raise ValueError(f"a record of {length} bytes")
+    return _fields(header, body, start, end), end
+
+
+def _fields(header: BatchHeader, body: bytes | memoryview, start: int, end: int) -> ReadRecord:
+    timestamp_delta, position = _varint(body, start + 1)
+    offset_delta, position = _varint(body, position)
+    key, position = _bytes(body, position, end)
+    value_length, position = _varint(body, position)
+    value_end = position + max(value_length, 0)
+    if value_end > end:
+        raise ValueError("its value ends outside of it")
+    offset = header.base_offset + offset_delta
+    timestamp_ms = header.max_timestamp_ms
+    if not header.attributes & _LOG_APPEND_TIME:
+        timestamp_ms = header.first_timestamp_ms + timestamp_delta
+    if value_length > MAX_RECORD_BYTES:
+        reason = f"a value of {value_length} bytes, at most {MAX_RECORD_BYTES} are read"
+        problem = DecodeError(DecodeProblem.TOO_LARGE, reason)
+        kept = bytes(body[position : position + MAX_KEPT_BYTES])
+        return ReadRecord(offset, timestamp_ms, key, kept, (), problem)
+    value = None if value_length < 0 else bytes(body[position:value_end])
+    count, position = _varint(body, value_end)
+    if count < 0:
+        raise ValueError("a negative number of headers")
+    if count > MAX_HEADERS:
+        problem = DecodeError(DecodeProblem.BAD_HEADER, f"{count} headers, at most {MAX_HEADERS} are read")
+        return ReadRecord(offset, timestamp_ms, key, value, (), problem)
+    headers: list[tuple[str, bytes | None]] = []
+    bad_name: DecodeError | None = None
+    for number in range(count):
+        name, position = _bytes(body, position, end)
+        content, position = _bytes(body, position, end)
+        if name is None:
+            raise ValueError("a header without a name")
+        try:
+            headers.append((name.decode(), content))
+        except UnicodeDecodeError:
+            bad_name = DecodeError(DecodeProblem.BAD_HEADER, f"the name of header {number} is not UTF-8")
+    if position != end:
+        raise ValueError("its length is not that of its fields")
+    return ReadRecord(offset, timestamp_ms, key, value, tuple(headers), bad_name)
+
+
+def _bytes(body: bytes | memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = _varint(body, position)
+    if length < 0:
+        return None, position
+    if position + length > end:
+        raise ValueError("a field ends outside of it")
+    return bytes(body[position : position + length]), position + length
+
+
+def _varint(body: bytes | memoryview, position: int) -> tuple[int, int]:
+    byte = body[position]
+    position += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position
+    value, shift = byte & 0x7F, 7
+    while True:
+        byte = body[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position
+        shift += 7
+        if shift >= _LONGEST_VARINT_BITS:
+            raise ValueError("a number is too long")

@@ -162,7 +162,8 @@ class DispatcherApp:
             on_revoked=partial(self._revoked, parts, transactions),
             on_failure=failed,
         )
-        dispatcher.on_backfill = dispatcher.undecided.on_crowded = partial(self._apply_pauses, stream, parts)
+        dispatcher.on_backfill = partial(self._apply_pauses, stream, parts)
+        dispatcher.undecided.on_change = partial(self._hold_intake, stream, parts)
         tasks: list[asyncio.Task[None]] = []
         try:
             if await self._start(stream):
@@ -299,6 +300,7 @@ class DispatcherApp:
                 stream.refresh_membership()
                 self._ownership.flow()
                 self._apply_pauses(stream, parts)
+                self._hold_intake(stream, parts)
                 dispatcher.sweep()
                 dispatcher.dispatch()
                 transactions.commit_positions()
@@ -314,10 +316,11 @@ class DispatcherApp:
             held_up = parts.dispatcher.transactions.sources_held_up()
             owned = self._ownership.partitions() if held_up else ()
             refused = {partition for partition in owned if partition.topic in held_up}
-            dispatcher = parts.dispatcher
-            stream.apply_pauses(
-                {*self._ownership.paused(), *dispatcher.paused_intake(), *dispatcher.paused_backfill(), *refused}
-            )
+            stream.apply_pauses({*self._ownership.paused(), *parts.dispatcher.paused_backfill(), *refused})
+
+    @staticmethod
+    def _hold_intake(stream: RequestStream, parts: Parts) -> None:
+        stream.hold(parts.dispatcher.held_intake(), slow=parts.dispatcher.invalid_pace.slow)
 
     def _check_membership(self, stream: RequestStream) -> None:
         """Ready only as a member; one that stays outside its group for long is stuck, and a restart is the cure."""

@@ -308,7 +308,7 @@ class Dispatcher:
             delay_s = max(1, due_at_ms - self.clock()) / 1_000
             self._payday = asyncio.get_running_loop().call_later(delay_s, self._something_arrived.set)
 
-    def paused_intake(self) -> set[PartitionId]:
+    def held_intake(self) -> set[PartitionId]:
         """The partitions of which too much waits to be decided, or too much was invalid of late."""
         return self.undecided.crowded() | self.invalid_pace.in_debt(self.clock())
 
@@ -326,7 +326,7 @@ class Dispatcher:
         """Refused as it is, or a dead letter."""
         self.transactions.submit(Settlement(claim, outputs))
         if self.invalid_pace.charge(claim.partition, len(arrival.value or b""), self.clock()):
-            self.undecided.on_crowded()
+            self.undecided.on_change()
 
     async def _decide(self, batch: Sequence[tuple[Claim, Arrival]]) -> None:
         fresh: list[QueuedRequest] = []

@@ -67,6 +67,8 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
     offsets: ConfluentConsumer
     read_ahead: ReadAhead
     on_failure: Callable[[BaseException], None]
+    _held: frozenset[PartitionId] = frozenset()
+    _slow: frozenset[PartitionId] = frozenset()
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
@@ -82,6 +84,7 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
     ) -> Any:
         if not await self.read_ahead.wait_for_room(timeout or 0):
             return {}
+        consumer._fetcher.held, consumer._fetcher.slow = self._held, self._slow
         records = await super()._fetch_records(consumer, active_partitions, timeout=timeout, max_records=max_records)
         if not records:
             return records
@@ -93,6 +96,16 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
             for record in batch:
                 record.checksum = Fetched(epoch, poll, record.checksum)
         return records
+
+    def hold(self, held: frozenset[PartitionId], slow: frozenset[PartitionId]) -> None:
+        """See ``RequestStream.hold``. For the event loop's thread: what is replaced here never changes in place."""
+        released = self._held - held
+        self._held, self._slow = held, slow
+        consumer = self._consumer
+        if consumer is not None and consumer._fetcher is not None:
+            consumer._fetcher.held, consumer._fetcher.slow = held, slow
+            if released:
+                self.thread_loop.call_soon_threadsafe(consumer._fetcher.wake)
 
     async def seek_to_committed(self) -> Mapping[Any, int]:
         return dict(await self.call_thread(self._seek_or_fail))

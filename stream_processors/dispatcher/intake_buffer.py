@@ -1,8 +1,8 @@
 """Records that were read and not decided yet: a queue per partition, fair turns, and when reading stops.
 
-Turns are deficit round robin by bytes (Shreedhar and Varghese 1995). A partition is paused when what waits of it
-exceeds the room that is left for all (dynamic thresholds, Choudhury and Hahne 1998): one tenant alone may take half,
-and however many flood, room is left for the others.
+Turns are deficit round robin by bytes (Shreedhar and Varghese 1995). A partition is held, which means that no more is
+read of it, while what waits of it exceeds a part of the room that is left for all (dynamic thresholds, Choudhury and
+Hahne 1998): however many flood, room is left for the others.
 """
 
 import asyncio
@@ -21,6 +21,8 @@ _QUANTUM_BYTES = 16_384
 _RECORD_COST_BYTES = 1_024
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _COUNT_EVERY_BYTES = 1024 * 1024
+_HOLD_PARTS = 8
+_RELEASE_PARTS = 16
 
 
 @dataclass(slots=True)
@@ -38,8 +40,8 @@ class IntakeBuffer:
     transactions: TransactionLoop
     max_bytes: int = MAX_UNDECIDED_BYTES
     max_records: int = 4_096
-    on_crowded: Callable[[], None] = lambda: None
-    """Called when a partition should be paused."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when other partitions are to be held."""
     _waiting: OrderedDict[PartitionId, _Waiting] = field(default_factory=OrderedDict)
     _crowded: set[PartitionId] = field(default_factory=set)
     _records: int = 0
@@ -62,9 +64,9 @@ class IntakeBuffer:
         self._records += 1
         self._size_bytes += size
         self._uncounted_bytes += size
-        if claim.partition not in self._crowded and self._exceeds(waiting, parts=1):
+        if claim.partition not in self._crowded and self._exceeds(waiting, _HOLD_PARTS):
             self._crowded.add(claim.partition)
-            self.on_crowded()
+            self.on_change()
 
     def take(self, most: int) -> list[tuple[Claim, Arrival]]:
         """The next records, at most so many and, beyond the first, at most 4 MiB: of every partition in the order in
@@ -89,6 +91,8 @@ class IntakeBuffer:
                 self._waiting.move_to_end(partition)
             else:
                 del self._waiting[partition]
+        if self._crowded:
+            self._let_go()
         return taken
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
@@ -102,11 +106,7 @@ class IntakeBuffer:
         self._room.set()
 
     def crowded(self) -> set[PartitionId]:
-        """The partitions of which no more is to be read now."""
-        for partition in tuple(self._crowded):
-            waiting = self._waiting.get(partition)
-            if waiting is None or not self._exceeds(waiting, parts=2):
-                self._crowded.discard(partition)
+        """The partitions of which too much waits."""
         return set(self._crowded)
 
     async def wait_for_room(self) -> None:
@@ -119,6 +119,16 @@ class IntakeBuffer:
         """Something was committed or dropped: there may be room again. Spurious calls do no harm."""
         if self._has_room():
             self._room.set()
+
+    def _let_go(self) -> None:
+        left = {
+            partition
+            for partition in self._crowded
+            if (waiting := self._waiting.get(partition)) is not None and self._exceeds(waiting, _RELEASE_PARTS)
+        }
+        if left != self._crowded:
+            self._crowded = left
+            self.on_change()
 
     def _exceeds(self, waiting: _Waiting, parts: int) -> bool:
         """Whether more waits of a partition than this part of the free room."""

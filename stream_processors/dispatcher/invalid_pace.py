@@ -5,6 +5,7 @@ bucket, which may be overdrawn by what was read already. A partition in debt is 
 is lost: its records wait in the log. Where nobody else sends there is nobody to protect, and nothing is paused.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from fairlane.ownership import PartitionId
@@ -39,6 +40,11 @@ class InvalidPace:
         after = before - max(1.0, size_bytes / _BYTES_PER_TOKEN)
         self._levels[partition] = after, now_ms
         return after < 0 <= before
+
+    @property
+    def slow(self) -> Collection[PartitionId]:
+        """The partitions that brought something invalid of late: they are read in small turns."""
+        return self._levels.keys()
 
     def in_debt(self, now_ms: int) -> set[PartitionId]:
         """The partitions to be paused now."""

@@ -170,6 +170,13 @@ class RequestStream:
             if membership.may_commit and not self._app.rebalancing:
                 self._ownership.refresh(membership)
 
+    def hold(self, partitions: Iterable[PartitionId], slow: Iterable[PartitionId] = ()) -> None:
+        """Read nothing more of exactly these partitions for now, and of the ``slow`` ones in small turns. Takes effect
+        with the next poll, and so does the end of it: what was fetched of them is kept, unlike that of a pause."""
+        thread = getattr(self._app.consumer, "_thread", None)
+        if thread is not None:
+            thread.hold(frozenset(partitions), frozenset(slow))
+
     def apply_pauses(self, paused: Iterable[PartitionId]) -> None:
         """Pause exactly these partitions. Faust resumes everything after a rebalance, so it is told again each time."""
         wanted = set(paused)

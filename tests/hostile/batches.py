@@ -28,7 +28,7 @@ def batch(
     *,
     base_offset: int = 0,
     codec: int = 0,
-    attributes: int = LOG_APPEND_TIME,
+    attributes: int = 0,
     producer_id: int = -1,
     timestamp_ms: int = 1_700_000_000_000,
     deltas: Sequence[int] | None = None,

@@ -190,7 +190,7 @@ def test_more_headers_than_anybody_needs_are_not_read() -> None:
 def test_a_record_that_inflates_beyond_any_topics_limit_is_cut() -> None:
     found = read(batch([b"a", bytes(MAX_RECORD_BYTES + 1), b"c"], codec=4))
     assert [one.problem and one.problem.problem for one in found] == [None, DecodeProblem.TOO_LARGE, None]
-    assert len(found[1].value or b"") == record_batches.MAX_KEPT_BYTES
+    assert len(found[1].value or b"") == record_batches.MAX_KEPT_VALUE_BYTES
 
 
 def test_records_are_read_when_they_are_asked_for() -> None:

@@ -1,7 +1,7 @@
 """aiokafka's fetcher with bounds: bytes in memory, turns per partition, and batches that cannot be read."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from aiokafka import errors
@@ -24,6 +24,9 @@ MAX_TURN_BYTES: Final = 4 * 1024 * 1024
 MAX_TURN_RECORDS: Final = 128
 """Of one partition in one poll: what waits behind a flood waits for so much of it."""
 
+MAX_SLOW_TURN_RECORDS: Final = 16
+"""Of a partition that is slowed down: what is read of it before it can be paused."""
+
 _IDLE_WAIT_MS = 200
 # A partition whose records are used up is fetched again when the running request has ended: while there is something
 # to use up, that must be soon.
@@ -36,6 +39,10 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._fetch_max_bytes = MAX_FETCH_BYTES
+        self.slow: Collection[tuple[str, int]] = frozenset()
+        """Topics and partitions that take small turns."""
+        self.held: Collection[tuple[str, int]] = frozenset()
+        """Those of which nothing is handed on; what was fetched of them is kept."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -133,6 +140,11 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
                 return {}
             waiter.result()  # an authorization error of the group
 
+    def wake(self) -> None:
+        """Partitions are not held any more: what was fetched of them may be handed on."""
+        for waiter in tuple(self._fetch_waiters):
+            self._notify(waiter)
+
     def _drain(self, partitions: Any, max_records: int) -> dict[TopicPartition, list[ConsumerRecord]]:
         drained: dict[TopicPartition, list[ConsumerRecord]] = {}
         left_records, left_bytes = max_records, MAX_POLL_BYTES
@@ -140,13 +152,16 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             if partitions and tp not in partitions:
                 self._set_aside(tp, entry)
                 continue
+            if tp in self.held:
+                continue
             if not isinstance(entry, FetchedPartition):
                 if drained:
                     break  # raised by the next call
                 self._forget(tp)
                 entry.check_raise()
                 continue
-            taken = entry.take(min(left_records, MAX_TURN_RECORDS), min(left_bytes, MAX_TURN_BYTES))
+            turn_records = MAX_SLOW_TURN_RECORDS if tp in self.slow else MAX_TURN_RECORDS
+            taken = entry.take(min(left_records, turn_records), min(left_bytes, MAX_TURN_BYTES))
             if entry.has_more():
                 self._records.move_to_end(tp)
             else:

@@ -21,7 +21,10 @@ MAX_RECORD_BYTES: Final = 8 * 1024 * 1024
 
 MAX_HEADERS: Final = 256
 MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
-"""What is kept of bytes that cannot be read: no more than a producer could send in one batch."""
+"""What is kept of a batch that cannot be read: all that a producer can send in one."""
+
+MAX_KEPT_VALUE_BYTES: Final = 1024 * 1024
+"""What is kept of a value that is too large."""
 
 MAGIC: Final = 2
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -183,7 +186,7 @@ def _fields(header: BatchHeader, body: bytes | memoryview, start: int, end: int)
     if value_length > MAX_RECORD_BYTES:
         reason = f"a value of {value_length} bytes, at most {MAX_RECORD_BYTES} are read"
         problem = DecodeError(DecodeProblem.TOO_LARGE, reason)
-        kept = bytes(body[position : position + MAX_KEPT_BYTES])
+        kept = bytes(body[position : position + MAX_KEPT_VALUE_BYTES])
         return ReadRecord(offset, timestamp_ms, key, kept, (), problem)
     value = None if value_length < 0 else bytes(body[position:value_end])
     count, position = _varint(body, value_end)

@@ -8,7 +8,6 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from fairlane import metrics
 from fairlane.codec import DecodeError, DecodeProblem
-from fairlane.logs import get_logger
 from stream_processors.dispatcher.reading.record_batches import (
     MAGIC,
     MAX_KEPT_BYTES,
@@ -19,8 +18,6 @@ from stream_processors.dispatcher.reading.record_batches import (
     records_of,
     split,
 )
-
-log = get_logger(__name__)
 
 _LOG_APPEND_TIME: Final = 0x08
 
@@ -84,10 +81,11 @@ class CommittedRecords:
             self._aborted_producers.add(self._aborted.pop(0)[0])
 
     def _next_behind(self, header: BatchHeader | None, following: Batch | None) -> int:
-        """The offset behind a batch whose header may lie. The batch behind it says where that begins. Without one, two
-        fields that agree are believed; else the next offset is tried, which brings the same batch again."""
+        """The offset behind a batch whose header may lie. The batch behind it says where that begins, also if it is
+        damaged: no checksum covers base offsets. Without one, two fields that agree are believed; else the next offset
+        is tried, which brings the same batch again."""
         least = self.next_fetch_offset + 1
-        if following is not None and following.header is not None and following.problem is None:
+        if following is not None and following.header is not None:
             return max(least, following.header.base_offset)
         if header is not None and header.last_offset_delta + 1 == header.record_count and header.magic == MAGIC:
             return max(least, header.next_offset)
@@ -97,15 +95,6 @@ class CommittedRecords:
         problem = problem or DecodeError(DecodeProblem.BAD_BATCH, "no header")
         first, self.next_fetch_offset = self.next_fetch_offset, next_offset
         metrics.UNREADABLE_BATCHES.labels(problem=problem.problem).inc()
-        log.error(
-            "batch_unreadable",
-            topic=self._tp.topic,
-            partition=self._tp.partition,
-            first_offset=first,
-            last_offset=next_offset - 1,
-            bytes=len(batch.data),
-            problem=str(problem),
-        )
         timestamp_ms = 0 if batch.header is None else max(0, batch.header.max_timestamp_ms)
         where = DecodeError(problem.problem, f"{str(problem).partition(': ')[2]}; offsets {first} to {next_offset - 1}")
         kept = bytes(batch.data[:MAX_KEPT_BYTES])

@@ -1,0 +1,172 @@
+"""What comes of a fetch: committed records in order, one record for each batch that cannot be read, and positions."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from aiokafka.structs import ConsumerRecord, TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlane.codec import DecodeError, DecodeProblem
+from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition
+from stream_processors.dispatcher.reading.read_ahead import ReadAhead
+from tests.hostile.batches import CONTROL, TRANSACTIONAL, batch
+
+TP = TopicPartition("requests.acme", 0)
+PRODUCER = 7
+
+
+def read(fetched: bytes, offset: int = 0, aborted: list[tuple[int, int]] | None = None) -> tuple[list[Any], int]:
+    """Offsets and problems, and where the next fetch begins."""
+    records = CommittedRecords(TP, fetched, aborted or [], offset)
+    found = [(one.offset, one.checksum and one.checksum.problem) for one in records]
+    return found, records.next_fetch_offset
+
+
+def damaged(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def marker(offset: int) -> bytes:
+    return batch([b""], base_offset=offset, attributes=TRANSACTIONAL | CONTROL, producer_id=PRODUCER)
+
+
+def of_transaction(offset: int, count: int) -> bytes:
+    return batch([b"x"] * count, base_offset=offset, attributes=TRANSACTIONAL, producer_id=PRODUCER)
+
+
+def test_a_batch_that_cannot_be_read_is_one_record_and_what_is_behind_it_is_read() -> None:
+    fetched = batch([b"a"]) + damaged(batch([b"b"] * 3, base_offset=1)) + batch([b"c"], base_offset=4)
+    assert read(fetched) == ([(0, None), (3, DecodeProblem.BAD_CRC), (4, None)], 5)
+
+
+def test_the_bytes_of_what_cannot_be_read_are_kept_with_the_reason() -> None:
+    data = damaged(batch([b"b"] * 3, base_offset=1))
+    (record,) = CommittedRecords(TP, data, [], 1)
+    assert isinstance(record.checksum, DecodeError)
+    assert str(record.checksum).endswith("; offsets 1 to 3")
+    assert record.value == data
+
+
+def test_behind_a_damaged_batch_at_the_end_two_fields_that_agree_say_where_to_go_on() -> None:
+    assert read(damaged(batch([b"b"] * 3, base_offset=1)), 1) == ([(3, DecodeProblem.BAD_CRC)], 4)
+    # Of what was compacted they do not: the next offset is tried, and brings the same batch.
+    compacted = damaged(batch([b"b"], base_offset=1, last_offset_delta=5, deltas=(2,)))
+    assert read(compacted, 1) == ([(1, DecodeProblem.BAD_CRC)], 2)
+    assert read(compacted, 2) == ([(2, DecodeProblem.BAD_CRC)], 3)
+
+
+@given(st.lists(st.sampled_from(["good", "damaged", "magic", "bomb", "empty", "control"]), min_size=1, max_size=12))
+def test_whatever_a_fetch_holds_every_good_record_is_read_and_the_position_is_its_end(kinds: list[str]) -> None:
+    fetched, offset, good = b"", 0, []
+    for kind in kinds:
+        data = batch([b"a", b"b"], base_offset=offset)
+        if kind == "good":
+            good += [offset, offset + 1]
+        elif kind == "damaged":
+            data = damaged(data)
+        elif kind == "magic":
+            data = batch([b"a", b"b"], base_offset=offset, magic=1)
+        elif kind == "bomb":
+            data = batch([b"a", b"b"], base_offset=offset, codec=1, compressed=b"no gzip at all")
+        elif kind == "empty":
+            data = batch([], base_offset=offset, last_offset_delta=1)
+        else:
+            data = marker(offset) + batch([], base_offset=offset + 1, last_offset_delta=0)
+        fetched, offset = fetched + data, offset + 2
+    found, position = read(fetched)
+    assert [at for at, problem in found if problem is None] == good
+    assert len([at for at, problem in found if problem is not None]) == sum(
+        kind in {"damaged", "magic", "bomb"} for kind in kinds
+    )
+    assert [at for at, _ in found] == sorted({at for at, _ in found})
+    # A batch of an unknown format says nothing that can be believed, the last one not even where it ends.
+    assert position == offset or (kinds[-1] == "magic" and offset - 2 < position < offset)
+
+
+def test_reading_begins_in_the_middle_of_a_batch() -> None:
+    assert read(batch([b"a"] * 5, base_offset=10), 13) == ([(13, None), (14, None)], 15)
+
+
+def test_aborted_transactions_and_markers_are_not_handed_on() -> None:
+    fetched = of_transaction(0, 2) + batch([b"plain"], base_offset=2) + marker(3) + of_transaction(4, 2) + marker(6)
+    assert read(fetched, aborted=[(PRODUCER, 0)]) == ([(2, None), (4, None), (5, None)], 7)
+    assert read(fetched, aborted=[(PRODUCER, 0), (PRODUCER, 4)]) == ([(2, None)], 7)
+    assert read(fetched)[0] == [(0, None), (1, None), (2, None), (4, None), (5, None)]
+
+
+def test_an_aborted_batch_that_cannot_be_inflated_is_nobodys_dead_letter() -> None:
+    bad = batch([b"x"], codec=1, compressed=b"no", attributes=TRANSACTIONAL, producer_id=PRODUCER)
+    assert read(bad, aborted=[(PRODUCER, 0)]) == ([], 1)
+    assert read(bad) == ([(0, DecodeProblem.BAD_COMPRESSION)], 1)
+
+
+class Assigned:
+    """The part of an assignment that says where a partition is read."""
+
+    def __init__(self, position: int) -> None:
+        self.active = True
+        self.state = SimpleNamespace(paused=False, position=position, consumed_to=self._consumed_to)
+
+    def state_value(self, _tp: TopicPartition) -> Any:
+        return self.state
+
+    def _consumed_to(self, position: int) -> None:
+        self.state.position = position
+
+
+def fetched_partition(data: bytes, offset: int = 0) -> tuple[FetchedPartition, Assigned]:
+    assigned = Assigned(offset)
+    return FetchedPartition(TP, assigned, CommittedRecords(TP, data, [], offset)), assigned
+
+
+def offsets(records: list[ConsumerRecord]) -> list[int]:
+    return [record.offset for record in records]
+
+
+def test_turns_are_bounded_in_records_and_bytes_and_the_position_follows() -> None:
+    entry, assigned = fetched_partition(batch([bytes(1_000)] * 10, codec=4))
+    assert offsets(entry.take(3, 10**9)) == [0, 1, 2]
+    assert assigned.state.position == 3
+    assert offsets(entry.take(100, 1_500)) == [3, 4]
+    assert offsets(entry.take(100, 1)) == [5]
+    assert entry.size_bytes > 10_000
+    assert offsets(entry.take(100, 10**9)) == [6, 7, 8, 9]
+    assert (entry.has_more(), entry.size_bytes, assigned.state.position) == (False, 0, 10)
+
+
+def test_what_is_released_is_fetched_again_from_where_it_was_left() -> None:
+    data = batch([b"a"] * 10)
+    entry, assigned = fetched_partition(data)
+    entry.take(4, 10**9)
+    entry.release()
+    assert (entry.take(10, 10**9), entry.size_bytes) == ([], 0)
+    again = FetchedPartition(TP, assigned, CommittedRecords(TP, data, [], assigned.state.position))
+    assert offsets(again.take(100, 10**9)) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_position_that_was_sought_elsewhere_makes_a_fetch_void() -> None:
+    entry, assigned = fetched_partition(batch([b"a"] * 10))
+    assigned.state.position = 5
+    assert entry.take(10, 10**9) == []
+
+
+def test_reading_ahead_stops_until_the_loop_reaches_a_later_poll() -> None:
+    async def run() -> None:
+        ahead = ReadAhead(100)
+        first, second = ahead.hand_over(60), ahead.hand_over(60)
+        assert not await ahead.wait_for_room(0.01)
+        waiting = asyncio.create_task(ahead.wait_for_room(30))
+        await asyncio.sleep(0)
+        ahead.taken(first)
+        assert ahead.size_bytes == 120
+        ahead.taken(second)
+        assert await waiting
+        assert ahead.size_bytes == 60
+        ahead.hand_over(200)
+        assert not await ahead.wait_for_room(0)
+        ahead.reset()
+        assert await ahead.wait_for_room(0)
+
+    asyncio.run(run())

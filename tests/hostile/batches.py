@@ -12,6 +12,9 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 CRC_FROM = 21
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x08, 0x10, 0x20
+# Version 1, independent blocks, none above 4 MiB, and the checksum of that.
+_LZ4_FRAME_HEADER = b"\x04\x22\x4d\x18\x60\x70\x73"
+_LZ4_BLOCK_BYTES = 4 * 1024 * 1024
 XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 
 
@@ -88,7 +91,7 @@ def deflated(codec: int, body: bytes) -> bytes:
         lambda data: data,
         gzip,
         lambda data: bytes(cramjam.snappy.compress_raw(data)),
-        lambda data: bytes(cramjam.lz4.compress(data)),
+        lz4,
         lambda data: bytes(cramjam.zstd.compress(data)),
     )
     return compress[codec](body)
@@ -97,6 +100,27 @@ def deflated(codec: int, body: bytes) -> bytes:
 def gzip(data: bytes) -> bytes:
     deflate = zlib.compressobj(6, zlib.DEFLATED, 31)
     return deflate.compress(data) + deflate.flush()
+
+
+def lz4(data: bytes) -> bytes:
+    """A frame of independent blocks, the only kind that Kafka's broker reads."""
+    frame = bytearray(_LZ4_FRAME_HEADER)
+    for start in range(0, len(data), _LZ4_BLOCK_BYTES):
+        block = bytes(cramjam.lz4.compress_block(data[start : start + _LZ4_BLOCK_BYTES], store_size=False))
+        frame += struct.pack("<I", len(block)) + block
+    return bytes(frame + bytes(4))
+
+
+def gzip_of_zeros(size: int) -> bytes:
+    """The body of a batch of one record whose value has so many zeros, compressed piece by piece."""
+    head = b"\0" + varint(0) + varint(0) + varint(-1) + varint(size)
+    tail = varint(0)
+    deflate = zlib.compressobj(9, zlib.DEFLATED, 31)
+    parts = [deflate.compress(varint(len(head) + size + len(tail)) + head)]
+    whole, rest = divmod(size, 1024 * 1024)
+    parts += [deflate.compress(bytes(1024 * 1024)) for _ in range(whole)]
+    parts += [deflate.compress(bytes(rest) + tail), deflate.flush()]
+    return b"".join(parts)
 
 
 def xerial(data: bytes, block_bytes: int = 32_768) -> bytes:

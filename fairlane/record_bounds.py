@@ -11,8 +11,19 @@ from fairlane.records import MOST_INPUT_ITEMS
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Largest record that anything here writes: ``max.message.bytes`` of the topics of work, replies and dead letters."""
 
+MAX_VALUE_BYTES = MAX_RECORD_BYTES - 64 * 1024
+"""Largest value that is written: it leaves room for the key, the headers and the batch around the record."""
+
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""Largest record of a request, with its key and headers: ``max.message.bytes`` of the topics tenants write to."""
+"""Largest value of a request: ``max.message.bytes`` of the topics tenants write to. Its work item has as much again for
+what is added."""
+
+MAX_REQUEST_HEADERS = 64
+MAX_REQUEST_HEADER_BYTES = 32 * 1024
+"""Of all headers of a request, names and values. Only its trace goes on with it, but all are held while it waits."""
+
+MAX_KEY_BYTES = 1_024
+"""What is kept of a dead letter's key."""
 
 MAX_CANCEL_BYTES = 4_096
 

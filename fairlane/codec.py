@@ -97,6 +97,9 @@ class SchemaSource(Protocol):
     def is_loaded(self, schema_id: int) -> bool:
         """Whether ``reader`` knows about this id without asking anybody."""
 
+    def refresh(self) -> None:
+        """Load whatever is new by now. Takes as long as a registry takes, and raises what it raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
@@ -171,6 +174,10 @@ class Codec:
             return True
         schema_id = _FRAME.unpack_from(data)[1]
         return schema_id in self._readers or self._source.is_loaded(schema_id)
+
+    def refresh(self) -> None:
+        """Load the schemas that are new by now, as ``SchemaSource.refresh``."""
+        self._source.refresh()
 
     def _reader(self, data: bytes | None, *, may_ask: bool = True) -> _Reader:
         """What reads these bytes, by their frame. Raises DecodeError or SchemaNotLoadedError."""

@@ -25,12 +25,10 @@ MAX_REQUEST_HEADER_BYTES = 32 * 1024
 MAX_KEY_BYTES = 1_024
 """What is kept of a dead letter's key."""
 
-MAX_CANCEL_BYTES = 4_096
-
 MAX_STOP_STRINGS = 8
 MAX_METADATA_BYTES = 8_192
 
-_RECORD_BYTES: Mapping[str, int] = {"InferenceRequest": MAX_REQUEST_BYTES, "CancelRequest": MAX_CANCEL_BYTES}
+_RECORD_BYTES: Mapping[str, int] = {"InferenceRequest": MAX_REQUEST_BYTES, "CancelRequest": MAX_REQUEST_BYTES}
 
 _ITEMS: Mapping[tuple[str, str], int] = {
     ("RequestInput", "messages"): MOST_INPUT_ITEMS,

@@ -169,6 +169,7 @@ class DispatcherApp:
                 tasks = [
                     asyncio.create_task(dispatcher.run(), name="intake"),
                     asyncio.create_task(dispatcher.settle_duplicates(), name="duplicates"),
+                    asyncio.create_task(dispatcher.settle_schemas(), name="schemas"),
                     asyncio.create_task(reporter.run(), name="heartbeat"),
                     asyncio.create_task(self._upkeep(stream, parts, transactions), name="upkeep"),
                 ]
@@ -314,7 +315,8 @@ class DispatcherApp:
             held_up = parts.dispatcher.transactions.sources_held_up()
             owned = self._ownership.partitions() if held_up else ()
             refused = {partition for partition in owned if partition.topic in held_up}
-            stream.apply_pauses({*self._ownership.paused(), *parts.dispatcher.paused_backfill(), *refused})
+            unknown = parts.dispatcher.schemas.partitions()
+            stream.apply_pauses({*self._ownership.paused(), *parts.dispatcher.paused_backfill(), *refused, *unknown})
 
     def _check_membership(self, stream: RequestStream) -> None:
         """Ready only as a member; one that stays outside its group for long is stuck, and a restart is the cure."""

@@ -40,6 +40,7 @@ from stream_processors.dispatcher.scheduling.fleet import Fleet
 from stream_processors.dispatcher.scheduling.in_flight import InFlight
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
 from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
+from stream_processors.dispatcher.schema_waits import SchemaWaits
 from stream_processors.dispatcher.undecided import Undecided
 from stream_processors.dispatcher.unserved import Unserved
 from stream_processors.dispatcher.validation import Limits
@@ -117,6 +118,7 @@ def assemble(
         unserved=unserved,
         cancels=Cancels(transactions, scheduler, repeats, unserved, writer, counts, clock),
         undecided=Undecided(transactions, settings.max_queue_bytes),
+        schemas=SchemaWaits(codec),
         admissions=Admissions(
             ownership, transactions, intake, admitter, scheduler, enrichment, writer, unserved, duplicates, clock
         ),

@@ -1,24 +1,31 @@
 """Avro in Confluent wire framing: ``0x00``, a 4-byte big-endian schema id, the body.
 
 A record is written with the newest schema of its type and read with whatever schema its id names, resolved
-to the newest.
+to the newest. Of a map key that comes twice the last one counts.
 """
 
 import io
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from types import UnionType
 from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints, overload
 
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
-from fairlane.records import type_by_name
+from fairlane.avro_scan import Fault, RecordScan, ScanError
+from fairlane.record_bounds import max_items, max_record_bytes
+from fairlane.records import MOST_INPUT_ITEMS, type_by_name
+from fairlane.schema_judgement import SchemaRefusedError, judge
 
 MAGIC_BYTE = 0
 _FRAME = struct.Struct(">bI")
+_ALWAYS_SMALL_BYTES = MOST_INPUT_ITEMS
+"""Every item of a list takes a byte or more (``judge`` sees to it), so what is this small holds no more of them than a
+request may have, and is decoded without being scanned first: the scan would cost more than it could save."""
+
 _FIELD_IN_MESSAGE = re.compile(r"on field (\w+)$")
 
 RecordT = TypeVar("RecordT")
@@ -34,10 +41,11 @@ class DecodeProblem(StrEnum):
     UNKNOWN_SCHEMA_ID = "unknown_schema_id"
     TRUNCATED_BODY = "truncated_body"
     TRAILING_BYTES = "trailing_bytes"
+    TOO_LARGE = "too_large"
+    TOO_MANY_ITEMS = "too_many_items"
     INVALID_BODY = "invalid_body"
     UNEXPECTED_TYPE = "unexpected_type"
     INTAKE_FAILED = "intake_failed"
-    TOO_LARGE = "too_large"
     BAD_HEADER = "bad_header"
     BAD_BATCH = "bad_batch"
     BAD_CRC = "bad_crc"
@@ -47,11 +55,40 @@ class DecodeProblem(StrEnum):
 
 
 class DecodeError(ValueError):
-    """These bytes are no record; ``problem`` says why. The message never contains the bytes."""
+    """These bytes are no record; ``problem`` says why. The message never contains the bytes.
 
-    def __init__(self, problem: DecodeProblem, detail: str) -> None:
+    Attributes:
+        problem: what is wrong.
+        reason: the same as a sentence, of the field alone.
+        field: the path to the field that is wrong; empty where none can be named.
+        record_type: what kind of record it would be, where that is known.
+        leading: of a record that is refused for its size, the strings that it begins with, as far as they can be read.
+    """
+
+    def __init__(
+        self,
+        problem: DecodeProblem,
+        detail: str,
+        *,
+        field: str = "",
+        reason: str = "",
+        record_type: type | None = None,
+        leading: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(f"{problem}: {detail}")
         self.problem = problem
+        self.field = field
+        self.reason = reason or detail
+        self.record_type = record_type
+        self.leading: Mapping[str, str] = leading or {}
+
+
+class SchemaNotLoadedError(LookupError):
+    """Whether this id stands for a schema can only be told by asking for it, and that was not wanted."""
+
+    def __init__(self, schema_id: int) -> None:
+        super().__init__(f"schema id {schema_id}")
+        self.schema_id = schema_id
 
 
 class SchemaSource(Protocol):
@@ -63,6 +100,22 @@ class SchemaSource(Protocol):
     def reader(self, schema_id: int) -> tuple[str, Mapping[str, Any]]:
         """The record name and schema that an id stands for. Raises KeyError for an unknown id."""
 
+    def is_loaded(self, schema_id: int) -> bool:
+        """Whether ``reader`` knows about this id without asking anybody."""
+
+    def refresh(self) -> None:
+        """Load whatever is new by now. Takes as long as a registry takes, and raises what it raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    record_type: type
+    writer_schema: Any
+    reader_schema: Any
+    from_plain: _Convert
+    scan: RecordScan
+    max_bytes: int
+
 
 class Codec:
     """Encodes and decodes the records of :mod:`fairlane.records`. Safe to share between threads."""
@@ -71,7 +124,7 @@ class Codec:
         self._source = source
         self._writers: dict[type, tuple[bytes, Any, _Convert]] = {}
         self._rest_writers: dict[type, tuple[bytes, Any, _Convert]] = {}
-        self._readers: dict[int, tuple[type, Any, Any, _Convert]] = {}
+        self._readers: dict[int, _Reader] = {}
 
     def encode(self, record: object) -> bytes:
         """The record in wire framing. Raises TypeError for a type without a schema, ValueError for a bad value."""
@@ -97,6 +150,43 @@ class Codec:
 
     def decode(self, data: bytes | None) -> object:
         """The record these bytes hold. Raises DecodeError, and nothing else, for bytes that hold none."""
+        return _decoded(data or b"", self._reader(data))
+
+    def decode_as(self, record_type: type[RecordT], data: bytes | None) -> RecordT:
+        """Like ``decode``, and DecodeError when the bytes hold another type of record."""
+        return self.decode_any((record_type,), data)
+
+    @overload
+    def decode_any(
+        self, record_types: tuple[type[RecordT]], data: bytes | None, *, may_ask: bool = True
+    ) -> RecordT: ...
+    @overload
+    def decode_any(
+        self, record_types: tuple[type[RecordT], type[OtherT]], data: bytes | None, *, may_ask: bool = True
+    ) -> RecordT | OtherT: ...
+    def decode_any(self, record_types: tuple[type, ...], data: bytes | None, *, may_ask: bool = True) -> object:
+        """Like ``decode``, and DecodeError when the bytes hold a record of none of these types, of which nothing is
+        decoded. Unless it ``may_ask`` for a schema, which takes as long as a registry takes, it raises
+        SchemaNotLoadedError for an id that the source does not have at hand."""
+        reader = self._reader(data, may_ask=may_ask)
+        if reader.record_type not in record_types:
+            expected = " or ".join(record_type.__name__ for record_type in record_types)
+            raise DecodeError(DecodeProblem.UNEXPECTED_TYPE, f"{reader.record_type.__name__}, expected {expected}")
+        return _decoded(data or b"", reader)
+
+    def is_loaded(self, data: bytes | None) -> bool:
+        """Whether these bytes are decoded, or refused, without asking for a schema."""
+        if not data or data[0] != MAGIC_BYTE or len(data) < _FRAME.size:
+            return True
+        schema_id = _FRAME.unpack_from(data)[1]
+        return schema_id in self._readers or self._source.is_loaded(schema_id)
+
+    def refresh(self) -> None:
+        """Load the schemas that are new by now, as ``SchemaSource.refresh``."""
+        self._source.refresh()
+
+    def _reader(self, data: bytes | None, *, may_ask: bool = True) -> _Reader:
+        """What reads these bytes, by their frame. Raises DecodeError or SchemaNotLoadedError."""
         if not data:
             raise DecodeError(DecodeProblem.EMPTY, "no bytes")
         if data[0] != MAGIC_BYTE:
@@ -105,40 +195,11 @@ class Codec:
             raise DecodeError(DecodeProblem.TRUNCATED_BODY, f"{len(data)} bytes, the frame alone takes {_FRAME.size}")
         schema_id = _FRAME.unpack_from(data)[1]
         prepared = self._readers.get(schema_id)
-        if prepared is None:
-            prepared = self._prepare_reader(schema_id)
-        record_type, writer_schema, reader_schema, from_plain = prepared
-        body = io.BytesIO(data)
-        body.seek(_FRAME.size)
-        try:
-            plain = schemaless_reader(body, writer_schema, reader_schema)
-        except Exception as error:  # noqa: BLE001 - fastavro raises many types on hostile bytes; all mean the same here
-            # fastavro says IndexError when the bytes end inside a number, whose last byte there asks for another.
-            ends_in_number = isinstance(error, IndexError) and body.tell() == len(data) and data[-1] >= 0x80
-            if isinstance(error, EOFError) or ends_in_number:
-                raise DecodeError(DecodeProblem.TRUNCATED_BODY, f"{record_type.__name__} ends early") from None
-            name = type(error).__name__
-            raise DecodeError(DecodeProblem.INVALID_BODY, f"{record_type.__name__}: {name}") from None
-        if body.tell() != len(data):
-            extra = len(data) - body.tell()
-            raise DecodeError(DecodeProblem.TRAILING_BYTES, f"{extra} bytes after {record_type.__name__}")
-        return from_plain(plain)
-
-    def decode_as(self, record_type: type[RecordT], data: bytes | None) -> RecordT:
-        """Like ``decode``, and DecodeError when the bytes hold another type of record."""
-        return self.decode_any((record_type,), data)
-
-    @overload
-    def decode_any(self, record_types: tuple[type[RecordT]], data: bytes | None) -> RecordT: ...
-    @overload
-    def decode_any(self, record_types: tuple[type[RecordT], type[OtherT]], data: bytes | None) -> RecordT | OtherT: ...
-    def decode_any(self, record_types: tuple[type, ...], data: bytes | None) -> object:
-        """Like ``decode``, and DecodeError when the bytes hold a record of none of these types."""
-        record = self.decode(data)
-        if not isinstance(record, record_types):
-            expected = " or ".join(record_type.__name__ for record_type in record_types)
-            raise DecodeError(DecodeProblem.UNEXPECTED_TYPE, f"{type(record).__name__}, expected {expected}")
-        return record
+        if prepared is not None:
+            return prepared
+        if not may_ask and not self._source.is_loaded(schema_id):
+            raise SchemaNotLoadedError(schema_id)
+        return self._prepare_reader(schema_id)
 
     def _prepare_writer(self, record_type: type) -> tuple[bytes, Any, _Convert]:
         if type_by_name.get(record_type.__name__) is not record_type:
@@ -161,23 +222,87 @@ class Codec:
         self._rest_writers[record_type] = prepared
         return prepared
 
-    def _prepare_reader(self, schema_id: int) -> tuple[type, Any, Any, _Convert]:
+    def _prepare_reader(self, schema_id: int) -> _Reader:
         try:
             name, writer_schema = self._source.reader(schema_id)
             record_type = type_by_name[name]
+            judge(writer_schema)
         except KeyError:
             raise DecodeError(DecodeProblem.UNKNOWN_SCHEMA_ID, f"schema id {schema_id}") from None
+        except SchemaRefusedError as error:
+            raise DecodeError(DecodeProblem.UNKNOWN_SCHEMA_ID, f"schema id {schema_id} is refused: {error}") from None
         _, reader_schema = self._source.writer(name)
         same = writer_schema == reader_schema
-        from_plain = _from_plain(record_type) or _identity
-        prepared = (
+        prepared = self._readers[schema_id] = _Reader(
             record_type,
             parse_schema(dict(writer_schema)),
             None if same else parse_schema(dict(reader_schema)),
-            from_plain,
+            _from_plain(record_type) or _identity,
+            RecordScan(writer_schema, max_items),
+            max_record_bytes(name),
         )
-        self._readers[schema_id] = prepared
         return prepared
+
+
+def _decoded(data: bytes, reader: _Reader) -> object:
+    if len(data) > _ALWAYS_SMALL_BYTES:
+        _check_size(data, reader)
+    body = io.BytesIO(data)
+    body.seek(_FRAME.size)
+    try:
+        plain = schemaless_reader(body, reader.writer_schema, reader.reader_schema)
+    except Exception as error:  # noqa: BLE001 - fastavro raises many types on hostile bytes; all mean the same here
+        raise _undecodable(data, reader, error) from None
+    if body.tell() != len(data):
+        extra = len(data) - body.tell()
+        raise DecodeError(DecodeProblem.TRAILING_BYTES, f"{extra} bytes after {reader.record_type.__name__}")
+    return reader.from_plain(plain)
+
+
+def _check_size(data: bytes, reader: _Reader) -> None:
+    """Refuse what is too large, in bytes or in items, before anything is built of it."""
+    name = reader.record_type.__name__
+    if len(data) > reader.max_bytes:
+        reason = f"{len(data)} bytes are more than {reader.max_bytes}"
+        problem, field = DecodeProblem.TOO_LARGE, ""
+    else:
+        try:
+            reader.scan.check(data, _FRAME.size)
+        except ScanError as error:
+            if error.fault is not Fault.TOO_MANY_ITEMS:
+                raise _of_scan(error, reader) from None
+            reason, problem, field = error.reason, DecodeProblem.TOO_MANY_ITEMS, error.field
+        else:
+            return
+    where = f"{name}.{field}" if field else name
+    raise DecodeError(
+        problem,
+        f"{where}: {reason}",
+        field=field,
+        reason=reason,
+        record_type=reader.record_type,
+        leading=reader.scan.leading_strings(data, _FRAME.size),
+    )
+
+
+def _undecodable(data: bytes, reader: _Reader, error: Exception) -> DecodeError:
+    """What is wrong with bytes that fastavro does not take; it names no field, the scan does."""
+    found = reader.scan.explain(data, _FRAME.size)
+    if found is not None:
+        return _of_scan(found, reader)
+    name = reader.record_type.__name__
+    if isinstance(error, EOFError):
+        return DecodeError(DecodeProblem.TRUNCATED_BODY, f"{name} ends early")
+    return DecodeError(DecodeProblem.INVALID_BODY, f"{name}: {type(error).__name__}")
+
+
+def _of_scan(error: ScanError, reader: _Reader) -> DecodeError:
+    name = reader.record_type.__name__
+    ends_early = error.fault is Fault.ENDS_EARLY
+    problem = DecodeProblem.TRUNCATED_BODY if ends_early else DecodeProblem.INVALID_BODY
+    if error.fault is Fault.TOO_MANY_ITEMS:
+        problem = DecodeProblem.TOO_MANY_ITEMS
+    return DecodeError(problem, f"{name}.{error.field}: {error.reason}", field=error.field, reason=error.reason)
 
 
 def _written(record: object, prefix: bytes, schema: Any, to_plain: _Convert) -> bytes:

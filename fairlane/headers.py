@@ -23,6 +23,7 @@ DLT_ORIGINAL_TIMESTAMP = "kafka_dlt-original-timestamp"
 DLT_ORIGINAL_CONSUMER_GROUP = "kafka_dlt-original-consumer-group"
 DLT_EXCEPTION_CLASS = "kafka_dlt-exception-fqcn"
 DLT_EXCEPTION_MESSAGE = "kafka_dlt-exception-message"
+ORIGINAL_BYTES = "fairlane-original-bytes"
 
 REPLAYED_OFFSET = "fairlane-replayed-offset"
 REPLAYED_AS = "fairlane-replayed-as"

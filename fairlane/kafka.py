@@ -4,12 +4,13 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from fairlane.record_bounds import MAX_RECORD_BYTES
 from fairlane.settings import KafkaSettings, Settings
 
 ClientConfig = dict[str, Any]
 
 METADATA_REFRESH_MS = 2_000
-MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_MESSAGE_BYTES = MAX_RECORD_BYTES
 HEARTBEAT_LIFE_MS = 2_000
 MAX_HEARTBEATS_QUEUED = 64
 CHUNK_LIFE_MS = 5_000

@@ -116,6 +116,12 @@ TRANSACTION_RECORDS = Histogram(
 TRANSACTIONS_ABORTED = Counter("fairlane_transactions_aborted_total", "Transactions aborted and retried", ["reason"])
 NOTES_DROPPED = Counter("fairlane_notes_dropped_total", "Audits of admissions that their topic did not take")
 PARTITIONS_PAUSED = Gauge("fairlane_partitions_paused", "Partitions paused because too much of them is undone")
+SCHEMA_WAITING_RECORDS = Gauge(
+    "fairlane_schema_waiting_records", "Records that wait for the schema registry, with those behind them"
+)
+SCHEMA_LOOKUPS = Counter(
+    "fairlane_schema_lookups_total", "Look-ups of what is registered, because of an unknown schema id", ["outcome"]
+)
 LOG_TRUNCATED = Counter(
     "fairlane_log_truncated_total",
     "ALARM: a committed offset was no longer in the log, records are lost",

@@ -73,6 +73,11 @@ def returned_topic(pool: str) -> str:
     return _RETURNED + pool
 
 
+def is_priority(topic: str) -> bool:
+    """Whether this holds the work of a pool."""
+    return topic.startswith(_PRIORITY)
+
+
 def is_returned(topic: str) -> bool:
     """Whether this is where a pool's consumers hand work back."""
     return topic.startswith(_RETURNED)

@@ -5,22 +5,23 @@ Subjects follow the record-name strategy: ``fairlane.<Record>``, whatever topic 
 """
 
 import json
+import logging
+import threading
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from fairlane.codec import Codec, SchemaSource
-from fairlane.records import type_by_name
 from fairlane.schema_files import SchemaFiles, committed_schemas, default_codec
 from fairlane.schema_form import canonical_form
+from fairlane.schema_judgement import MAX_SCHEMA_CHARS, SchemaRefusedError, judge
 from fairlane.settings import KafkaSettings
 
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import RegisteredSchema
+log = logging.getLogger(__name__)
 
 _NAMESPACE = "fairlane."
 _COMPATIBILITY = "FULL_TRANSITIVE"
@@ -30,6 +31,9 @@ _RETRY_WAIT_MS = 100
 _RETRY_MAX_WAIT_MS = 1_000
 _MISSING_FOR_S = 30.0
 _MAX_MISSING = 10_000
+_REFRESH_TIMEOUT_S = 15.0
+_MAX_VERSIONS = 1_000
+"""Of one record: the newest count."""
 _NOT_FOUND = 404
 
 ResultT = TypeVar("ResultT")
@@ -67,20 +71,28 @@ def subject_of(record_name: str) -> str:
 class RegistrySchemas(SchemaSource):
     """A schema source over a registry: its ids, the committed schemas, checked against each other at the start.
 
-    Every version that the registry knows by then is read at once. An id that appears later is fetched when it is
-    met, and one that does not exist is remembered for half a minute. A registry that cannot be asked about an id
-    raises RegistryError from ``reader``: the record is not to blame, so it must not be treated as undecodable.
+    An id counts only if it stands under one of our own subjects, as a schema that ``judge`` passes: other ids of the
+    registry are as unknown as none. Every version that is there at the start is read at once. An id that is met later
+    makes our subjects be listed again; one that they do not have is remembered for half a minute by ``reader``. A
+    registry that cannot be asked raises RegistryError: the record is not to blame, so it must not be treated as
+    undecodable. Safe to share between threads.
     """
 
     def __init__(self, registry: "Registry", committed: SchemaFiles, clock: Clock = time.monotonic) -> None:
         """Raises RegistryError when the registry does not answer or lacks a committed schema."""
         self._registry = registry
         self._clock = clock
+        self._committed = {name: committed.writer(name)[1] for name in committed.record_names}
+        self._forms = {name: canonical_form(schema) for name, schema in self._committed.items()}
         self._writers: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._readers: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        self._read_versions: dict[str, dict[int, int]] = {name: {} for name in self._committed}
+        """The id of each version of a record that was read, whether its schema is used or not."""
         self._missing_until: OrderedDict[int, float] = OrderedDict()
-        for name in committed.record_names:
-            self._load(name, committed.writer(name)[1])
+        self._lock = threading.Lock()
+        self.refresh(timeout_s=None)
+        for name in self._committed:
+            self._check_committed(name)
 
     def writer(self, record_name: str) -> tuple[int, Mapping[str, Any]]:
         return self._writers[record_name]
@@ -92,31 +104,59 @@ class RegistrySchemas(SchemaSource):
         now = self._clock()
         if self._missing_until.get(schema_id, now) > now:
             raise KeyError(schema_id)
-        fetched = self._registry.schema(schema_id)
-        if fetched is None:
-            self._missing_until[schema_id] = now + _MISSING_FOR_S
-            self._missing_until.move_to_end(schema_id)
-            if len(self._missing_until) > _MAX_MISSING:
-                self._missing_until.popitem(last=False)
+        self.refresh()
+        found = self._readers.get(schema_id)
+        if found is None:
+            with self._lock:
+                self._missing_until[schema_id] = now + _MISSING_FOR_S
+                self._missing_until.move_to_end(schema_id)
+                if len(self._missing_until) > _MAX_MISSING:
+                    self._missing_until.popitem(last=False)
             raise KeyError(schema_id)
-        self._readers[schema_id] = fetched
-        return fetched
+        return found
 
-    def _load(self, name: str, committed: Mapping[str, Any]) -> None:
-        subject, ours = subject_of(name), canonical_form(committed)
-        versions = self._registry.versions(subject)
-        for schema_id, schema in versions.items():
-            theirs = _canonical_or_none(schema)
-            if theirs is None:
-                continue
-            same = theirs == ours
-            self._readers[schema_id] = (name, committed if same else schema)
-            if same:
-                self._writers[name] = (schema_id, committed)
+    def is_loaded(self, schema_id: int) -> bool:
+        return schema_id in self._readers
+
+    def refresh(self, timeout_s: float | None = _REFRESH_TIMEOUT_S) -> None:
+        """Read what was registered since the last time: a request for each of our subjects, and one for each version
+        that is new. One that was registered before this call began is known when it returns. Raises RegistryError."""
+        # Before the lock: who waits for another thread's call has waited for the registry as well.
+        until = None if timeout_s is None else self._clock() + timeout_s
+        with self._lock:
+            for name, known in self._read_versions.items():
+                for version in self._registry.versions(subject_of(name))[-_MAX_VERSIONS:]:
+                    if until is not None and self._clock() > until:
+                        raise self._registry.error(f"did not answer within {timeout_s:g} s")
+                    if version not in known:
+                        self._load(name, version)
+
+    def _load(self, name: str, version: int) -> None:
+        subject = subject_of(name)
+        found = self._registry.version(subject, version)
+        if found is None:
+            return  # deleted meanwhile
+        schema_id, text = found
+        self._read_versions[name][version] = schema_id
+        try:
+            schema = _own_schema(text, subject)
+        except SchemaRefusedError as error:
+            log.warning(
+                "schema_refused subject=%s version=%d schema_id=%d reason=%s", subject, version, schema_id, error
+            )
+            return
+        committed = self._committed[name]
+        same = canonical_form(schema) == self._forms[name]
+        if same:
+            self._writers[name] = (schema_id, committed)
+        self._readers[schema_id] = (name, committed if same else schema)
+
+    def _check_committed(self, name: str) -> None:
         if name not in self._writers:
-            known = f"its ids are {', '.join(map(str, versions))}" if versions else "it has no schema"
-            raise RegistryError(
-                f"SCHEMA_REGISTRY_URL={self._registry.url}: subject {subject} does not hold the committed schema"
+            ids = self._read_versions[name].values()
+            known = f"its ids are {', '.join(map(str, ids))}" if ids else "it has no schema"
+            raise self._registry.error(
+                f"subject {subject_of(name)} does not hold the committed schema"
                 f" ({known}); `fairlane schemas register` adds it"
             )
 
@@ -135,7 +175,7 @@ class Registry:
         self._schema_type = Schema
         self._refused = SchemaRegistryError
         try:
-            self._client: SchemaRegistryClient = SchemaRegistryClient(
+            self._client = SchemaRegistryClient(
                 {
                     "url": url,
                     "timeout": _TIMEOUT_S,
@@ -149,43 +189,54 @@ class Registry:
         # A codec lives as long as its process and nobody closes it; its connection goes with it.
         weakref.finalize(self, self._client.close)
 
-    def versions(self, subject: str) -> dict[int, Mapping[str, Any]]:
-        """Every schema of a subject by its id, oldest first; none for an unknown subject."""
-        numbers = self._ask(self._client.get_versions, subject) or []
-        schemas: dict[int, Mapping[str, Any]] = {}
-        for number in sorted(numbers):
-            registered = self._ask(self._client.get_version, subject, number)
-            parsed = _avro_of(registered)
-            if registered is not None and registered.schema_id is not None and parsed is not None:
-                schemas[registered.schema_id] = parsed
-        return schemas
+    def versions(self, subject: str) -> list[int]:
+        """The numbers of a subject's versions, oldest first; none for an unknown subject."""
+        numbers: Any = self._ask(self._client.get_versions, subject) or []
+        if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
+            raise self.error(f"the versions of {subject} are no list of numbers")
+        return sorted(numbers)
 
-    def schema(self, schema_id: int) -> tuple[str, Mapping[str, Any]] | None:
-        """The record name and schema of an id; None for one that is unknown or is no record of ours."""
-        found = self._ask(self._client.get_schema, schema_id)
-        parsed = None if found is None else _parsed(found.schema_type, found.schema_str)
-        if parsed is None or _canonical_or_none(parsed) is None:
+    def version(self, subject: str, version: int) -> tuple[int, str | None] | None:
+        """The id of a version, and the text of its schema, None where that is not Avro or names others; None when there
+        is no such version."""
+        registered: Any = self._ask(self._client.get_version, subject, version)
+        if registered is None or registered.schema_id is None:
             return None
-        name = _full_name(parsed).removeprefix(_NAMESPACE)
-        return (name, parsed) if _full_name(parsed) != name and name in type_by_name else None
+        schema: Any = registered.schema
+        # A registry leaves the type out when it is Avro.
+        is_avro = schema is not None and schema.schema_type in {None, "AVRO"} and not schema.references
+        return registered.schema_id, schema.schema_str if is_avro else None
 
     def register(self, record_name: str, schemas: Iterable[Mapping[str, Any]]) -> tuple[Registered, ...]:
         """Register schemas of a record, oldest first, under a subject that admits only compatible ones."""
         subject = subject_of(record_name)
-        before = self.versions(subject)
-        if not before:
-            self._ask(self._client.set_compatibility, subject, _COMPATIBILITY)
-        known = {_canonical_or_none(schema) for schema in before.values()}
-        done = []
+        known = {
+            _form_or_none(there[1])
+            for number in self.versions(subject)
+            if (there := self.version(subject, number)) is not None
+        }
+        done: list[Registered] = []
         for schema in schemas:
             avro = self._schema_type(json.dumps(schema), "AVRO")
             answer = self._ask(self._client.register_schema, subject, avro)
             found = None if answer is None else self._ask(self._client.lookup_schema, subject, avro)
             if found is None or found.schema_id is None or found.version is None:
-                raise self._error(f"{subject} was not registered")
+                raise self.error(f"{subject} was not registered")
+            if not done:
+                # Not before: Apicurio knows no subject without a version, and has no rules for it.
+                self._ensure_compatibility(subject)
             new = canonical_form(schema) not in known
             done.append(Registered(record_name, subject, found.version, found.schema_id, new))
         return tuple(done)
+
+    def _ensure_compatibility(self, subject: str) -> None:
+        """Raises RegistryError unless the registry says that it took the level."""
+        if self._ask(self._client.get_compatibility, subject) == _COMPATIBILITY:
+            return
+        self._ask(self._client.set_compatibility, subject, _COMPATIBILITY)
+        level = self._ask(self._client.get_compatibility, subject)
+        if level != _COMPATIBILITY:
+            raise self.error(f"the compatibility of {subject} is {level or 'not set'}, and was to be {_COMPATIBILITY}")
 
     def _ask(
         self, request: Callable[CallP, ResultT], *arguments: CallP.args, **options: CallP.kwargs
@@ -196,11 +247,12 @@ class Registry:
         except self._refused as error:
             if error.http_status_code == _NOT_FOUND:
                 return None
-            raise self._error(f"{error.error_message} (status {error.http_status_code})") from None
+            raise self.error(f"{error.error_message} (status {error.http_status_code})") from None
         except Exception as error:  # noqa: BLE001 - the client lets through whatever its HTTP library of the day raises
-            raise self._error(f"{type(error).__name__}: {error}") from None
+            raise self.error(f"{type(error).__name__}: {error}") from None
 
-    def _error(self, reason: str) -> RegistryError:
+    def error(self, reason: str) -> RegistryError:
+        """What went wrong, with the address and without its password."""
         return RegistryError(f"SCHEMA_REGISTRY_URL={self.url}: {' '.join(reason.split())}")
 
 
@@ -210,27 +262,31 @@ def without_userinfo(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def _avro_of(registered: "RegisteredSchema | None") -> Mapping[str, Any] | None:
-    if registered is None or registered.schema is None:
-        return None
-    return _parsed(registered.schema.schema_type, registered.schema.schema_str)
-
-
-def _parsed(schema_type: str | None, text: str | None) -> Mapping[str, Any] | None:
-    # A registry leaves the type out when it is Avro.
-    if schema_type not in {None, "AVRO"} or text is None:
-        return None
+def _own_schema(text: str | None, subject: str) -> dict[str, Any]:
+    """The schema that a text under one of our subjects is. Raises SchemaRefusedError for one that is not to be used."""
+    if text is None:
+        raise SchemaRefusedError("no Avro, or one that needs other schemas")
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise SchemaRefusedError(f"{len(text)} characters are more than {MAX_SCHEMA_CHARS}")
     try:
         schema = json.loads(text)
-    except ValueError:
-        return None
-    return schema if isinstance(schema, dict) else None
-
-
-def _canonical_or_none(schema: Mapping[str, Any]) -> str | None:
+    except (ValueError, RecursionError):
+        raise SchemaRefusedError("no JSON, or nested too deep") from None
+    judge(schema)
+    if _full_name(schema) != subject:
+        raise SchemaRefusedError(f"its name is not {subject}")
     try:
-        return canonical_form(schema)
-    except Exception:  # noqa: BLE001 - a foreign schema fails in many ways; all mean that it is none of ours
+        canonical_form(schema)
+    except Exception as error:  # noqa: BLE001 - fastavro fails in many ways on a schema; all mean that it cannot be used
+        raise SchemaRefusedError(f"no Avro schema ({type(error).__name__})") from None
+    return cast("dict[str, Any]", schema)
+
+
+def _form_or_none(text: str | None) -> str | None:
+    """What is no schema of ours is none of those that are to be registered."""
+    try:
+        return canonical_form(json.loads(text or ""))
+    except Exception:  # noqa: BLE001 - a foreign schema fails in many ways
         return None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fairlane import names
 from fairlane.backoff import spread_ms
 from fairlane.codec import Codec
-from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
+from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers, letter_content
 from fairlane.kafka import MAX_MESSAGE_BYTES
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim
@@ -169,7 +169,7 @@ class AnswerWriter:
             tenant=None if item is None else item.tenant,
             model=None if item is None else item.request.model,
         )
-        return OutRecord(names.DEAD_LETTER_WORK, key, value, letter_headers)
+        return OutRecord(names.DEAD_LETTER_WORK, *letter_content(key, value, letter_headers))
 
     def _not_handed_back(self, settlement: Settlement, why: str) -> Settlement:
         item = self.codec.decode_as(WorkItem, settlement.outputs[0].value)

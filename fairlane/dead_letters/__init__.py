@@ -9,6 +9,7 @@ from fairlane import headers
 from fairlane.codec import DecodeError
 from fairlane.models import is_model_name
 from fairlane.names import is_name
+from fairlane.record_bounds import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from fairlane.records import SourceCoordinate
 
 _MOST_MESSAGE_CHARS = 500
@@ -24,6 +25,18 @@ class Signature:
 
     instance_id: str
     group: str | None = None
+
+
+LetterContent = tuple[bytes | None, bytes, tuple[tuple[str, bytes], ...]]
+"""Key, value and headers of a dead letter."""
+
+
+def letter_content(key: bytes | None, value: bytes, letter_headers: tuple[tuple[str, bytes], ...]) -> LetterContent:
+    """These bytes as far as a dead-letter topic takes them. Where they are cut, a header says how long they were."""
+    kept = value[: MAX_VALUE_BYTES - MAX_KEY_BYTES]
+    if len(kept) < len(value):
+        letter_headers = (*letter_headers, (headers.ORIGINAL_BYTES, b"%d" % len(value)))
+    return None if key is None else key[:MAX_KEY_BYTES], kept, letter_headers
 
 
 def dead_letter_headers(

@@ -170,6 +170,7 @@ class DispatcherApp:
                 tasks = [
                     asyncio.create_task(dispatcher.run(), name="intake"),
                     asyncio.create_task(dispatcher.settle_duplicates(), name="duplicates"),
+                    asyncio.create_task(dispatcher.settle_schemas(), name="schemas"),
                     asyncio.create_task(reporter.run(), name="heartbeat"),
                     asyncio.create_task(self._upkeep(stream, parts, transactions), name="upkeep"),
                 ]

@@ -42,6 +42,7 @@ from stream_processors.dispatcher.scheduling.fleet import Fleet
 from stream_processors.dispatcher.scheduling.in_flight import InFlight
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
 from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
+from stream_processors.dispatcher.schema_waits import SchemaWaits
 from stream_processors.dispatcher.unserved import Unserved
 from stream_processors.dispatcher.validation import Limits
 
@@ -119,6 +120,7 @@ def assemble(
         cancels=Cancels(transactions, scheduler, repeats, unserved, writer, counts, clock),
         undecided=IntakeBuffer(transactions),
         invalid_pace=InvalidPace(settings.max_invalid_records_per_s),
+        schemas=SchemaWaits(codec),
         admissions=Admissions(
             ownership, transactions, intake, admitter, scheduler, enrichment, writer, unserved, duplicates, clock
         ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from fairlane import headers, names
 from fairlane.codec import Codec, DecodeError
-from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
+from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers, letter_content
 from fairlane.outcomes import CacheMode, Code, Decision, Outcome
 from fairlane.records import (
     AuditEvent,
@@ -30,6 +30,10 @@ from stream_processors.dispatcher.validation import MAX_ID_CHARS, Refusal, reply
 
 Inputs = Mapping[str, object]
 """What a decision was made from, by name; units are in the names."""
+
+
+_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+"""Why a broker, or the producer, does not take a record however often it is tried."""
 
 
 class UnpublishableError(DeadLetterError):
@@ -260,25 +264,64 @@ class DecisionWriter:
             code=error.problem,
             message=str(error),
         )
-        letter = OutRecord(
-            names.DEAD_LETTER_REQUESTS,
-            arrival.key,
-            arrival.value or b"",
-            dead_letter_headers(arrival.coordinate, arrival.timestamp_ms, error, self._signature, tenant=tenant),
-        )
+        given = dead_letter_headers(arrival.coordinate, arrival.timestamp_ms, error, self._signature, tenant=tenant)
+        letter = OutRecord(names.DEAD_LETTER_REQUESTS, *letter_content(arrival.key, arrival.value or b"", given))
         return letter, self._audit(audit)
 
     def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
         """The broker refuses this settlement's outputs for good. A reply that its topic does not take is kept as a dead
-        letter; work is never given up: it waits until its pool's topic is there."""
+        letter; work that is too large for its topic is refused, and so is a dead letter: its audit stays. Other work is
+        never given up: it waits until its pool's topic is there."""
         first = settlement.outputs[0]
-        if not names.is_replies(first.topic):
-            return settlement
+        too_large = reason in _TOO_LARGE
+        if names.is_replies(first.topic):
+            return self._kept_reply(settlement, f"{first.topic}: {reason}")
+        if too_large and names.is_priority(first.topic):
+            return self._too_large_for_its_topic(settlement)
+        if too_large and first.topic == names.DEAD_LETTER_REQUESTS:
+            return Settlement(settlement.claim, settlement.outputs[1:])
+        return settlement
+
+    def _kept_reply(self, settlement: Settlement, why: str) -> Settlement:
+        first = settlement.outputs[0]
         coordinate = SourceCoordinate(*settlement.claim.partition, settlement.claim.offset)
-        error = UnpublishableError(f"{first.topic}: {reason}")
-        letter_headers = dead_letter_headers(coordinate, None, error, self._signature)
-        letter = OutRecord(names.DEAD_LETTER_REQUESTS, first.key, first.value, letter_headers)
+        letter_headers = dead_letter_headers(coordinate, None, UnpublishableError(why), self._signature)
+        letter = OutRecord(names.DEAD_LETTER_REQUESTS, *letter_content(first.key, first.value, letter_headers))
         return Settlement(settlement.claim, (letter, *settlement.outputs[1:]))
+
+    def _too_large_for_its_topic(self, settlement: Settlement) -> Settlement:
+        """The topics of work take less than topics.yaml says."""
+        work = settlement.outputs[0]
+        item = self.codec.decode_as(WorkItem, work.value)
+        message = f"its work item of {len(work.value)} bytes is larger than {work.topic} takes"
+        reply = InferenceReply(
+            request_id=item.request.request_id,
+            tenant=item.tenant,
+            outcome=Outcome.REJECTED,
+            code=Code.INVALID,
+            field="input",
+            message=message,
+            model=item.request.model,
+            task=item.request.task,
+            timings=Timings(submitted_at_ms=item.submitted_at_ms, admitted_at_ms=item.admitted_at_ms),
+            degradations=item.degradations,
+            source=item.source,
+            replay_of=item.request.replay_of,
+        )
+        audit = AuditEvent(
+            request_id=item.request.request_id,
+            tenant=item.tenant,
+            decision=Decision.REFUSED,
+            actor=self.dispatcher_id,
+            occurred_at_ms=item.dispatched_at_ms,
+            source=item.source,
+            code=Code.INVALID,
+            message=message,
+            inputs={"field": "input", "pool": item.pool, **_replay(item.request.replay_of)},
+        )
+        return Settlement(
+            settlement.claim, (self._reply(item.reply_topic, reply, trace_headers(work.headers)), self._audit(audit))
+        )
 
     @property
     def _signature(self) -> Signature:

@@ -1,12 +1,13 @@
 """The dispatcher's loop: records in from Faust, pure decisions, settlements out to the transaction loop."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
+from fairlane.codec import SchemaNotLoadedError
 from fairlane.logs import get_logger
 from fairlane.names import backfill_topic, is_backfill
 from fairlane.outcomes import Decision
@@ -37,6 +38,7 @@ from stream_processors.dispatcher.repeats import Repeats
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
 from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.schema_waits import SchemaWaits
 from stream_processors.dispatcher.unserved import Unserved
 from stream_processors.dispatcher.validation import Refusal
 
@@ -45,6 +47,10 @@ log = get_logger(__name__)
 _MAX_INTAKE_BATCH = 512
 _LINGER_S = 0.002
 _LINGER_FROM_ITEMS = 4
+_NOT_REGISTERED = "it is registered under none of the subjects that count, or refused"
+_TOO_MUCH_WAITS = "the schema registry does not answer, and too much waits for it"
+
+_Verdict = QueuedRequest | Cancel | tuple[OutRecord, ...]
 
 
 def _nothing() -> None: ...
@@ -72,6 +78,7 @@ class Dispatcher:
     cancels: Cancels
     undecided: IntakeBuffer
     invalid_pace: InvalidPace
+    schemas: SchemaWaits
     context: ContextTurns
     answers: EarlierAnswers
     answer_writer: AnswerWriter
@@ -79,7 +86,7 @@ class Dispatcher:
     on_backlog: Callable[[str, str], None] = _ignore
     """Told the pools and classes in which something waits."""
     on_backfill: Callable[[], None] = _nothing
-    """Told when backfill was taken in: it may be time to pause it."""
+    """Told when backfill was taken in, or something waits for a schema: it may be time to pause partitions."""
     _something_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _tried_again: list[tuple[Arrival, QueuedRequest]] = field(default_factory=list)
     """What was refused for now at another place, or has no earlier answer, and is to be admitted."""
@@ -149,6 +156,7 @@ class Dispatcher:
         """Forget what waits of partitions that moved on; their new owner reads it again, and asks its quota."""
         is_current = self.ownership.is_current
         self.undecided.discard(is_current)
+        self.schemas.discard(is_current)
         self.cancels.discard(is_current)
         self.repeats.discard(is_current)
         self.answers.discard(is_current)
@@ -173,13 +181,15 @@ class Dispatcher:
             await self._something_arrived.wait()
             self._something_arrived.clear()
             self._raise_failure()
-            while self.undecided or self._tried_again:
+            while self.undecided or self._tried_again or self.schemas.is_ready():
                 self._raise_failure()
                 if last_items >= _LINGER_FROM_ITEMS and len(self.undecided) < _MAX_INTAKE_BATCH:
                     await asyncio.sleep(_LINGER_S)
                 last_items = len(self.undecided)
                 batch = self.undecided.take(_MAX_INTAKE_BATCH)
                 await self._decide(batch)
+                if self.schemas:
+                    self.undecided.on_change()
                 if any(is_backfill(arrival.partition.topic) for _, arrival in batch):
                     self.on_backfill()
                 self.dispatch()
@@ -309,8 +319,8 @@ class Dispatcher:
             self._payday = asyncio.get_running_loop().call_later(delay_s, self._something_arrived.set)
 
     def held_intake(self) -> set[PartitionId]:
-        """The partitions of which too much waits to be decided, or too much was invalid of late."""
-        return self.undecided.crowded() | self.invalid_pace.in_debt(self.clock())
+        """The partitions of which too much waits to be decided or was invalid of late, or a schema is unknown."""
+        return self.undecided.crowded() | self.invalid_pace.in_debt(self.clock()) | set(self.schemas.partitions())
 
     def paused_backfill(self) -> set[PartitionId]:
         """The partitions whose backfill waits long enough already, or came in faster than its quota allows or than
@@ -332,9 +342,9 @@ class Dispatcher:
         fresh: list[QueuedRequest] = []
         again: list[QueuedRequest] = []
         cancels: list[Cancel] = []
-        arrivals = dict(batch)
-        for claim, arrival in batch:
-            verdict = self.intake.decide(claim, arrival)
+        arrivals: dict[Claim, Arrival] = {}
+        for claim, arrival, verdict in self._verdicts(batch):
+            arrivals[claim] = arrival
             if isinstance(verdict, QueuedRequest):
                 (again if verdict.handed_back else fresh).append(verdict)
             elif isinstance(verdict, Cancel):
@@ -367,6 +377,28 @@ class Dispatcher:
                     self.admissions.bury(queued.claim, arrivals[queued.claim], error)
         if cancels:
             await self._cancel(cancels, arrivals)
+
+    def _verdicts(self, batch: Sequence[tuple[Claim, Arrival]]) -> Iterator[tuple[Claim, Arrival, _Verdict]]:
+        """What each is, in the order of its partition. What has an unknown schema waits, and all behind it."""
+        for claim, arrival in self.schemas.take(_MAX_INTAKE_BATCH):
+            yield claim, arrival, self.intake.decide(claim, arrival, _NOT_REGISTERED)
+        for claim, arrival in batch:
+            if self.schemas.holds(arrival.partition):
+                self.schemas.add(claim, arrival)
+                continue
+            try:
+                verdict = self.intake.decide(claim, arrival)
+            except SchemaNotLoadedError:
+                self.schemas.add(claim, arrival)
+                continue
+            yield claim, arrival, verdict
+        for claim, arrival in self.schemas.take_excess():
+            yield claim, arrival, self.intake.decide(claim, arrival, _TOO_MUCH_WAITS)
+
+    async def settle_schemas(self) -> None:
+        """Look up schemas that are unknown, apart from intake."""
+        self.schemas.on_answer = self._something_arrived.set
+        await self.schemas.run()
 
     async def _cancel(self, cancels: Sequence[Cancel], arrivals: Mapping[Claim, Arrival]) -> None:
         """What came before them in the same batch is admitted by now, and nothing is just being refused."""

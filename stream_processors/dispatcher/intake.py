@@ -9,20 +9,20 @@ from traceback import extract_tb
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
-from fairlane.codec import Codec, DecodeError, DecodeProblem
+from fairlane.codec import Codec, DecodeError, DecodeProblem, SchemaNotLoadedError
 from fairlane.logs import get_logger
 from fairlane.names import (
     DEAD_LETTER_REQUESTS,
     is_backfill,
+    is_request_id,
     is_returned,
     may_carry_replies_of,
     returned_topic,
     tenant_of_source,
 )
-from fairlane.outcomes import Decision, Priority
+from fairlane.outcomes import Code, Decision, Priority
 from fairlane.ownership import Claim, PartitionId
-from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, TenantSpec, WorkItem
-from fairlane.registry import RegistryError
+from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, RequestInput, TenantSpec, WorkItem
 from fairlane.trace_context import trace_headers
 from fairlane.transactions import OutRecord
 from stream_processors.dispatcher.arrival import Arrival
@@ -39,6 +39,7 @@ from stream_processors.dispatcher.validation import (
     cache_mode,
     validate,
     validate_cancel,
+    validate_headers,
     within_tenant_bound,
 )
 
@@ -72,27 +73,42 @@ class Intake:
             self._pool_owners = owners_of_pools(tenants)
         self.tenants, self.models = tenants, models
 
-    def decide(self, claim: Claim, arrival: Arrival) -> QueuedRequest | Cancel | tuple[OutRecord, ...]:
-        """Never raises because of a record."""
+    def decide(
+        self, claim: Claim, arrival: Arrival, unknown_because: str | None = None
+    ) -> QueuedRequest | Cancel | tuple[OutRecord, ...]:
+        """Raises SchemaNotLoadedError for a record whose schema has to be asked for, and nothing else because of a
+        record. Told ``unknown_because``, such a record is undecodable, for that reason."""
         tenant = _tenant_of(arrival)
         try:
             if arrival.problem is not None:
                 return self._unreadable(arrival, tenant, arrival.problem)
             if is_returned(arrival.partition.topic):
                 return self._returned(claim, arrival)
-            record = self.codec.decode_any((InferenceRequest, CancelRequest), arrival.value)
+            record = self.codec.decode_any((InferenceRequest, CancelRequest), arrival.value, may_ask=False)
             if isinstance(record, CancelRequest):
                 return self._cancel(record, claim, arrival, tenant)
             return self._request(record, claim, arrival, tenant)
         except DecodeError as error:
             return self._unreadable(arrival, tenant, error)
-        except RegistryError:
-            # The registry is out of reach: the record may be perfectly good. End, restart, read it again.
-            raise
+        except SchemaNotLoadedError as error:
+            if unknown_because is None:
+                raise
+            problem = DecodeProblem.UNKNOWN_SCHEMA_ID
+            return self._unreadable(arrival, tenant, DecodeError(problem, f"{error}: {unknown_because}"))
         except Exception as error:  # noqa: BLE001 - what our own code fails on is buried, and nothing else stops
             return self.broken(arrival, error)
 
     def _unreadable(self, arrival: Arrival, tenant: str, error: DecodeError) -> tuple[OutRecord, ...]:
+        """A dead letter; but a request that is too large is refused like any other where its id can be read."""
+        request_id = error.leading.get("request_id", "")
+        if error.record_type is InferenceRequest and is_request_id(request_id):
+            self.counts.read(tenant)
+            # Where it wants its reply stands behind what was not read: it goes to the tenant's own topic.
+            request = InferenceRequest(
+                request_id, error.leading.get("model", ""), error.leading.get("task", ""), RequestInput()
+            )
+            refusal = Refusal(Code.INVALID, error.field or "request", error.reason)
+            return self._refused(request, arrival, tenant, refusal, self.clock())
         self.counts.decided(tenant, Decision.DEAD_LETTERED, error.problem)
         metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem=error.problem).inc()
         return self.writer.dead_letter(arrival, tenant, error, self.clock())
@@ -100,7 +116,7 @@ class Intake:
     def _cancel(
         self, record: CancelRequest, claim: Claim, arrival: Arrival, tenant: str
     ) -> Cancel | tuple[OutRecord, ...]:
-        refusal = validate_cancel(record, tenant)
+        refusal = validate_headers(arrival.headers) or validate_cancel(record, tenant)
         if refusal is None:
             return Cancel(claim, tenant, record.request_id, arrival.timestamp_ms)
         self.counts.decided(tenant, Decision.REFUSED, refusal.code)
@@ -113,7 +129,9 @@ class Intake:
         self.counts.read(tenant)
         spec = self.tenants.get(tenant)
         backfill = is_backfill(arrival.partition.topic)
-        verdict = validate(request, tenant, spec, self.models, self.limits, backfill=backfill)
+        verdict = validate_headers(arrival.headers) or validate(
+            request, tenant, spec, self.models, self.limits, backfill=backfill
+        )
         if isinstance(verdict, Refusal):
             return self._refused(request, arrival, tenant, verdict, now_ms)
         pool = pool_for(verdict.model, tenant, None if spec is None else spec.pool, self._pool_owners)
@@ -157,7 +175,7 @@ class Intake:
     def _returned(self, claim: Claim, arrival: Arrival) -> QueuedRequest | tuple[OutRecord, ...]:
         """Work that a consumer could not take, as it was dispatched. Raises DecodeError for what no dispatcher can
         have sent: only consumers may write there, and still nothing is believed that can be checked."""
-        item = self.codec.decode_as(WorkItem, arrival.value)
+        item = self.codec.decode_any((WorkItem,), arrival.value, may_ask=False)
         fault = _fault_of(item, arrival.partition.topic)
         if fault is not None:
             raise DecodeError(DecodeProblem.INVALID_BODY, f"WorkItem.{fault}")

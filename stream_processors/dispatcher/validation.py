@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fairlane.names import SHARED_REPLIES, is_replies_of, is_request_id, replies_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, CacheMode, Code, Priority, RetrievalMode, Task
+from fairlane.record_bounds import MAX_METADATA_BYTES, MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_HEADERS, MAX_STOP_STRINGS
 from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
 
 DEFAULT_BACKFILL_TIMEOUT_MS = 86_400_000
@@ -14,11 +15,9 @@ DEFAULT_BACKFILL_TIMEOUT_MS = 86_400_000
 MAX_ID_CHARS = 128
 _ROLES = frozenset({"system", "user", "assistant"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,63}")
-_MAX_STOPS = 8
 _MAX_STOP_CHARS = 256
 _MAX_TEMPERATURE = 2.0
 _MAX_TOP_K = 64
-_MAX_METADATA_BYTES = 8_192
 _MAX_SEED = 2**63 - 1
 _MAX_LOGPROBS = 20
 
@@ -109,6 +108,16 @@ def validate_cancel(cancel: CancelRequest, tenant: str) -> Refusal | None:
     if not is_request_id(cancel.request_id):
         return _invalid("request_id", "must be a UUID")
     return _disagreement(cancel.tenant, tenant)
+
+
+def validate_headers(headers: Sequence[tuple[str, bytes]]) -> Refusal | None:
+    """Why a record with these headers is not taken; None when it is."""
+    if len(headers) > MAX_REQUEST_HEADERS:
+        return _invalid("headers", f"{len(headers)} headers are more than {MAX_REQUEST_HEADERS}")
+    size_bytes = sum([len(name) + len(value or b"") for name, value in headers])
+    if size_bytes > MAX_REQUEST_HEADER_BYTES:
+        return _invalid("headers", f"{size_bytes} bytes are more than {MAX_REQUEST_HEADER_BYTES}")
+    return None
 
 
 def within_tenant_bound(request: InferenceRequest, model: ModelVersion, spec: TenantSpec | None) -> InferenceRequest:
@@ -208,8 +217,8 @@ def _routing(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, l
     if request.timeout_ms is not None and not 1 <= request.timeout_ms <= limits.max_timeout_ms:
         return _invalid("timeout_ms", f"must be from 1 to {limits.max_timeout_ms}, not {request.timeout_ms}")
     metadata_bytes = sum(_utf8_bytes(key) + _utf8_bytes(value) for key, value in request.metadata.items())
-    if metadata_bytes > _MAX_METADATA_BYTES:
-        return _invalid("metadata", f"{metadata_bytes} bytes are more than {_MAX_METADATA_BYTES}")
+    if metadata_bytes > MAX_METADATA_BYTES:
+        return _invalid("metadata", f"{metadata_bytes} bytes are more than {MAX_METADATA_BYTES}")
     return _context(request)
 
 
@@ -275,8 +284,8 @@ def _parameters(parameters: Parameters, model: ModelVersion, limits: Limits) -> 
         yield _invalid("parameters.temperature", f"must be from 0 to {_MAX_TEMPERATURE:g}, not {temperature}")
     if not (math.isfinite(parameters.top_p) and 0 < parameters.top_p <= 1):
         yield _invalid("parameters.top_p", f"must be above 0 and at most 1, not {parameters.top_p}")
-    if len(parameters.stop) > _MAX_STOPS:
-        yield _invalid("parameters.stop", f"{len(parameters.stop)} strings are more than {_MAX_STOPS}")
+    if len(parameters.stop) > MAX_STOP_STRINGS:
+        yield _invalid("parameters.stop", f"{len(parameters.stop)} strings are more than {MAX_STOP_STRINGS}")
     for index, stop in enumerate(parameters.stop):
         if not 1 <= len(stop) <= _MAX_STOP_CHARS:
             yield _invalid(f"parameters.stop[{index}]", f"must have from 1 to {_MAX_STOP_CHARS} characters")

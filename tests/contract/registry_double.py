@@ -1,8 +1,8 @@
 """A test double of a schema registry: the few endpoints that `fairlane.registry` uses, in memory, over real HTTP.
 
-It is no registry. It stores what it is given, numbers it, and answers in the real one's JSON; of the real one's rules
-it knows only "same schema, same id". It shows that our side asks and reacts as it should, not that a real registry
-would answer so.
+It is no registry. It stores what it is given, numbers it, and answers in the real one's JSON. Of the rules of real ones
+it knows "same schema, same id" and, from Apicurio, that a subject without a version has no compatibility level and can
+be given none. It shows that our side asks and reacts as it should, not that a real registry would answer so.
 """
 
 import json
@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _NOT_FOUND = (404, {"error_code": 40403, "message": "Schema not found"})
+_NO_SUBJECT = (404, {"error_code": 40401, "message": "Subject not found"})
+_NO_LEVEL = (404, {"error_code": 40408, "message": "Subject does not have subject-level compatibility configured"})
 _Answer = tuple[int, Any]
 
 
@@ -28,7 +30,9 @@ class RegistryDouble:
         subjects: ids of each subject, in the order of their versions.
         compatibility: the level of each subject that was given one.
         requests: method and path of everything that was asked.
+        ignores_compatibility: it says yes to a level that is set, and keeps the one it has.
         answer_with: instead of an answer, this status and body.
+        hold: no answer is given before it is set.
     """
 
     url: str = ""
@@ -37,7 +41,9 @@ class RegistryDouble:
     subjects: dict[str, list[int]] = field(default_factory=dict)
     compatibility: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    ignores_compatibility: bool = False
     answer_with: _Answer | None = None
+    hold: threading.Event | None = None
 
     def add(self, subject: str, text: str, schema_type: str = "AVRO") -> int:
         """Register without asking; returns the id, an existing one for the same schema."""
@@ -54,6 +60,8 @@ class RegistryDouble:
     def answer(self, method: str, path: str, body: Any) -> _Answer:
         """Status and JSON for a request."""
         self.requests.append((method, path))
+        if self.hold is not None:
+            self.hold.wait(60.0)
         if self.answer_with is not None:
             return self.answer_with
         for verb, pattern, handle in self._routes():
@@ -69,6 +77,7 @@ class RegistryDouble:
             ("GET", r"/subjects/([^/]+)/versions/(\d+)", self._version),
             ("POST", r"/subjects/([^/]+)/versions", self._register),
             ("POST", r"/subjects/([^/]+)", self._look_up),
+            ("GET", r"/config/([^/]+)", self._level),
             ("PUT", r"/config/([^/]+)", self._configure),
         )
 
@@ -98,8 +107,17 @@ class RegistryDouble:
                 return 200, {"subject": subject, "version": version, "id": schema_id, "schema": body["schema"]}
         return _NOT_FOUND
 
+    def _level(self, subject: str, _body: Any) -> _Answer:
+        if subject not in self.subjects:
+            return _NO_SUBJECT
+        level = self.compatibility.get(subject)
+        return _NO_LEVEL if level is None else (200, {"compatibilityLevel": level})
+
     def _configure(self, subject: str, body: Any) -> _Answer:
-        self.compatibility[subject] = body["compatibility"]
+        if subject not in self.subjects:
+            return _NO_SUBJECT
+        if not self.ignores_compatibility:
+            self.compatibility[subject] = body["compatibility"]
         return 200, body
 
 

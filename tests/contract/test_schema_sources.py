@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairlane.codec import Codec, DecodeError, DecodeProblem, SchemaSource
+from fairlane.codec import Codec, DecodeError, DecodeProblem, SchemaNotLoadedError, SchemaSource
 from fairlane.data_files import data_path
 from fairlane.records import ReplyChunk, TenantSpec, type_by_name
 from fairlane.registry import Registry, RegistryError, RegistrySchemas, codec_for, subject_of, without_userinfo
@@ -93,6 +93,18 @@ def test_register_is_idempotent_and_asks_for_full_compatibility(empty_registry: 
     assert empty_registry.compatibility == {"fairlane.ReplyChunk": "FULL_TRANSITIVE"}
 
 
+def test_a_subject_that_lost_its_compatibility_level_gets_it_back(registry: RegistryDouble) -> None:
+    registry.compatibility["fairlane.ReplyChunk"] = "NONE"
+    Registry(registry.url).register("ReplyChunk", committed_schemas().versions("ReplyChunk"))
+    assert registry.compatibility["fairlane.ReplyChunk"] == "FULL_TRANSITIVE"
+
+
+def test_a_compatibility_level_that_did_not_take_is_told(empty_registry: RegistryDouble) -> None:
+    empty_registry.ignores_compatibility = True
+    with pytest.raises(RegistryError, match=r"compatibility of fairlane\.ReplyChunk is not set"):
+        Registry(empty_registry.url).register("ReplyChunk", committed_schemas().versions("ReplyChunk"))
+
+
 def test_empty_registry_is_refused_at_the_start(empty_registry: RegistryDouble) -> None:
     with pytest.raises(
         RegistryError, match=r"fairlane\.InferenceRequest .*it has no schema.*fairlane schemas register"
@@ -135,7 +147,8 @@ def test_id_that_appears_later_is_fetched_once(registry: RegistryDouble) -> None
     data = struct.pack(">bI", 0, schema_id) + b"\x08blue" + default_codec().encode(CHUNK)[5:]
     registry.requests.clear()
     assert [codec.decode(data), codec.decode(data)] == [CHUNK, CHUNK]
-    assert registry.requests == [("GET", f"/schemas/ids/{schema_id}")]
+    listed = [("GET", f"/subjects/{subject_of(name)}/versions") for name in committed_schemas().record_names]
+    assert sorted(registry.requests) == sorted([*listed, ("GET", f"/subjects/{subject_of('ReplyChunk')}/versions/2")])
 
 
 def test_versions_known_at_the_start_need_no_later_request(registry: RegistryDouble) -> None:
@@ -157,7 +170,7 @@ def test_missing_id_is_not_asked_for_again_at_once(registry: RegistryDouble) -> 
     for _ in range(3):
         with pytest.raises(KeyError):
             source.reader(500)
-    assert len(registry.requests) == 1
+    assert len(registry.requests) == len(committed_schemas().record_names), "asked for once"
     now = 31.0
     registry.next_id = 500
     registry.add(subject_of("ReplyChunk"), json.dumps(dict(committed_schemas().writer("ReplyChunk")[1], doc="later")))
@@ -182,6 +195,82 @@ def test_id_of_a_foreign_schema_is_unknown(registry: RegistryDouble, text: str, 
     with pytest.raises(DecodeError) as caught:
         codec.decode(struct.pack(">bI", 0, schema_id) + b"\x00")
     assert caught.value.problem is DecodeProblem.UNKNOWN_SCHEMA_ID
+
+
+def test_namesakes_of_our_records_under_other_subjects_are_unknown(registry: RegistryDouble) -> None:
+    """Whoever may register a schema somewhere must not decide how our bytes are read."""
+    codec = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    newer = json.loads(json.dumps(committed_schemas().writer("ReplyChunk")[1]))
+    newer["fields"].append({"name": "colour", "type": "string", "default": ""})
+    body = default_codec().encode(CHUNK)[5:] + b"\x08blue"
+    schema_id = registry.add("somebody-elses", json.dumps(newer))
+    with pytest.raises(DecodeError) as caught:
+        codec.decode(struct.pack(">bI", 0, schema_id) + body)
+    assert caught.value.problem is DecodeProblem.UNKNOWN_SCHEMA_ID
+
+    # The same one under ours, as soon as it is asked for again.
+    registry.add(subject_of("ReplyChunk"), json.dumps(newer))
+    again = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    assert again.decode(struct.pack(">bI", 0, schema_id) + body) == CHUNK
+
+
+@pytest.mark.parametrize(
+    ("type_of_field", "reason"),
+    [
+        ({"type": "array", "items": "null"}, "list items that take no bytes"),
+        (["null", "fairlane.ReplyChunk"], "recursive"),
+        ({"type": "array", "items": "elsewhere.Thing"}, "unknown type"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, "a logical type"),
+    ],
+)
+def test_a_hostile_schema_under_our_own_subject_is_not_used(
+    registry: RegistryDouble, type_of_field: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hostile = json.loads(json.dumps(committed_schemas().writer("ReplyChunk")[1]))
+    hostile["fields"].append({"name": "more", "type": type_of_field, "default": None})
+    schema_id = registry.add(subject_of("ReplyChunk"), json.dumps(hostile))
+    codec = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    assert reason in caplog.text
+    with pytest.raises(DecodeError) as caught:
+        codec.decode(struct.pack(">bI", 0, schema_id) + default_codec().encode(CHUNK)[5:] + b"\xfe" * 9)
+    assert caught.value.problem is DecodeProblem.UNKNOWN_SCHEMA_ID
+    assert codec.decode(codec.encode(CHUNK)) == CHUNK
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"type": "record", "name": "fairlane.ReplyChunk", "fields": [], "doc": "' + "x" * 300_000 + '"}'],
+    ids=["nested", "long"],
+)
+def test_schema_texts_that_are_dear_to_read_are_not_read(registry: RegistryDouble, text: str) -> None:
+    schema_id = registry.add(subject_of("ReplyChunk"), text)
+    source = RegistrySchemas(Registry(registry.url), committed_schemas())
+    with pytest.raises(KeyError):
+        source.reader(schema_id)
+
+
+def test_what_is_not_loaded_is_not_asked_for_unless_that_is_wanted(registry: RegistryDouble) -> None:
+    source = RegistrySchemas(Registry(registry.url), committed_schemas())
+    codec = Codec(source)
+    newer = json.loads(json.dumps(committed_schemas().writer("ReplyChunk")[1]))
+    newer["fields"].append({"name": "colour", "type": "string", "default": ""})
+    schema_id = registry.add(subject_of("ReplyChunk"), json.dumps(newer))
+    data = struct.pack(">bI", 0, schema_id) + default_codec().encode(CHUNK)[5:] + b"\x08blue"
+    registry.requests.clear()
+    assert not codec.is_loaded(data)
+    with pytest.raises(SchemaNotLoadedError, match=str(schema_id)):
+        codec.decode_any((ReplyChunk,), data, may_ask=False)
+    assert not registry.requests
+    source.refresh()
+    assert codec.is_loaded(data)
+    assert codec.decode_any((ReplyChunk,), data, may_ask=False) == CHUNK
+
+
+def test_a_registry_that_answers_slowly_is_given_up(registry: RegistryDouble) -> None:
+    now = iter(range(0, 1_000_000, 6))
+    source = RegistrySchemas(Registry(registry.url), committed_schemas(), clock=lambda: next(now))
+    with pytest.raises(RegistryError, match="did not answer within 15 s"):
+        source.refresh()
 
 
 def test_outage_is_not_blamed_on_the_record(registry: RegistryDouble) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fairlane.outcomes import Code, Degradation, HistoryReason, RetrievalMode, RetrievalReason, Task
+from fairlane.record_bounds import MAX_VALUE_BYTES
 from fairlane.records import HistoryUse, Passage
 from stream_processors.dispatcher.enrichment.history import Remembered
 from stream_processors.dispatcher.enrichment.history_room import bounded_history, history_room_tokens
@@ -22,6 +23,13 @@ _PASSAGES_MAY_COME = frozenset(
 """Why a search failed that may succeed a little later."""
 
 _HISTORY_MAY_COME = frozenset({HistoryReason.LATE, HistoryReason.UNAVAILABLE, HistoryReason.BUSY, HistoryReason.BEHIND})
+
+
+_FRAME_BYTES = 16
+"""What a work item has around each of its texts, a passage's score counted."""
+
+_ITEM_BYTES = 4_096
+"""And of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +85,22 @@ def is_enough(queued: QueuedRequest, context: Context) -> bool:
 def refusal_of(queued: QueuedRequest) -> Refusal | None:
     """Why a request is not to be answered, now that it is known what stands in the collection it named."""
     use = queued.retrieval_use
-    if use is None or use.reason != RetrievalReason.NO_SUCH_COLLECTION:
-        return None
-    return Refusal(Code.INVALID, "retrieval.collection", "there is no such collection")
+    if use is not None and use.reason == RetrievalReason.NO_SUCH_COLLECTION:
+        return Refusal(Code.INVALID, "retrieval.collection", "there is no such collection")
+    size_bytes = _work_bytes(queued)
+    if size_bytes > MAX_VALUE_BYTES:
+        message = f"with the passages and messages that belong to it, it takes {size_bytes} bytes"
+        return Refusal(Code.INVALID, "input", f"{message}, more than {MAX_VALUE_BYTES}")
+    return None
+
+
+def _work_bytes(queued: QueuedRequest) -> int:
+    """Of its work item, at most. What was handed back was one before."""
+    if queued.handed_back or not (queued.passages or queued.history):
+        return queued.size_bytes
+    texts = [text for one in queued.passages for text in (one.passage_id, one.text)]
+    texts += [text for said in queued.history for text in (said.role, said.content)]
+    return queued.size_bytes + sum(len(text.encode(errors="replace")) + _FRAME_BYTES for text in texts) + _ITEM_BYTES
 
 
 def room_for_history(queued: QueuedRequest) -> int:

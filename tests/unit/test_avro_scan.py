@@ -63,7 +63,7 @@ def test_damaged_bytes_pass_if_and_only_if_they_decode(record: Any, data: st.Dat
         decodes = True
     found = scan_of(record).explain(bytes(damaged), 5)
     if decodes:
-        assert found is None or "a block of" in found.reason
+        assert found is None or found.reason.startswith(("a block of", "a number of more than"))
     else:
         assert found is not None
         assert found.field

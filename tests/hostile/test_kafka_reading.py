@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from benchmarks.attacks import raw_produce
+from benchmarks.attacks.batches import CODECS, Written, batch, deflated, gzip_of_zeros, record_bytes, varint
+from benchmarks.attacks.neighbour import Neighbour, quantile
+from benchmarks.attacks.process_memory import peak_mib, reset_peak
 from fairlane import headers, names
 from fairlane.codec import DecodeProblem
 from fairlane.kafka import connection
 from fairlane.outcomes import Outcome
 from fairlane.records import SourceCoordinate
-from tests.hostile import raw_produce
-from tests.hostile.batches import CODECS, Written, batch, deflated, gzip_of_zeros, record_bytes, varint
 from tests.hostile.broker_log import GZIP, Batch, PartitionLog, noise
-from tests.hostile.neighbour import Neighbour
-from tests.hostile.process_memory import peak_mib, reset_peak
 from tests.integration.log_reader import LogReader
 from tests.integration.pipeline import Pipeline, header, unique_name
 
@@ -39,14 +39,14 @@ class Stand:
         self.topic = names.requests_topic(pipeline.tenant("hostile"))
         self.letters: LogReader = pipeline.reader(names.DEAD_LETTER_REQUESTS, from_beginning=False)
         self.replies = pipeline.replies("hostile")
-        self.neighbour = Neighbour(pipeline, "neighbour")
+        self.neighbour = Neighbour(pipeline.settings, pipeline.codec, pipeline.tenant("neighbour"), pipeline.request)
         self.pids = {name: process.pid for name, process in pipeline.processes.items()}
         self.calm_p99_s = 0.0
 
     def measure_calm(self) -> None:
         since = self.neighbour.mark()
         self.neighbour.wait_for(150)
-        self.calm_p99_s = self.neighbour.quantile_s(0.99, since)
+        self.calm_p99_s = quantile(self.neighbour.latencies_s(since), 0.99)
 
     def letter(self, problem: DecodeProblem, offset: int) -> dict[str, str]:
         """Wait for the dead letter of this offset of the hostile tenant's topic. Returns its headers."""
@@ -95,7 +95,7 @@ def stand(running: Stand) -> Iterator[Stand]:
     running.goes_on()
     if (more := 100 - (running.neighbour.mark() - since)) > 0:
         running.neighbour.wait_for(more)
-    p99_s = running.neighbour.quantile_s(0.99, since)
+    p99_s = quantile(running.neighbour.latencies_s(since), 0.99)
     assert p99_s <= MOST_TIMES_SLOWER * running.calm_p99_s + MORE_S
     assert {name: process.pid for name, process in running.pipeline.processes.items() if process.alive} == running.pids
     assert peak_mib(running.dispatcher_pid) <= MEMORY_BOUND_MIB
@@ -120,6 +120,13 @@ def test_a_header_that_is_no_text_spoils_its_own_record_alone(stand: Stand) -> N
     offset = raw_produce.produce(stand.broker, stand.topic, batch([first, bad, last]))
     stand.letter(DecodeProblem.BAD_HEADER, offset + 1)
     stand.replies.wait([one.request_id for one in good])
+
+
+def test_a_key_that_is_no_text_changes_nothing(stand: Stand) -> None:
+    request = stand.pipeline.request()
+    value = stand.pipeline.codec.encode(request)
+    raw_produce.produce(stand.broker, stand.topic, batch([Written(value, b"\xff\xfe no text")]))
+    assert stand.replies.wait([request.request_id])[request.request_id].outcome == Outcome.OK
 
 
 def test_a_record_with_a_million_headers_is_a_dead_letter(stand: Stand) -> None:

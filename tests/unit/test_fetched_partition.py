@@ -8,10 +8,10 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.attacks.batches import CONTROL, TRANSACTIONAL, batch
 from fairlane.codec import DecodeError, DecodeProblem
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition
 from stream_processors.dispatcher.reading.read_ahead import ReadAhead
-from tests.hostile.batches import CONTROL, TRANSACTIONAL, batch
 
 TP = TopicPartition("requests.acme", 0)
 PRODUCER = 7

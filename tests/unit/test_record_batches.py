@@ -6,6 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.attacks.batches import (
+    CODECS,
+    Written,
+    batch,
+    deflated,
+    field,
+    gzip,
+    record_bytes,
+    varint,
+    with_crc,
+    xerial,
+)
 from fairlane.codec import DecodeError, DecodeProblem
 from stream_processors.dispatcher.reading import record_batches
 from stream_processors.dispatcher.reading.inflation import InflationError, inflate
@@ -18,7 +30,6 @@ from stream_processors.dispatcher.reading.record_batches import (
     records_of,
     split,
 )
-from tests.hostile.batches import CODECS, Written, batch, deflated, field, gzip, record_bytes, varint, with_crc, xerial
 
 MIB = 1024 * 1024
 WRITTEN = st.builds(

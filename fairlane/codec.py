@@ -261,48 +261,46 @@ def _decoded(data: bytes, reader: _Reader) -> object:
 
 def _check_size(data: bytes, reader: _Reader) -> None:
     """Refuse what is too large, in bytes or in items, before anything is built of it."""
-    name = reader.record_type.__name__
     if len(data) > reader.max_bytes:
-        reason = f"{len(data)} bytes are more than {reader.max_bytes}"
-        problem, field = DecodeProblem.TOO_LARGE, ""
-    else:
-        try:
-            reader.scan.check(data, _FRAME.size)
-        except ScanError as error:
-            if error.fault is not Fault.TOO_MANY_ITEMS:
-                raise _of_scan(error, reader) from None
-            reason, problem, field = error.reason, DecodeProblem.TOO_MANY_ITEMS, error.field
-        else:
-            return
-    where = f"{name}.{field}" if field else name
-    raise DecodeError(
-        problem,
-        f"{where}: {reason}",
-        field=field,
-        reason=reason,
-        record_type=reader.record_type,
-        leading=reader.scan.leading_strings(data, _FRAME.size),
-    )
+        raise _too_large(
+            DecodeProblem.TOO_LARGE, "", f"{len(data)} bytes are more than {reader.max_bytes}", data, reader
+        )
+    try:
+        reader.scan.check(data, _FRAME.size)
+    except ScanError as error:
+        raise _of_scan(error, data, reader) from None
 
 
 def _undecodable(data: bytes, reader: _Reader, error: Exception) -> DecodeError:
     """What is wrong with bytes that fastavro does not take; it names no field, the scan does."""
     found = reader.scan.explain(data, _FRAME.size)
     if found is not None:
-        return _of_scan(found, reader)
+        return _of_scan(found, data, reader)
     name = reader.record_type.__name__
     if isinstance(error, EOFError):
         return DecodeError(DecodeProblem.TRUNCATED_BODY, f"{name} ends early")
     return DecodeError(DecodeProblem.INVALID_BODY, f"{name}: {type(error).__name__}")
 
 
-def _of_scan(error: ScanError, reader: _Reader) -> DecodeError:
-    name = reader.record_type.__name__
+def _of_scan(error: ScanError, data: bytes, reader: _Reader) -> DecodeError:
+    if error.fault is Fault.TOO_MANY_ITEMS:
+        return _too_large(DecodeProblem.TOO_MANY_ITEMS, error.field, error.reason, data, reader)
     ends_early = error.fault is Fault.ENDS_EARLY
     problem = DecodeProblem.TRUNCATED_BODY if ends_early else DecodeProblem.INVALID_BODY
-    if error.fault is Fault.TOO_MANY_ITEMS:
-        problem = DecodeProblem.TOO_MANY_ITEMS
-    return DecodeError(problem, f"{name}.{error.field}: {error.reason}", field=error.field, reason=error.reason)
+    detail = f"{reader.record_type.__name__}.{error.field}: {error.reason}"
+    return DecodeError(problem, detail, field=error.field, reason=error.reason)
+
+
+def _too_large(problem: DecodeProblem, field: str, reason: str, data: bytes, reader: _Reader) -> DecodeError:
+    name = reader.record_type.__name__
+    return DecodeError(
+        problem,
+        f"{name}.{field}: {reason}" if field else f"{name}: {reason}",
+        field=field,
+        reason=reason,
+        record_type=reader.record_type,
+        leading=reader.scan.leading_strings(data, _FRAME.size),
+    )
 
 
 def _written(record: object, prefix: bytes, schema: Any, to_plain: _Convert) -> bytes:

@@ -11,7 +11,7 @@ from fairlane.client.group_member import ReadRecord
 from fairlane.client.positions import MetadataSource, existing_partitions
 from fairlane.client.seams import LETTER_TIMEOUT_MS, ProducerSeam
 from fairlane.cluster import reason_of
-from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
+from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers, letter_content
 from fairlane.errors import Unavailable
 from fairlane.names import dead_letter_replies_topic
 from fairlane.records import InferenceReply, SourceCoordinate
@@ -94,12 +94,13 @@ class ReplyLetters:
         headers = dead_letter_headers(
             where, record.timestamp_ms, why, self._signature, tenant=self._tenant, model=model
         )
+        key, value, headers = letter_content(record.key or b"", record.value or b"", (*headers, *record.trace))
         try:
             self._producer.produce(
                 self.topic,
-                record.value or b"",
-                record.key or b"",
-                headers=[*headers, *record.trace],
+                value,
+                key,
+                headers=list(headers),
                 on_delivery=reported,
             )
         except (BufferError, KafkaException) as error:

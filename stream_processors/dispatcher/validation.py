@@ -112,6 +112,8 @@ def validate_cancel(cancel: CancelRequest, tenant: str) -> Refusal | None:
 
 def validate_headers(headers: Sequence[tuple[str, bytes]]) -> Refusal | None:
     """Why a record with these headers is not taken; None when it is."""
+    if not headers:
+        return None
     if len(headers) > MAX_REQUEST_HEADERS:
         return _invalid("headers", f"{len(headers)} headers are more than {MAX_REQUEST_HEADERS}")
     size_bytes = sum([len(name) + len(value or b"") for name, value in headers])

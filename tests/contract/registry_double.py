@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -144,7 +144,8 @@ def running_registry() -> Iterator[RegistryDouble]:
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
-            self.wfile.write(payload)
+            with suppress(BrokenPipeError, ConnectionResetError):  # who asked is gone, for instance killed
+                self.wfile.write(payload)
 
         do_GET = do_POST = do_PUT = _serve  # noqa: N815 - the names that the base class looks for
 

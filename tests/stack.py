@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from deploy.local.endpoints import KAFKA_VARIABLE, POSTGRES_OWNER_VARIABLE, POSTGRES_VARIABLE, REDIS_VARIABLE
-from deploy.local.kafka import BROKER_SETTINGS
+from deploy.local.kafka import BROKER_SETTINGS, log_dir
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import DATABASE, OWNER_ROLE, SERVICE_ROLE, create_roles
 from deploy.local.stack import LocalStack
@@ -113,6 +113,11 @@ class EmbeddedStack:
     def kafka(self) -> str:
         """The bootstrap servers."""
         return self._part("kafka").endpoints.kafka_bootstrap_servers
+
+    @property
+    def kafka_log_dir(self) -> Path:
+        """The folder that its broker keeps the partitions in."""
+        return log_dir(self._part("kafka").data_dir.kafka)
 
     def postgres(self) -> PostgresServer:
         """The database server."""

@@ -161,7 +161,7 @@ class Kafka:
 
     @property
     def _data(self) -> Path:
-        return self.folder / "data"
+        return log_dir(self.folder)
 
     def _properties(self) -> str:
         settings = {**BROKER_SETTINGS, **REPLICATED_SETTINGS} if self.voters else BROKER_SETTINGS
@@ -175,6 +175,11 @@ class Kafka:
             "log.dirs": str(self._data),
         }
         return "".join(f"{name}={value}\n" for name, value in {**settings, **here}.items())
+
+
+def log_dir(folder: Path) -> Path:
+    """Where a node with this folder keeps its partitions."""
+    return folder / "data"
 
 
 def is_formatted(folder: Path) -> bool:

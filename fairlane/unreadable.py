@@ -39,7 +39,7 @@ _SILENT_POLLS = 5
 
 _BROKER_FAILURES = 10
 
-Headers = Sequence[tuple[str, object]]
+Headers = Sequence[tuple[str, str | bytes | None]]
 PartitionPlace = tuple[str, int]
 
 
@@ -86,7 +86,7 @@ class PassingConsumer(Consumer):
         super().__init__(config, **more)
         self._search_config = config | {"enable.partition.eof": True, "check.crcs": True}
         self._reader = reader
-        self._on_unreadable = on_unreadable
+        self.on_unreadable = on_unreadable
         self._passed_to: dict[PartitionPlace, int] = {}
         """Where reading goes on, of partitions that were moved and of which nothing came since."""
 
@@ -99,7 +99,7 @@ class PassingConsumer(Consumer):
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         return self._readable(self._sift(super().consume(num_messages, timeout)))
 
-    def read(self, num_messages: int, timeout: float) -> list[Message | UnreadableRange]:
+    def poll_batch(self, num_messages: int, timeout: float) -> list[Message | UnreadableRange]:
         """At once when there is anything: records, errors and ranges passed over, in the order of their offsets."""
         first = super().poll(timeout)
         if first is None:
@@ -169,8 +169,8 @@ class PassingConsumer(Consumer):
             problem=problem,
             reason=reason,
         )
-        if self._on_unreadable is not None:
-            self._on_unreadable(passed)
+        if self.on_unreadable is not None:
+            self.on_unreadable(passed)
         return passed
 
     def seek(self, partition: TopicPartition) -> None:

@@ -92,7 +92,7 @@ class ReplyLetters:
 
         where = SourceCoordinate(record.topic, record.partition, record.offset)
         headers = dead_letter_headers(
-            where, record.timestamp_ms, why, self._signature, tenant=self._tenant, model=model
+            where, record.timestamp_ms or None, why, self._signature, tenant=self._tenant, model=model
         )
         try:
             self._producer.produce(

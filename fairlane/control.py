@@ -14,6 +14,7 @@ from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastError
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import idempotent_producer, read_committed_consumer
 from fairlane.settings import KafkaSettings
+from fairlane.unreadable import PassingConsumer
 
 RecordT = TypeVar("RecordT")
 
@@ -98,7 +99,8 @@ def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:
     errors = LastError()
     # The group is never joined and nothing is committed: partitions are assigned by hand.
     config = read_committed_consumer(settings, "fairlane-control-reader")
-    consumer = Consumer(quiet(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 10}, errors))
+    config |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
+    consumer = PassingConsumer(quiet(config, errors), "control")
     latest: dict[str, bytes] = {}
     unread = set(found.partitions)
     deadline = time.monotonic() + _READ_TIMEOUT_S

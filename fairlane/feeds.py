@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.catch_up import CatchUp
 from fairlane.codec import Codec, DecodeError
@@ -17,10 +18,14 @@ from fairlane.kafka import connection
 from fairlane.logs import get_logger
 from fairlane.registry import RegistryError
 from fairlane.settings import KafkaSettings
+from fairlane.unreadable import PassingConsumer
 
 log = get_logger(__name__)
 
 RecordT = TypeVar("RecordT")
+
+READER = "feed"
+"""Of the metric of unreadable records."""
 
 _METADATA_TIMEOUT_S = 5.0
 _POLL_S = 0.25
@@ -76,7 +81,7 @@ class TopicFollower(ABC):
             self._thread.join(_METADATA_TIMEOUT_S)
 
     def _run(self) -> None:
-        consumer = Consumer(
+        consumer = PassingConsumer(
             connection(self._settings)
             | {
                 "group.id": f"feed-{uuid4()}",
@@ -85,7 +90,9 @@ class TopicFollower(ABC):
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 100,
-            }
+                "check.crcs": True,
+            },
+            READER,
         )
         try:
             self._follow(consumer)
@@ -182,6 +189,7 @@ class Feed(TopicFollower, Generic[RecordT]):
         try:
             self._content[name] = self._codec.decode_as(self._record_type, value)
         except DecodeError as error:
+            metrics.UNREADABLE_RECORDS.labels(reader=READER, problem=error.problem).inc()
             log.error("feed_record_undecodable", topic=self._topic, key=name, problem=error.problem)
             return False
         return True

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.catch_up import CatchUp
 from fairlane.clock import now_ms
@@ -14,6 +14,7 @@ from fairlane.load_board import RATE_WINDOW_MS, LoadBoard
 from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS
 from fairlane.records import CapacityReport, DispatchReport, TenantSpec
 from fairlane.settings import KafkaSettings
+from fairlane.unreadable import PassingConsumer
 
 CATCH_UP_TIMEOUT_S = 20.0
 
@@ -46,7 +47,7 @@ class LoadFeed:
             CONTROL_DISPATCH: self._dispatch,
         }
         config = read_committed_consumer(settings, "fairlane-top") | {"enable.partition.eof": True}
-        self._consumer = Consumer(quiet(config, self._errors))
+        self._consumer = PassingConsumer(quiet(config, self._errors), "top")
         try:
             deadline = time.monotonic() + CONNECT_TIMEOUT_S
             places = [

@@ -130,6 +130,11 @@ LOG_TRUNCATED = Counter(
 PARKED_SETTLEMENTS = Gauge("fairlane_parked_settlements", "Decided work and answers whose topic refuses them")
 STALE_SETTLEMENTS = Counter("fairlane_stale_settlements_total", "Finished work dropped because its partition moved on")
 
+UNREADABLE_RECORDS = Counter(
+    "fairlane_unreadable_records_total",
+    "Offsets and records that a reader passed over because their bytes cannot be read; its log names their place",
+    ["reader", "problem"],
+)
 RECORDED = Counter("fairlane_recorded_total", "Records projected into Postgres", ["record"])
 RECORDER_SKIPPED = Counter(
     "fairlane_recorder_skipped_total",

@@ -136,7 +136,7 @@ class AnswerWriter:
         return Settlement(work.claim, (self._reply_record(work, reply, value), self._usage(work, reply, None)))
 
     def unreadable(
-        self, claim: Claim, key: bytes | None, value: bytes | None, timestamp_ms: int, why: str
+        self, claim: Claim, key: bytes | None, value: bytes | None, timestamp_ms: int | None, why: str
     ) -> Settlement:
         """A record that is no work item: nobody can be answered, so its bytes are kept."""
         error = UnreadableWorkError(why)

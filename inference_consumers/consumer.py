@@ -16,6 +16,7 @@ from fairlane.ownership import Claim, Ownership
 from fairlane.records import TokenUsage, WorkItem
 from fairlane.trace_context import trace_headers
 from fairlane.transactions import TransactionLoop
+from fairlane.unreadable import UnreadableRange, message_headers
 from inference_consumers.answers import EngineRun
 from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ReceivedWork
@@ -23,6 +24,7 @@ from inference_consumers.capacity import Reading
 from inference_consumers.driver import EngineDriver, Settled
 from inference_consumers.engine_states import EngineState
 from inference_consumers.engines.protocol import Cancelled, Failure
+from inference_consumers.group import READER
 from inference_consumers.hand_back import hand_back
 
 log = get_logger(__name__)
@@ -34,7 +36,7 @@ _WATCH_EVERY_MS = 100
 class Member(Protocol):
     """The consumer group as this loop needs it; see :class:`inference_consumers.group.PoolMember`."""
 
-    def poll(self, timeout_s: float) -> list[tuple[Claim, Message]]: ...
+    def poll(self, timeout_s: float) -> list[tuple[Claim, Message | UnreadableRange]]: ...
 
     def pause_priorities(self, full: set[str]) -> None: ...
 
@@ -126,7 +128,7 @@ class InferenceConsumer:
                 held_tokens=driver.waiting.cost_tokens + engines.runs.cost_tokens,
             )
 
-    def _receive(self, arrived: Sequence[tuple[Claim, Message]], now_ms: int) -> None:
+    def _receive(self, arrived: Sequence[tuple[Claim, Message | UnreadableRange]], now_ms: int) -> None:
         taken: list[ReceivedWork] = []
         for claim, message in arrived:
             work = self._read(claim, message, now_ms)
@@ -147,16 +149,15 @@ class InferenceConsumer:
             self.driver.changed.notify_all()
         self._drop(unwanted, now_ms)
 
-    def _read(self, claim: Claim, message: Message, now_ms: int) -> ReceivedWork | None:
+    def _read(self, claim: Claim, message: Message | UnreadableRange, now_ms: int) -> ReceivedWork | None:
+        if isinstance(message, UnreadableRange):
+            self._keep_unreadable(claim, None, None, None, problem=message.problem, why=str(message))
+            return None
         key, raw, appended_at_ms = message.key(), message.value(), message.timestamp()[1]
         try:
             item = self.codec.decode_as(WorkItem, raw)
         except DecodeError as error:
-            if self.driver.count_dead(None, dead=True):
-                settler = self.driver.settler
-                self.transactions.submit(
-                    settler.unreadable(claim, key, raw, appended_at_ms, problem=error.problem, why=str(error))
-                )
+            self._keep_unreadable(claim, key, raw, appended_at_ms, problem=error.problem, why=str(error))
             return None
         membership = self.ownership.membership
         return ReceivedWork(
@@ -167,9 +168,17 @@ class InferenceConsumer:
             key,
             raw or b"",
             appended_at_ms,
-            trace_headers(message.headers()),
+            trace_headers(message_headers(message, READER)),
             generation=0 if membership is None else membership.generation,
         )
+
+    def _keep_unreadable(
+        self, claim: Claim, key: bytes | None, raw: bytes | None, appended_at_ms: int | None, *, problem: str, why: str
+    ) -> None:
+        """A dead letter of what is no work. Nobody can be answered: whose it was stands in what cannot be read."""
+        if self.driver.count_dead(None, dead=True):
+            letter = self.driver.settler.unreadable(claim, key, raw, appended_at_ms, problem=problem, why=why)
+            self.transactions.submit(letter)
 
     def _refuse(self, work: ReceivedWork, now_ms: int) -> None:
         problem = f"this pool does not serve {work.item.request.model} {work.item.model_version}"

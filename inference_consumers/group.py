@@ -13,8 +13,12 @@ from fairlane.names import pool_group, priority_topic
 from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.settings import Settings
+from fairlane.unreadable import PassingConsumer, UnreadableRange
 
 log = get_logger(__name__)
+
+READER = "consumer"
+"""Of the metric of unreadable records."""
 
 _ASSIGN_TIMEOUT_S = 20.0
 _MAX_POLL_RECORDS = 256
@@ -38,7 +42,8 @@ class PoolMember:
         self._on_revoked = on_revoked
         self._topics = {priority_topic(pool, priority): str(priority) for priority in Priority}
         self._incremental = settings.consumer_group_protocol == "consumer"
-        self._consumer = Consumer(_config(settings, pool_group(settings.group_prefix, pool), max_poll_interval_ms))
+        config = _config(settings, pool_group(settings.group_prefix, pool), max_poll_interval_ms)
+        self._consumer = PassingConsumer(config, READER)
         self._assigned: set[PartitionId] | None = None
         """By the group since the last poll began, and not read yet; None when it assigned nothing."""
         self._paused_priorities: set[str] = set()
@@ -53,7 +58,7 @@ class PoolMember:
             on_lost=partial(self._on_revoke, lost=True),
         )
 
-    def poll(self, timeout_s: float) -> list[tuple[Claim, Message]]:
+    def poll(self, timeout_s: float) -> list[tuple[Claim, Message | UnreadableRange]]:
         """Records to work on, at once when there are any. Serves rebalances; what it was assigned in them is read from
         the next call on. Raises KafkaException when fatal.
 
@@ -61,10 +66,9 @@ class PoolMember:
         committed as done.
         """
         self._take_up()
-        first = self._consumer.poll(timeout_s)
-        messages = [] if first is None else [first, *self._consumer.consume(_MAX_POLL_RECORDS, 0)]
+        found = self._consumer.poll_batch(_MAX_POLL_RECORDS, timeout_s)
         self._refresh_membership()
-        return [(claim, message) for message in messages if (claim := self._claim(message)) is not None]
+        return [(claim, one) for one in found if (claim := self._claim(one)) is not None]
 
     def pause_priorities(self, full: Iterable[str]) -> None:
         """Fetch nothing of these priorities, nor of partitions that hold too much undone work; fetch all others."""
@@ -75,7 +79,9 @@ class PoolMember:
         """Leave the group."""
         self._consumer.close()
 
-    def _claim(self, message: Message) -> Claim | None:
+    def _claim(self, message: Message | UnreadableRange) -> Claim | None:
+        if isinstance(message, UnreadableRange):
+            return self._claim_range(message)
         error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
         if topic is None or partition is None or offset is None:
             if error is not None and error.fatal():
@@ -95,6 +101,15 @@ class PoolMember:
         else:
             log.warning("consumer_error", error=error.name(), topic=topic)
         return None
+
+    def _claim_range(self, passed: UnreadableRange) -> Claim | None:
+        """Of what cannot be read, the first offset that is not done stands for all: the others count as done with it,
+        like those of a gap. None when a predecessor has kept them already."""
+        place = PartitionId(passed.topic, passed.partition)
+        claims = (self._ownership.deliver(place, offset) for offset in range(passed.first, passed.end))
+        claim = next((claim for claim in claims if claim is not None), None)
+        self._ownership.advance(place, passed.end)
+        return claim
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # Acknowledged, and begun at the next poll: a call in here that waits for a broker would crash the client

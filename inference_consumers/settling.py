@@ -72,9 +72,16 @@ class Settler:
     keep: Keep | None = None
 
     def unreadable(
-        self, claim: Claim, key: bytes | None, value: bytes | None, appended_at_ms: int, *, problem: str, why: str
+        self,
+        claim: Claim,
+        key: bytes | None,
+        value: bytes | None,
+        appended_at_ms: int | None,
+        *,
+        problem: str,
+        why: str,
     ) -> Settlement:
-        """A record that is no work item."""
+        """A record that is no work item, or a batch of them that cannot be read."""
         metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem=problem).inc()
         return self.answers.unreadable(claim, key, value, appended_at_ms, why)
 

@@ -187,6 +187,7 @@ class BaseClient:
             idle_timeout_s=None if idle_timeout_ms is None else idle_timeout_ms / 1_000,
             start_timeout_s=self._start_timeout_s,
         )
+        consumer.on_unreadable = member.passed_over
         self._members.add(member)
         return member
 

@@ -1,12 +1,14 @@
 """Reads a reply topic as a member of a consumer group: at least once, committed only when a reply is done."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane import metrics
 from fairlane.client.positions import PERMANENT_ERRORS, ask, end_of, existing_partitions
 from fairlane.client.seams import log
 from fairlane.client.sequence import Sequence
@@ -18,7 +20,9 @@ from fairlane.ownership import PartitionId
 from fairlane.records import InferenceReply
 from fairlane.registry import RegistryError
 from fairlane.trace_context import TraceHeaders, trace_headers
+from fairlane.unreadable import UnreadableRange, message_headers
 
+_READER = "reply_member"
 _POLL_S = 0.1
 _COMMIT_EVERY_S = 0.2
 _ASSIGN_TIMEOUT_S = 10.0
@@ -42,10 +46,18 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class UndecodableReply:
-    """A record on a reply topic that is no reply."""
+    """A record on a reply topic that is no reply, or a batch of them that cannot be read: then the record is its first,
+    without key, value and time.
+
+    Attributes:
+        record: the record as it came.
+        problem: what is wrong with it; of a batch `bad_checksum`, `bad_compression` or `unknown_format`.
+        why: of a batch, which offsets it has and what the client library said; otherwise empty.
+    """
 
     record: ReadRecord
-    problem: DecodeProblem
+    problem: DecodeProblem | str
+    why: str = ""
 
     @property
     def topic(self) -> str:
@@ -97,6 +109,10 @@ class GroupMember:
         """By the group, and not read yet."""
         self._owned: set[int] = set()
         self._current: ReadRecord | None = None
+        self._current_end = 0
+        """The offset to go on from when it is done."""
+        self._passed: deque[UnreadableRange] = deque()
+        """What could not be read, and was told to nobody yet."""
         # The next offset to read per partition, for all replies done; and what of that was sent to the broker.
         self._done: dict[int, int] = {}
         self._sent: dict[int, int] = {}
@@ -141,10 +157,16 @@ class GroupMember:
                     idle_since = monotonic()
                 if message is not None:
                     return self._content_of(message)
+                if self._passed:
+                    return self._unreadable(self._passed.popleft())
                 if self._idle_timeout_s is not None and monotonic() - idle_since >= self._idle_timeout_s:
                     self._commit_or_log()
                     return None
             return None
+
+    def passed_over(self, passed: UnreadableRange) -> None:
+        """The consumer goes on behind these; called within its ``poll``."""
+        self._passed.append(passed)
 
     def ack(self) -> None:
         """The latest reply is done; commit that. Raises Unavailable when the broker did not take it."""
@@ -214,19 +236,26 @@ class GroupMember:
             message.timestamp()[1],
             message.key(),
             message.value(),
-            trace_headers(message.headers()),
+            trace_headers(message_headers(message, _READER)),
         )
         content: InferenceReply | UndecodableReply
         try:
             content = self._codec.decode_as(InferenceReply, record.value)
         except DecodeError as error:
             self.undecodable += 1
+            metrics.UNREADABLE_RECORDS.labels(reader=_READER, problem=error.problem).inc()
             content = UndecodableReply(record, error.problem)
         except RegistryError as error:
             self._stopping.set()  # going on would count this record as done
             raise Unavailable(str(error)) from error
-        self._current = record
+        self._current, self._current_end = record, record.offset + 1
         return content
+
+    def _unreadable(self, passed: UnreadableRange) -> UndecodableReply:
+        self.undecodable += 1
+        record = ReadRecord(self.topic, passed.partition, passed.first, 0, None, None)
+        self._current, self._current_end = record, passed.end
+        return UndecodableReply(record, passed.problem, str(passed))
 
     def _report(self, bad: UndecodableReply) -> None:
         if self._on_undecodable is None:
@@ -249,7 +278,7 @@ class GroupMember:
     def _finish_current(self) -> None:
         if self._current is not None:
             if self._current.partition in self._owned:
-                self._done[self._current.partition] = self._current.offset + 1
+                self._done[self._current.partition] = self._current_end
             self._current = None
 
     def _commit_now_and_then(self) -> None:
@@ -333,6 +362,7 @@ class GroupMember:
         self._forget()
 
     def _forget(self) -> None:
+        self._passed.clear()
         self._assigned = ()
         self._owned = set()
         self._done = {}

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane import metrics
 from fairlane.client.positions import CALL_TIMEOUT_S, PERMANENT_ERRORS, end_of, existing_partitions, partitions_of
 from fairlane.client.seams import ReaderSeam, log
 from fairlane.clock import ClockMs
@@ -111,6 +112,7 @@ class TopicReader(Generic[RecordT]):
             record = self._codec.decode_as(self._record_type, message.value())
         except DecodeError as problem:
             self.undecodable += 1
+            metrics.UNREADABLE_RECORDS.labels(reader="client", problem=problem.problem).inc()
             log.error(
                 "record_undecodable topic=%s partition=%s offset=%s problem=%s",
                 message.topic(),

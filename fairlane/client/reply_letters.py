@@ -92,7 +92,7 @@ class ReplyLetters:
 
         where = SourceCoordinate(record.topic, record.partition, record.offset)
         headers = dead_letter_headers(
-            where, record.timestamp_ms, why, self._signature, tenant=self._tenant, model=model
+            where, record.timestamp_ms or None, why, self._signature, tenant=self._tenant, model=model
         )
         key, value, headers = letter_content(record.key or b"", record.value or b"", (*headers, *record.trace))
         try:

@@ -92,7 +92,7 @@ class _Service:
             bad.offset,
             bad.problem,
         )
-        return DeadLetter(bad.record, None, UndecodableReplyError(bad.problem))
+        return DeadLetter(bad.record, None, UndecodableReplyError(bad.why or bad.problem))
 
     def _keep(self, letter: DeadLetter) -> None:
         assert self._letters is not None  # noqa: S101 - a mistake in this package, not of a caller

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Protocol
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 
 from fairlane.cluster import LastError, quiet
 from fairlane.kafka import idempotent_producer, read_committed_consumer
 from fairlane.settings import KafkaSettings
+from fairlane.unreadable import PassingConsumer
 
 # A library says what it has to say through the application's logging; nothing of it goes to stdout or stderr by itself.
 log = logging.getLogger("fairlane.client")
@@ -98,25 +99,23 @@ class KafkaConnector:
 
     def reader(self, group_id: str) -> ReaderSeam:
         """A consumer that joins no group. Raises KafkaException for settings it refuses."""
-        return Consumer(quiet(read_committed_consumer(self._settings, group_id), self._errors))
+        return PassingConsumer(quiet(read_committed_consumer(self._settings, group_id), self._errors), "client_replies")
 
     def chunk_reader(self, group_id: str) -> ReaderSeam:
         """A consumer of chunks, which stand in no transaction. Raises KafkaException for settings it refuses."""
         config = quiet(read_committed_consumer(self._settings, group_id), self._errors)
-        return Consumer(config | {"isolation.level": "read_uncommitted"} | _CHUNK_BUFFERS)
+        return PassingConsumer(config | {"isolation.level": "read_uncommitted"} | _CHUNK_BUFFERS, "chunks")
 
-    def member(self, group_id: str, max_poll_interval_ms: int, session_timeout_ms: int) -> Consumer:
+    def member(self, group_id: str, max_poll_interval_ms: int, session_timeout_ms: int) -> PassingConsumer:
         """A consumer to join its group with. Raises KafkaException for settings it refuses."""
         config = quiet(read_committed_consumer(self._settings, group_id), self._errors)
-        return Consumer(
-            config
-            | {
-                "max.poll.interval.ms": max_poll_interval_ms,
-                "session.timeout.ms": session_timeout_ms,
-                # A member learns from its heartbeat that another joined; until then neither reads on.
-                "heartbeat.interval.ms": 1_000,
-            }
-        )
+        config |= {
+            "max.poll.interval.ms": max_poll_interval_ms,
+            "session.timeout.ms": session_timeout_ms,
+            # A member learns from its heartbeat that another joined; until then neither reads on.
+            "heartbeat.interval.ms": 1_000,
+        }
+        return PassingConsumer(config, "reply_member")
 
     def last_error(self) -> str | None:
         """Why it last could not connect, if it could not."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from fairlane.cluster import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Cluster, ClusterError, LastError, quiet, reason_of
@@ -16,11 +16,13 @@ from fairlane.dead_letters.letter import Letter, ReplayMark, StoredRecord, heade
 from fairlane.kafka import read_committed_consumer
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings
+from fairlane.unreadable import PassingConsumer, message_headers
 
 SILENCE_S = 30.0
 """A reader that gets nothing for so long gives up; a transaction that nobody ends is aborted by the broker sooner."""
 
 _POLL_S = 0.2
+_READER = "dead_letters"
 
 _NO_RIGHT_TO_THE_GROUP = KafkaError.GROUP_AUTHORIZATION_FAILED
 """The client looks for the coordinator of its group, although it never joins it."""
@@ -55,7 +57,7 @@ class LetterLog:
         self._topics = self._cluster.metadata().topics
         # The group is never joined and nothing is committed: partitions are assigned by hand.
         config = read_committed_consumer(settings, "fairlane-dead-letters") | {"enable.partition.eof": True}
-        self._consumer = Consumer(quiet(config, self._errors))
+        self._consumer = PassingConsumer(quiet(config, self._errors), _READER)
 
     def __enter__(self) -> Self:
         return self
@@ -208,5 +210,9 @@ class LetterLog:
 def _stored(message: Message) -> StoredRecord:
     place = SourceCoordinate(str(message.topic()), message.partition() or 0, message.offset() or 0)
     return StoredRecord(
-        place, message.timestamp()[1], message.key(), message.value() or b"", headers_of(message.headers())
+        place,
+        message.timestamp()[1],
+        message.key(),
+        message.value() or b"",
+        headers_of(message_headers(message, _READER)),
     )

@@ -2,6 +2,7 @@
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane import metrics
 from fairlane.cluster import LastError, quiet, reason_of
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import read_committed_consumer
@@ -9,12 +10,14 @@ from fairlane.logs import get_logger
 from fairlane.names import JOBS_REPLIES, job_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
+from fairlane.unreadable import PassingConsumer, UnreadableRange
 from producers.backfill.job import Job
 from producers.backfill.row_ids import RowIds
 from producers.backfill.seams import AwayError, JobFailedError
 
 log = get_logger(__name__)
 
+_READER = "backfill"
 _CALL_TIMEOUT_S = 10.0
 _MOST_MESSAGES = 2_000
 _QUEUED_KIB = 16_384
@@ -49,7 +52,7 @@ class KafkaReplies:
         # Replies come in larger batches than requests, and nobody waits for a single one.
         # Behind the last of them stand the markers of transactions, which only the end of the partition tells of.
         config |= {"queued.max.messages.kbytes": _QUEUED_KIB, "enable.partition.eof": True}
-        self._consumer = Consumer(quiet(config, self._errors))
+        self._consumer = PassingConsumer(quiet(config, self._errors), _READER, self._unreadable)
         self._position = 0
         self._losses = 0
         self._is_out_of_range = False
@@ -121,8 +124,15 @@ class KafkaReplies:
         try:
             return self._codec.decode_as(InferenceReply, message.value())
         except DecodeError as problem:
+            # Of its row nothing else will come.
+            self._losses += 1
+            metrics.UNREADABLE_RECORDS.labels(reader=_READER, problem=problem.problem).inc()
             log.error("reply_unreadable", offset=message.offset(), problem=str(problem.problem))
             return None
+
+    def _unreadable(self, passed: UnreadableRange) -> None:
+        self._position = max(self._position, passed.end)
+        self._losses += 1
 
     def _note(self, error: KafkaError) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:

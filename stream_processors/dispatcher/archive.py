@@ -5,18 +5,21 @@ import threading
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from fairlane.codec import Codec
+from fairlane import metrics
+from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Outcome
 from fairlane.postgres import KeptConnection
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.settings import Settings
+from fairlane.unreadable import problem_of
 from stream_processors.dispatcher.repeats import ReplyGoneError, ReplyUnknownError
 
 log = get_logger(__name__)
 
 _APPLICATION = "fairlane-dispatcher"
+_READER = "archive"
 _READ_TIMEOUT_S = 2.0
 _QUERY_TIMEOUT_S = 2.0
 _WHERE = """
@@ -76,8 +79,8 @@ class LoggedReplies:
         return SourceCoordinate(topic, partition, offset), left
 
     def _read(self, place: SourceCoordinate) -> InferenceReply | None:
-        """The reply at its place in the log; None when retention removed it meanwhile. Raises KafkaException when it
-        does not come."""
+        """The reply at its place in the log; None when retention removed it meanwhile, or it cannot be read there.
+        Raises KafkaException when it does not come."""
         if self._consumer is None:
             group = f"{self._settings.group_prefix}.dispatcher.archive"
             self._consumer = Consumer(read_committed_consumer(self._settings, group))
@@ -86,13 +89,18 @@ class LoggedReplies:
         if message is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         error = message.error()
-        if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
+        if error is not None and (error.code() == KafkaError._AUTO_OFFSET_RESET or problem_of(error) is not None):
             return None
         if error is not None:
             raise KafkaException(error)
         if (message.topic(), message.partition(), message.offset()) != (place.topic, place.partition, place.offset):
             return None
-        return self._codec.decode_as(InferenceReply, message.value())
+        try:
+            return self._codec.decode_as(InferenceReply, message.value())
+        except DecodeError as problem:
+            metrics.UNREADABLE_RECORDS.labels(reader=_READER, problem=problem.problem).inc()
+            log.error("reply_unreadable", topic=place.topic, partition=place.partition, offset=place.offset)
+            return None
 
     def _reset(self) -> None:
         self._kept.close()

@@ -28,10 +28,11 @@ from fairlane.outcomes import Priority
 from fairlane.ownership import PartitionId
 from fairlane.records import UsageEvent
 from fairlane.settings import Settings
+from fairlane.unreadable import PassingConsumer
 from stream_processors.dispatcher.log_positions import LogPositions
 from stream_processors.dispatcher.pool_offsets import Points, PoolOffsets
 from stream_processors.dispatcher.work_events import FeedEvent, LogReplaced, PartitionsKnown, PoolCommitted
-from stream_processors.dispatcher.work_records import RECORD_TYPES, WorkRecords
+from stream_processors.dispatcher.work_records import READER, RECORD_TYPES, WorkRecords
 
 log = get_logger(__name__)
 
@@ -106,7 +107,7 @@ class WorkFeed:
 
     def _run(self) -> None:
         try:
-            consumer = Consumer(_config(self._settings))
+            consumer = PassingConsumer(_config(self._settings), READER)
             try:
                 self._follow(consumer, LogPositions(AdminClient(connection(self._settings))))
             finally:

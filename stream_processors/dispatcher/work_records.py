@@ -9,6 +9,7 @@ from fairlane import metrics, names
 from fairlane.codec import Codec, DecodeError
 from fairlane.logs import get_logger
 from fairlane.records import CapacityReport, DispatchReport, UsageEvent
+from fairlane.unreadable import message_headers
 from stream_processors.dispatcher.capacity_history import CapacityHistory
 from stream_processors.dispatcher.log_clock import LogClock
 from stream_processors.dispatcher.scheduling.in_flight import WorkId
@@ -30,6 +31,9 @@ RECORD_TYPES: dict[str, type[UsageEvent] | type[CapacityReport] | type[DispatchR
     names.CONTROL_DISPATCH: DispatchReport,
 }
 """The topics whose records are decoded, and what they are; of all others the headers are enough."""
+
+READER = "work_feed"
+"""Of the metric of unreadable records."""
 
 _SKEW_BEGINS_MS = 1_000
 _SKEW_ENDS_MS = 500
@@ -65,7 +69,7 @@ class WorkRecords:
             record_type = RECORD_TYPES.get(topic)
             if record_type is None:
                 # Headers only: the prompt stays where it is.
-                return WorkSeen(WorkId(topic, partition, offset), dispatched_from(record.headers()))
+                return WorkSeen(WorkId(topic, partition, offset), dispatched_from(message_headers(record, READER)))
             read = self._codec.decode_as(record_type, record.value())
             check_numbers(read)
         except (ValueError, DecodeError) as error:

@@ -15,6 +15,7 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.service import Readiness
+from fairlane.unreadable import UnreadableRange
 from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize
 from stream_processors.recorder.positions import Move, Partition, Positions
 from stream_processors.recorder.projection import LogRecord, Projection, project
@@ -152,6 +153,10 @@ class Recorder:
                         records.append(event)
                 case End():
                     self._positions.reach(event.partition, event.offset)
+                case UnreadableRange():
+                    partition = Partition(event.topic, event.partition)
+                    self._positions.reach(partition, event.end)
+                    metrics.RECORDER_SKIPPED.labels(event.topic, event.problem).inc(event.end - event.first)
                 case OutOfRange():
                     self._out_of_range.add(event.partition)
                     self._doubt([event.partition])

@@ -23,6 +23,7 @@ from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.service import exit_after
 from fairlane.settings import Settings
+from fairlane.unreadable import PassingConsumer, UnreadableRange
 from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import LogRecord
 
@@ -62,7 +63,7 @@ class OutOfRange:
     partition: Partition
 
 
-Event = LogRecord | End | OutOfRange
+Event = LogRecord | End | OutOfRange | UnreadableRange
 
 
 class Source:
@@ -76,7 +77,11 @@ class Source:
         self._on_assigned: OnChange = _ignore
         self._on_revoked: OnChange = _ignore
         self._fetched: set[Partition] = set()
-        self._consumer = Consumer(_config(settings), logger=logging.getLogger("confluent_kafka"))
+        self._passed: list[UnreadableRange] = []
+        """By the poll under way."""
+        self._consumer = PassingConsumer(
+            _config(settings), "recorder", self._passed.append, logger=logging.getLogger("confluent_kafka")
+        )
 
     def start(self, on_assigned: OnChange, on_revoked: OnChange) -> None:
         """Join the group. The callbacks run inside ``read`` and ``close``, with what was added and taken away."""
@@ -117,7 +122,10 @@ class Source:
         for number in range(max_records):
             message = self._consumer.poll(0 if number else timeout_s)
             if message is None:
-                break
+                if not self._passed:
+                    break
+                events.append(self._passed.pop())
+                continue
             if (event := _event(message)) is not None:
                 events.append(event)
                 size_bytes += _size_bytes(event)

@@ -248,15 +248,14 @@ class PartitionLog:
         )
         self._overwrite(batch, changed.encoded(self.body(batch) if body is None else body, crc))
 
-    def make_empty(self, batch: Batch) -> None:
-        """Take its records away, all but the last, as compaction does: an empty batch and one of a single record.
-
-        A batch that was emptied keeps its header, for the sequence numbers in it.
+    def make_empty(self, batch: Batch, last: Record = Record(b"the last")) -> None:
+        """Take its records away, all but the last, which becomes this one, as compaction does: an empty batch and one
+        of a single record. A batch that was emptied keeps its header, for the sequence numbers in it.
         """
         if batch.last_offset_delta < 1:
             raise ValueError("a batch of one record has no room for two")
         empty = replace(batch, attributes=NONE, last_offset_delta=batch.last_offset_delta - 1, record_count=0)
-        last = replace(
+        single = replace(
             batch,
             base_offset=batch.last_offset,
             length=batch.length - HEADER_BYTES,
@@ -264,8 +263,8 @@ class PartitionLog:
             last_offset_delta=0,
             record_count=1,
         )
-        filled = records_filling(last, [Record(b"the last")])
-        self._overwrite(batch, empty.encoded(b"") + last.encoded(filled))
+        filled = records_filling(single, [last])
+        self._overwrite(batch, empty.encoded(b"") + single.encoded(filled))
 
     def make_control(self, batch: Batch) -> None:
         """Put the marker of a committed transaction in its place."""

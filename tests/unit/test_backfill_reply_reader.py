@@ -42,7 +42,7 @@ class Log:
         self.is_away = False
         self.assigned: list[int] = []
 
-    def __call__(self, _config: object) -> "Log":
+    def __call__(self, _config: object, _reader: str, _on_unreadable: object) -> "Log":
         return self
 
     def list_topics(self, topic: str, timeout: float) -> Any:
@@ -66,7 +66,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
-    monkeypatch.setattr(reply_reader, "Consumer", made)
+    monkeypatch.setattr(reply_reader, "PassingConsumer", made)
     return made
 
 

@@ -117,11 +117,11 @@ class ScriptedConsumer:
 def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
     made = ScriptedConsumer()
 
-    def make(config: dict[str, Any]) -> ScriptedConsumer:
+    def make(config: dict[str, Any], _reader: str) -> ScriptedConsumer:
         made.config = config
         return made
 
-    monkeypatch.setattr("fairlane.feeds.Consumer", make)
+    monkeypatch.setattr("fairlane.feeds.PassingConsumer", make)
     return made
 
 

@@ -140,7 +140,7 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench()
     monkeypatch.setattr(reply_reader, "_POSITION_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(reply_reader, "Consumer", lambda _config: bench.kafka)
+    monkeypatch.setattr(reply_reader, "PassingConsumer", lambda *_args: bench.kafka)
     return bench
 
 

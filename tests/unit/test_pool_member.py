@@ -68,6 +68,10 @@ class FakeConsumer:
             found.append(message)
         return found
 
+    def poll_batch(self, most: int, timeout: float) -> list[Any]:
+        first = self.poll(timeout)
+        return [] if first is None else [first, *self.consume(most, 0)]
+
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         assert not self.is_in_callback
         self.meanwhile()
@@ -108,7 +112,7 @@ class FakeConsumer:
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> FakeConsumer:
     made = FakeConsumer()
-    monkeypatch.setattr(group, "Consumer", lambda _config: made)
+    monkeypatch.setattr(group, "PassingConsumer", lambda _config, _reader: made)
     return made
 
 

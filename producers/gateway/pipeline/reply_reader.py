@@ -12,6 +12,7 @@ from typing import Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane import metrics
 from fairlane.client.positions import ask, end_of, existing_partitions, partitions_of
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
@@ -20,6 +21,7 @@ from fairlane.logs import get_logger
 from fairlane.names import GATEWAY_REPLIES, gateway_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
+from fairlane.unreadable import PassingConsumer, UnreadableRange
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.handover import Handover
 from producers.gateway.pipeline.record_decoder import RecordDecoder
@@ -104,7 +106,7 @@ class ReplyReader:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
 
     def _run(self) -> None:
-        consumer = Consumer(_config(self._settings))
+        consumer = PassingConsumer(_config(self._settings), "gateway_replies", self._unreadable)
         try:
             self._partition_count = len(existing_partitions(consumer, GATEWAY_REPLIES, monotonic() + _START_TIMEOUT_S))
             consumer.subscribe(
@@ -143,6 +145,13 @@ class ReplyReader:
             return None
         self._positions[partition] = (message.offset() or 0) + 1
         return self._decoder.decode(GATEWAY_REPLIES, message)
+
+    def _unreadable(self, passed: UnreadableRange) -> None:
+        metrics.GATEWAY_UNREADABLE.labels(record=InferenceReply.__name__, problem=passed.problem).inc(
+            passed.end - passed.first
+        )
+        if passed.partition in self._owned:
+            self._positions[passed.partition] = passed.end
 
     def _on_error(self, error: KafkaError, partition: int | None) -> None:
         if error.fatal():

@@ -1,0 +1,306 @@
+"""Reading on behind what cannot be read: a consumer that passes over damaged batches, and headers that are no text.
+
+librdkafka stops at a batch with a bad checksum, an unknown format or bytes that no codec wrote: it says so, says it
+again at every fetch, or falls silent, and gets no further. So the consumer here looks for the end of the batch with a
+second one and goes on behind it. It has none of the bytes; what is known are the offsets and the reason, and whoever
+reads decides what to keep of that.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from time import monotonic
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane import metrics
+from fairlane.batch_end import BatchEnd
+from fairlane.kafka import ClientConfig
+from fairlane.logs import get_logger
+
+log = get_logger(__name__)
+
+BAD_CHECKSUM = "bad_checksum"
+BAD_COMPRESSION = "bad_compression"
+UNKNOWN_FORMAT = "unknown_format"
+BAD_HEADERS = "bad_headers"
+
+_PROBLEMS = {
+    KafkaError._BAD_MSG: BAD_CHECKSUM,
+    KafkaError._BAD_COMPRESSION: BAD_COMPRESSION,
+    KafkaError._NOT_IMPLEMENTED: UNKNOWN_FORMAT,
+}
+_SEARCH_TIMEOUT_S = 90.0
+_CALL_TIMEOUT_S = 5.0
+_POLL_S = 0.1
+_SILENT_POLLS = 5
+"""So many polls without an answer, twice, while the end of the same partition answers: nothing will come."""
+
+_BROKER_FAILURES = 10
+
+Headers = Sequence[tuple[str, str | bytes | None]]
+PartitionPlace = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRange:
+    """Offsets that were passed over, from ``first`` up to and without ``end``: one batch, with its markers and gaps."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    problem: str
+    reason: str
+    """What the client library says. It names numbers, and quotes no record."""
+
+    def __str__(self) -> str:
+        return f"offsets {self.first} to {self.end - 1} cannot be read ({self.problem}): {self.reason}"
+
+
+def problem_of(error: KafkaError) -> str | None:
+    """What is wrong with the batch that this error is about; None for an error about anything else."""
+    return _PROBLEMS.get(error.code())
+
+
+class PassingConsumer(Consumer):
+    """A consumer that goes on behind batches that cannot be read. Each is counted and logged with its place.
+
+    To find where such a batch ends blocks ``poll`` and ``consume`` for some tenths of a second, of a batch in an
+    unknown format for some seconds. While that cannot be found out, the partition stays where it is.
+
+    Args:
+        config: of this consumer; one like it, which joins no group, is made for each search.
+        reader: the value of the metric's label `reader`.
+        on_unreadable: told of each range, within ``poll`` and ``consume``.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        reader: str,
+        on_unreadable: Callable[[UnreadableRange], None] | None = None,
+        **more: object,
+    ) -> None:
+        super().__init__(config, **more)
+        self._search_config = config | {"enable.partition.eof": True, "check.crcs": True}
+        self._reader = reader
+        self.on_unreadable = on_unreadable
+        self._passed_to: dict[PartitionPlace, int] = {}
+        """Where reading goes on, of partitions that were moved and of which nothing came since."""
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        message = super().poll(timeout)
+        if message is None:
+            return None
+        return next(iter(self._readable(self._sift((message,)))), None)
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        return self._readable(self._sift(super().consume(num_messages, timeout)))
+
+    def poll_batch(self, num_messages: int, timeout: float) -> list[Message | UnreadableRange]:
+        """At once when there is anything: records, errors and ranges passed over, in the order of their offsets."""
+        first = super().poll(timeout)
+        if first is None:
+            return []
+        return self._sift((first, *super().consume(num_messages, 0)))
+
+    @staticmethod
+    def _readable(found: Iterable[Message | UnreadableRange]) -> list[Message]:
+        return [one for one in found if not isinstance(one, UnreadableRange)]
+
+    def _sift(self, messages: Sequence[Message]) -> list[Message | UnreadableRange]:
+        found: list[Message | UnreadableRange] = []
+        moved: set[PartitionPlace] = set()
+        for message in messages:
+            topic, partition, offset = message.topic(), message.partition(), message.offset()
+            if topic is None or partition is None:
+                found.append(message)
+                continue
+            place = (topic, partition)
+            error = message.error()
+            if place in moved or self._is_astray(place, error, offset):
+                # Behind a damaged batch the library may take bytes of it for the header of the next.
+                continue
+            problem = None if error is None else problem_of(error)
+            if error is None or problem is None or offset is None or offset < 0:
+                found.append(message)
+                continue
+            passed = self._pass_over(place, offset, problem, error.str())
+            if place in self._passed_to:
+                moved.add(place)
+            if passed is not None:
+                found.append(passed)
+        return found
+
+    def _is_astray(self, place: PartitionPlace, error: KafkaError | None, offset: int | None) -> bool:
+        """Whether this is an error about an offset that the library took from within a damaged batch."""
+        end = self._passed_to.get(place)
+        if end is None:
+            return False
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            del self._passed_to[place]
+            return False
+        return error.code() == KafkaError._AUTO_OFFSET_RESET and offset is not None and offset > end
+
+    def _pass_over(self, place: PartitionPlace, offset: int, problem: str, reason: str) -> UnreadableRange | None:
+        topic, partition = place
+        try:
+            end = _end_of_batch(self._search_config, topic, partition, offset)
+        except KafkaException as error:
+            log.warning("unreadable_batch_stays", topic=topic, partition=partition, offset=offset, reason=str(error))
+            # From there the error comes again, and with it the next try.
+            self._passed_to[place] = offset
+            self.seek(TopicPartition(topic, partition, offset))
+            return None
+        if end is not None:
+            self._passed_to[place] = end
+            self.seek(TopicPartition(topic, partition, end))
+        passed = UnreadableRange(topic, partition, offset, offset + 1 if end is None else end, problem, reason)
+        metrics.UNREADABLE_RECORDS.labels(reader=self._reader, problem=problem).inc(passed.end - offset)
+        log.error(
+            "unreadable_batch_passed",
+            reader=self._reader,
+            topic=topic,
+            partition=partition,
+            first_offset=offset,
+            last_offset=passed.end - 1,
+            problem=problem,
+            reason=reason,
+        )
+        if self.on_unreadable is not None:
+            self.on_unreadable(passed)
+        return passed
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on there, even where the library has stopped: it does so when the offset it wanted was not in the log."""
+        try:
+            super().seek(partition)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:
+                raise
+            self._assign_anew(partition)
+
+    def _assign_anew(self, place: TopicPartition) -> None:
+        try:
+            self.incremental_unassign([place])
+            self.incremental_assign([place])
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:
+                raise
+            # A group of the eager protocol knows whole assignments only. The others go on where they are.
+            assigned = self.assignment()
+            starts = {
+                (given.topic, given.partition): given if now.offset < 0 else now
+                for given, now in zip(assigned, self.position(assigned), strict=True)
+            }
+            self.assign(list((starts | {(place.topic, place.partition): place}).values()))
+
+
+def message_headers(message: object, reader: str) -> Headers:
+    """The headers of a message; none of them, and a count, when a name among them is no UTF-8. Ask once per message.
+
+    confluent-kafka then makes a list with a hole in it and leaves an exception behind that it does not raise; a call
+    compiled for speed would pass both on. Called from C, that is an error here and now, and the list is never touched.
+    """
+    try:
+        found: Headers | None = _HEADERS(message)
+    except (SystemError, UnicodeDecodeError):
+        metrics.UNREADABLE_RECORDS.labels(reader=reader, problem=BAD_HEADERS).inc()
+        return ()
+    return found or ()
+
+
+_HEADERS = operator.methodcaller("headers")
+
+
+class _Seen(Enum):
+    INSIDE = "inside"
+    BEYOND = "beyond"
+    NOTHING = "nothing"
+
+
+class _BrokerFailsError(Exception):
+    """The broker itself fails on the batch, and serves nothing that begins in or behind it."""
+
+
+def _end_of_batch(config: ClientConfig, topic: str, partition: int, base: int) -> int | None:
+    """Where the batch that begins at ``base`` ends; None when no fetch can begin behind it, so that what can be read
+    there is what came together with it. Raises KafkaException when that is not found out in time."""
+    consumer = Consumer(config)
+    search = _Search(consumer, topic, partition, base)
+    try:
+        return search.run()
+    except _BrokerFailsError:
+        return None
+    finally:
+        try:
+            search.rest()
+        finally:
+            consumer.close()
+
+
+class _Search:
+    def __init__(self, consumer: Consumer, topic: str, partition: int, base: int) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._partition = partition
+        self._base = base
+        self._log_end: int | None = None
+        self._deadline = monotonic() + _SEARCH_TIMEOUT_S
+
+    def run(self) -> int:
+        place = TopicPartition(self._topic, self._partition)
+        _, log_end = self._consumer.get_watermark_offsets(place, timeout=_CALL_TIMEOUT_S)
+        self._log_end = log_end
+        if log_end <= self._base:
+            raise KafkaException(KafkaError(KafkaError._NO_OFFSET, f"the log ends at {log_end}"))
+        search = BatchEnd(self._base, log_end)
+        while (offset := search.next_look) is not None:
+            seen, where = self._look(offset)
+            if seen is _Seen.NOTHING:
+                # Inside, if the broker answers at all: within a batch of unknown format the library says nothing.
+                if self._look(log_end)[0] is not _Seen.BEYOND:
+                    raise _timed_out(f"no answer at the end of the log, {log_end}")
+                seen, where = self._look(offset)
+            if seen is _Seen.BEYOND:
+                search.saw_beyond(where)
+            else:
+                search.saw_inside(offset)
+        return search.end
+
+    def rest(self) -> None:
+        """Leave the consumer where it may be closed: librdkafka can hang for ever in a close that comes while it looks
+        for another offset, as it does after it took bytes of a damaged batch for a header."""
+        if self._log_end is not None and self._look(self._log_end)[0] is not _Seen.BEYOND:
+            log.warning("search_left_astray", topic=self._topic, partition=self._partition)
+
+    def _look(self, offset: int) -> tuple[_Seen, int]:
+        """What comes of a fetch from here, and from which offset on that is beyond the batch."""
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+        silent_polls = failures = 0
+        while silent_polls < _SILENT_POLLS:
+            if monotonic() > self._deadline:
+                raise _timed_out(f"not found within {_SEARCH_TIMEOUT_S:g} s")
+            message = self._consumer.poll(_POLL_S)
+            error = None if message is None else message.error()
+            if message is None:
+                silent_polls += 1
+            elif error is not None and error.code() == KafkaError.UNKNOWN:
+                failures += 1
+                if failures >= _BROKER_FAILURES:
+                    raise _BrokerFailsError
+            elif error is None or error.code() == KafkaError._PARTITION_EOF:
+                return _Seen.BEYOND, offset
+            elif problem_of(error) is not None:
+                # The first after the assignment, so it is about the first batch that came.
+                begins = self._base if message.offset() is None else message.offset() or 0
+                return (_Seen.BEYOND, min(offset, begins)) if begins > self._base else (_Seen.INSIDE, offset)
+            elif error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
+                raise KafkaException(error)
+        return _Seen.NOTHING, offset
+
+
+def _timed_out(reason: str) -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, reason))

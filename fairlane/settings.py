@@ -58,7 +58,15 @@ class Settings(KafkaSettings):
         description="Postgres, as the role that owns the tables; used by `fairlane db upgrade`, `fairlane keys` and "
         "`fairlane users` alone",
     )
-    redis_url: SecretStr | None = Field(None, description="Redis; holds only what can be rebuilt, so it may be missing")
+    redis_url: SecretStr | None = Field(
+        None,
+        description="Redis for state: seen request ids, idempotency keys, quotas and limits. Needs `noeviction` and "
+        "an append-only file; without it duplicates run again and limits are each process's own",
+    )
+    redis_cache_url: SecretStr | None = Field(
+        None,
+        description="Redis for caches, another server with memory of its own; unset: nothing is cached in Redis",
+    )
     instance_id: str = Field(
         "local-1",
         pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$",
@@ -111,6 +119,12 @@ class Settings(KafkaSettings):
         100.0, gt=0, description="Least time of work, at the pool's rate, that is kept dispatched ahead"
     )
     dedupe_ttl_s: int = Field(86_400, ge=1, description="How long a request id is remembered to drop its duplicates")
+    dedupe_max_ids: int = Field(
+        500_000,
+        ge=1,
+        description="Most request ids that are remembered for one tenant at a time; what is beyond runs, and its "
+        "duplicates run again",
+    )
 
     retrieval_budget_ms: int = Field(
         150, ge=1, le=10_000, description="Longest a request whose turn it is waits for its passages and history"

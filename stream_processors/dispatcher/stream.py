@@ -23,6 +23,7 @@ from fairlane.logs import get_logger
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.settings import Settings
+from fairlane.topic_ids import TopicIds
 from stream_processors.dispatcher.fenced_thread import FencedThread
 
 log = get_logger(__name__)
@@ -100,6 +101,7 @@ class RequestStream:
             def _new_consumer_thread(self) -> FencedThread:
                 thread = FencedThread(self, loop=self.loop, beacon=self.beacon)
                 thread.ownership, thread.offsets, thread.on_failure = ownership, offsets, on_failure
+                thread.topic_ids = TopicIds(settings)
                 return thread
 
             async def _wait_next_records(self, timeout: float) -> tuple[Any, None]:

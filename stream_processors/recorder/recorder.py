@@ -13,10 +13,12 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
+from fairlane.committed import alarm
 from fairlane.logs import get_logger
+from fairlane.resume import Finding, Log, read_on
 from fairlane.service import Readiness
 from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize
-from stream_processors.recorder.positions import Move, Partition, Positions
+from stream_processors.recorder.positions import Move, Partition, Positions, Stored
 from stream_processors.recorder.projection import LogRecord, Projection, project
 from stream_processors.recorder.retention import Retention
 from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
@@ -57,14 +59,16 @@ class LogSource(Protocol):
     def stop_fetching(self, partitions: Iterable[Partition]) -> None: ...
     def read(self, max_records: int, max_bytes: int, timeout_s: float) -> list[Event]: ...
     def bounds(self, partition: Partition) -> tuple[int, int]: ...
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
     def known_end(self, partition: Partition) -> int | None: ...
 
 
 class RowStore(Protocol):
     """What the loop needs of the database; see :class:`stream_processors.recorder.store.Store`."""
 
-    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]: ...
-    def start_at(self, offsets: Mapping[Partition, int]) -> None: ...
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]: ...
+    def start_at(self, offsets: Mapping[Partition, Stored]) -> None: ...
+    def move(self, moves: Mapping[Partition, Move], topic_ids: Mapping[Partition, str]) -> None: ...
     def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]: ...
     def remove_turns(self, before_ms: int, most: int) -> int: ...
     def close(self) -> None: ...
@@ -169,17 +173,36 @@ class Recorder:
         """Start fetching what is owned from where it is stored."""
         waiting = self._positions.waiting
         try:
-            offsets = self._store.next_offsets(waiting)
-            new = waiting.keys() - offsets.keys()
-            lost = self._out_of_range & offsets.keys()
+            stored = self._store.next_offsets(waiting)
+            ids = self._source.topic_ids({partition.topic for partition in waiting})
+            new = waiting.keys() - stored.keys()
+            lost = (self._out_of_range & stored.keys()) | {
+                partition
+                for partition, place in stored.items()
+                if place.topic_id and place.topic_id != ids.get(partition.topic, place.topic_id)
+            }
             bounds = self._bounds(new | lost)
-            if beginnings := {partition: bounds[partition][0] for partition in new & bounds.keys()}:
+            if beginnings := {
+                partition: Stored(bounds[partition][0], ids.get(partition.topic, ""))
+                for partition in new & bounds.keys()
+            }:
                 self._store.start_at(beginnings)
-                offsets |= self._store.next_offsets(beginnings)
-            for partition in lost:
-                stored = offsets.pop(partition)
-                if partition in bounds:
-                    offsets[partition] = self._back_in_range(partition, stored, *bounds[partition])
+                stored |= self._store.next_offsets(beginnings)
+            offsets = {partition: place.next_offset for partition, place in stored.items() if partition not in lost}
+            for partition in lost & bounds.keys():
+                log_now = Log(*bounds[partition], ids.get(partition.topic, ""))
+                offsets[partition] = self._back_in_log(partition, stored[partition], log_now)
+            # Stored before ids were.
+            if unnamed := {
+                partition: ids[partition.topic]
+                for partition in offsets.keys() & stored.keys()
+                if not stored[partition].topic_id and partition.topic in ids
+            }:
+                self._store.move({}, unnamed)
+        except SourceUnavailableError as error:
+            log.warning("topic_ids_unknown", reason=str(error))
+            self._retry_later()
+            return
         except StoreUnavailableError as error:
             self._lost_store(str(error))
             return
@@ -216,22 +239,14 @@ class Recorder:
                 log.warning("log_bounds_unknown", topic=partition.topic, partition=partition.number, reason=str(error))
         return bounds
 
-    def _back_in_range(self, partition: Partition, stored: int, first: int, end: int) -> int:
-        """The offset to go on from after a stored one was not in the log. Raises as ``RowStore.write``."""
-        if first <= stored <= end:
-            return stored
-        metrics.LOG_TRUNCATED.labels(partition.topic).inc()
-        log.error(
-            "log_truncated",
-            topic=partition.topic,
-            partition=partition.number,
-            stored_offset=stored,
-            first_offset=first,
-            end_offset=end,
-            lost_records_at_most=max(0, first - stored),
-        )
-        self._store.write(Projection(), {partition: Move(stored, first)})
-        return first
+    def _back_in_log(self, partition: Partition, stored: Stored, log_now: Log) -> int:
+        """The offset to go on from where a stored one may not be in the log. Raises as ``RowStore.write``."""
+        position, finding = read_on(stored.next_offset, stored.topic_id, log_now)
+        if finding is not Finding.IN_LOG:
+            alarm(finding, partition.topic, partition.number, stored.next_offset, log_now)
+            topic_ids = {partition: log_now.topic_id} if log_now.topic_id else {}
+            self._store.move({partition: Move(stored.next_offset, position)}, topic_ids)
+        return position
 
     def _doubt(self, partitions: Collection[Partition]) -> None:
         self._source.stop_fetching(partitions)

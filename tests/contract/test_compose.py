@@ -38,6 +38,7 @@ KNOWN_TO_IMAGES = {
     r"|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
     "postgres": r"POSTGRES_(PASSWORD|INITDB_ARGS|OWNER_PASSWORD|SERVICE_PASSWORD)",
     "redis": r"REDISCLI_AUTH",
+    "redis-cache": r"REDISCLI_AUTH",
 }
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.
 WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
@@ -194,11 +195,19 @@ def test_published_ports_do_not_clash() -> None:
 
 @each_own_container
 def test_every_address_is_that_of_a_service_it_waits_for(service: ComposeService) -> None:
-    inside = {"kafka": 29092, "schema-registry": 8080, "postgres": 5432, "redis": 6379}
+    inside = {"kafka": 29092, "schema-registry": 8080, "postgres": 5432, "redis": 6379, "redis-cache": 6379}
     named = {
         name: urlsplit(value if "//" in value else f"//{value}")
         for name, value in service.environment.items()
-        if name in {"KAFKA_BOOTSTRAP_SERVERS", "SCHEMA_REGISTRY_URL", "POSTGRES_DSN", "POSTGRES_OWNER_DSN", "REDIS_URL"}
+        if name
+        in {
+            "KAFKA_BOOTSTRAP_SERVERS",
+            "SCHEMA_REGISTRY_URL",
+            "POSTGRES_DSN",
+            "POSTGRES_OWNER_DSN",
+            "REDIS_URL",
+            "REDIS_CACHE_URL",
+        }
     }
     waits_for = all_dependencies(service.name)
     for name, address in named.items():
@@ -210,6 +219,7 @@ def test_the_ports_of_other_images_are_those_they_listen_on() -> None:
     for name, port in {"schema-registry": 8080, "kafka-ui": 8080, "postgres": 5432, "prometheus": 9090}.items():
         assert [inside for _, _, inside in services()[name].published] == [port]
     assert not services()["redis"].published
+    assert not services()["redis-cache"].published
 
 
 def test_kafka_ui_reads_with_the_registry_that_the_services_write_with() -> None:

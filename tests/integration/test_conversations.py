@@ -24,7 +24,7 @@ from fairlane.records import ConversationTurn, InferenceReply, Message, Output, 
 from fairlane.schema_files import default_codec
 from fairlane.store_error import StoreError
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
-from stream_processors.recorder.positions import Move, Partition
+from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
 from tests.integration.pgvector_kit import PATIENT_S, paused, with_tables
@@ -58,7 +58,7 @@ class Recorded:
         """Turns with these numbers, the oldest first; they are answered a second apart."""
         partition = Partition(f"replies.{tenant}", 0)
         if partition not in self._at:
-            self._store.start_at({partition: 0})
+            self._store.start_at({partition: Stored(0)})
             self._at[partition] = 0
         records: list[LogRecord] = []
         for number in numbers:

@@ -1,6 +1,6 @@
 """The recorder's loop against a log and a database in memory that fail in every way they can."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,7 +12,7 @@ from fairlane.backoff import Backoff
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.schema_files import default_codec
 from fairlane.service import Readiness
-from stream_processors.recorder.positions import Move, Partition
+from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, Projection
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.retention import Retention
@@ -37,6 +37,7 @@ class Log:
     content: dict[Partition, list[str | None]]
     first: dict[Partition, int] = field(default_factory=dict)
     at: dict[Partition, int] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
     unreachable: set[Partition] = field(default_factory=set)
     asked: list[int] = field(default_factory=list)
     before_read: Callable[[], None] = lambda: None
@@ -94,6 +95,9 @@ class Log:
             raise SourceUnavailableError("no leader")
         return self.first.get(partition, 0), len(self.content[partition])
 
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        return {topic: self.ids[topic] for topic in topics if topic in self.ids}
+
     def known_end(self, partition: Partition) -> int | None:
         return len(self.content[partition])
 
@@ -103,6 +107,7 @@ class Database:
     """Rows and offsets, and what the next calls do instead of working."""
 
     offsets: dict[Partition, int] = field(default_factory=dict)
+    topic_ids: dict[Partition, str] = field(default_factory=dict)
     rows: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
@@ -111,14 +116,27 @@ class Database:
     most_in_time: int = 1_000
     """Rows that it can write before the time is over."""
 
-    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]:
         self._fault("read")
-        return {partition: self.offsets[partition] for partition in partitions if partition in self.offsets}
+        return {
+            partition: Stored(self.offsets[partition], self.topic_ids.get(partition, ""))
+            for partition in partitions
+            if partition in self.offsets
+        }
 
-    def start_at(self, offsets: Mapping[Partition, int]) -> None:
+    def start_at(self, offsets: Mapping[Partition, Stored]) -> None:
         self._fault("read")
-        for partition, offset in offsets.items():
-            self.offsets.setdefault(partition, offset)
+        for partition, start in offsets.items():
+            if partition not in self.offsets:
+                self.offsets[partition], self.topic_ids[partition] = start.next_offset, start.topic_id
+
+    def move(self, moves: Mapping[Partition, Move], topic_ids: Mapping[Partition, str]) -> None:
+        self._fault("read")
+        for partition, move in moves.items():
+            if self.offsets[partition] != move.expected:
+                raise SupersededError
+            self.offsets[partition] = move.next_offset
+        self.topic_ids |= topic_ids
 
     def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]:
         fault = self._fault("read", "before")
@@ -286,12 +304,44 @@ def test_a_truncated_log_is_an_alarm_and_goes_on_at_its_head() -> None:
     assert metrics.LOG_TRUNCATED.labels(topic.topic)._value.get() == before + 1
 
 
-def test_a_topic_made_anew_is_an_alarm_and_read_from_its_head() -> None:
-    topic = Partition("replies.renewed", 0)
-    run = Run(Log({topic: names("a", 2)}), Database(offsets={topic: 50}))
+def replacements(topic: str, finding: str) -> float:
+    return float(metrics.LOG_REPLACED.labels(topic, finding)._value.get())
+
+
+@pytest.mark.parametrize("stored_id", ["", "this"])
+def test_a_log_that_lost_its_end_is_an_alarm_and_read_on_at_its_end(stored_id: str) -> None:
+    topic = Partition(f"replies.cut{stored_id}", 0)
+    log = Log({topic: names("a", 2)}, ids={topic.topic: "this"})
+    run = Run(log, Database(offsets={topic: 50}, topic_ids={topic: stored_id}))
+
+    def grow() -> None:
+        if len(log.asked) == 4:
+            log.content[topic] += names("b", 2)
+
+    log.before_read = grow
+    run.steps(8)
+    assert run.database.rows == ["b0", "b1"]
+    assert run.database.offsets == {topic: 4}
+    assert run.database.topic_ids == {topic: "this"}
+    assert replacements(topic.topic, "cut") == 1
+
+
+@pytest.mark.parametrize("stored", [1, 2, 50])
+def test_a_topic_created_again_is_an_alarm_and_read_from_its_beginning(stored: int) -> None:
+    topic = Partition(f"replies.renewed{stored}", 0)
+    log = Log({topic: names("a", 2)}, ids={topic.topic: "this"})
+    run = Run(log, Database(offsets={topic: stored}, topic_ids={topic: "that"}))
     run.steps(5)
     assert run.database.rows == ["a0", "a1"]
-    assert metrics.LOG_TRUNCATED.labels(topic.topic)._value.get() == 1
+    assert run.database.topic_ids == {topic: "this"}
+    assert replacements(topic.topic, "recreated") == 1
+
+
+def test_a_position_from_before_ids_takes_that_of_its_topic() -> None:
+    run = Run(Log({ONE: names("a", 3)}, ids={ONE.topic: "this"}), Database(offsets={ONE: 1}))
+    run.steps(4)
+    assert run.database.rows == ["a1", "a2"]
+    assert run.database.topic_ids == {ONE: "this"}
 
 
 def test_a_partition_without_a_leader_does_not_keep_the_others_waiting() -> None:

@@ -143,6 +143,10 @@ PARKED_SETTLEMENTS = Gauge("fairlane_parked_settlements", "Decided work and answ
 STALE_SETTLEMENTS = Counter("fairlane_stale_settlements_total", "Finished work dropped because its partition moved on")
 
 RECORDED = Counter("fairlane_recorded_total", "Records projected into Postgres", ["record"])
+ROWS_REMOVED = Counter("fairlane_rows_removed_total", "Rows removed from Postgres because they were old", ["table"])
+RETENTION_LAG = Gauge(
+    "fairlane_retention_lag_seconds", "By how much the oldest row is older than rows of its table are kept", ["table"]
+)
 RECORDER_SKIPPED = Counter(
     "fairlane_recorder_skipped_total",
     "Records that could not be projected; the log of the recorder names their place",

@@ -197,6 +197,13 @@ class Settings(KafkaSettings):
     recorder_batch_records: int = Field(
         1_000, ge=1, description="Most records in one Postgres transaction of the recorder"
     )
+    results_ttl_s: int = Field(
+        86_400,
+        ge=60,
+        description="How long replies are kept in Postgres and found by their id; at least DEDUPE_TTL_S",
+    )
+    usage_ttl_s: int = Field(7_776_000, ge=60, description="How long what was spent is kept in Postgres")
+    audit_ttl_s: int = Field(7_776_000, ge=60, description="How long decisions and their reasons are kept in Postgres")
     conversation_ttl_s: int = Field(
         2_592_000, ge=1, description="How long the recorder keeps what was said in a conversation"
     )
@@ -271,6 +278,15 @@ class Settings(KafkaSettings):
     def _files_url_is_whole(cls, given: str) -> str:
         # It stands in jobs, and whoever runs one may have been started in another folder.
         return given if "://" in given else str(Path(given).absolute())
+
+    @model_validator(mode="after")
+    def _replies_outlive_their_ids(self) -> "Settings":
+        if self.results_ttl_s < self.dedupe_ttl_s:
+            raise ValueError(
+                f"RESULTS_TTL_S is {self.results_ttl_s} and DEDUPE_TTL_S {self.dedupe_ttl_s}: an id that is remembered "
+                "longer than its reply would get no answer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tokens_are_checked_whole(self) -> "Settings":

@@ -20,7 +20,7 @@ from fairlane.service import Readiness
 from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize
 from stream_processors.recorder.positions import Move, Partition, Positions, Stored
 from stream_processors.recorder.projection import LogRecord, Projection, project
-from stream_processors.recorder.retention import Retention
+from stream_processors.recorder.retention import Rule, drop_old
 from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
 from stream_processors.recorder.store import (
     Repetition,
@@ -70,7 +70,6 @@ class RowStore(Protocol):
     def start_at(self, offsets: Mapping[Partition, Stored]) -> None: ...
     def move(self, moves: Mapping[Partition, Move], topic_ids: Mapping[Partition, str]) -> None: ...
     def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]: ...
-    def remove_turns(self, before_ms: int, most: int) -> int: ...
     def close(self) -> None: ...
 
 
@@ -85,7 +84,7 @@ class Recorder:
         readiness: Readiness,
         *,
         batch_records: int,
-        retention: Retention,
+        retention: Sequence[Rule],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: ClockMs = now_ms,
         backoff: Backoff = _BACKOFF,
@@ -124,15 +123,13 @@ class Recorder:
             self._store.close()
 
     def step(self) -> None:
-        """One round: place partitions, read a batch, store it, remove some of what is old."""
+        """One round: place partitions, read a batch, store it."""
         now = self._clock()
         if self._placing_is_due(now):
             self._place()
         records = self._take(self._source.read(self._batch_size.records, BATCH_BYTES, _POLL_S))
         if records or (now - self._stored_at >= _FLUSH_INTERVAL_S and self._positions.moves()):
             self._write(records)
-        if self._store_answers and self._retention.is_due(now):
-            self._remove_old(now)
         if now >= self._lag_due_at:
             self._report_lag(now)
 
@@ -287,6 +284,7 @@ class Recorder:
     def _store_batch(self, records: Sequence[LogRecord], moves: Mapping[Partition, Move]) -> None:
         """Store a batch; when a row of it is refused, each half for itself, down to the one record to skip."""
         projection = project(records, self._codec)
+        drop_old(projection, self._retention, self._wall_clock())
         try:
             repetitions = self._store.write(projection, moves)
         except RowsRefusedError as error:
@@ -303,14 +301,6 @@ class Recorder:
             return
         self._positions.stored(moves)
         _report(projection, repetitions)
-
-    def _remove_old(self, now: float) -> None:
-        removed = 0
-        try:
-            removed = self._store.remove_turns(self._retention.before_ms(self._wall_clock()), self._retention.at_once)
-        except StoreUnavailableError as error:
-            self._lost_store(str(error))
-        self._retention.removed(removed, now)
 
     # ------------------------------------------------------------------ lag
 

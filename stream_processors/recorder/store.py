@@ -49,11 +49,6 @@ FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS named (topic, partition, to
 WHERE stored.topic = named.topic AND stored.partition = named.partition
 AND stored.topic_id IS DISTINCT FROM named.topic_id
 """
-_REMOVE_TURNS = """
-DELETE FROM conversation_turns WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM conversation_turns WHERE replied_at_ms < %s ORDER BY replied_at_ms LIMIT %s
-))
-"""
 
 
 class StoreUnavailableError(Exception):
@@ -134,15 +129,6 @@ class Store:
                 if keys := projection.withdrawn.get(table.name):
                     connection.execute(table.delete.encode(), (keys,))
         return repetitions
-
-    def remove_turns(self, before_ms: int, most: int) -> int:
-        """Remove turns of conversations that are older than this, the oldest first; how many there were.
-
-        Raises StoreUnavailableError.
-        """
-        with self._transaction() as connection:
-            act_for(connection, ALL_TENANTS)
-            return connection.execute(_REMOVE_TURNS, (before_ms, most)).rowcount
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection]:

@@ -15,7 +15,7 @@ from fairlane.service import Readiness
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, Projection
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
-from stream_processors.recorder.retention import Retention
+from stream_processors.recorder.retention import Rule
 from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
 from stream_processors.recorder.store import (
     Repetition,
@@ -110,9 +110,6 @@ class Database:
     topic_ids: dict[Partition, str] = field(default_factory=dict)
     rows: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    """When each was answered."""
-    removals: int = 0
     most_in_time: int = 1_000
     """Rows that it can write before the time is over."""
 
@@ -154,14 +151,6 @@ class Database:
             raise StoreUnavailableError("gone before it answered")
         return []
 
-    def remove_turns(self, before_ms: int, most: int) -> int:
-        self._fault("read")
-        self.removals += 1
-        old = [at_ms for at_ms in sorted(self.turns) if at_ms < before_ms][:most]
-        for at_ms in old:
-            self.turns.remove(at_ms)
-        return len(old)
-
     def close(self) -> None:
         pass
 
@@ -196,7 +185,7 @@ class Run:
             default_codec(),
             self.readiness,
             batch_records=batch_records,
-            retention=Retention(keep_s=10, at_once=3),
+            retention=(Rule(RESULTS, "replied_at_ms", keep_s=1_000),),
             clock=lambda: self.now,
             wall_clock=lambda: int(self.now * 1_000),
             backoff=Backoff(longest_s=1.0),
@@ -374,19 +363,11 @@ def test_delays_double_up_to_a_bound_and_are_shortened_by_chance(failures: int, 
     assert Backoff(first_s=0.1, longest_s=3.0, jitter=0.5).delay_s(failures, chance) == pytest.approx(delay_s)
 
 
-def test_old_turns_are_removed_a_few_at_a_time_and_young_ones_stay() -> None:
-    database = Database(turns=[*range(10), 10_000_000])
-    run = Run(Log({ONE: []}), database)
-    run.steps(5)
-    # Nothing is as old as that yet, and the next look is a minute later.
-    assert (database.removals, len(database.turns)) == (1, 11)
-    run.steps(35)
-    assert database.turns == [10_000_000]
-    assert database.removals == 1 + 4
-
-
-def test_a_database_that_fails_at_removing_loses_nothing() -> None:
+def test_a_log_that_is_read_again_brings_no_old_rows_back() -> None:
     log = Log({ONE: names("a", 3)})
-    run = Run(log, Database(faults=["none", "none", "none", "read"]))
-    run.steps(8)
-    assert run.database.rows == ["a0", "a1", "a2"]
+    run = Run(log, Database())
+    # The records are from the beginning of time.
+    run.now = 1_001.0
+    run.steps(4)
+    assert run.database.rows == []
+    assert run.database.offsets == {ONE: 3}

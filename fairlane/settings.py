@@ -58,6 +58,12 @@ class Settings(KafkaSettings):
         description="Postgres, as the role that owns the tables; used by `fairlane db upgrade`, `fairlane keys` and "
         "`fairlane users` alone",
     )
+    postgres_gateway_role: str = Field(
+        "fairlane_gateway",
+        pattern=r"^[a-z_][a-z0-9_]{0,62}$",
+        description="Role that the gateway connects as, in its own POSTGRES_DSN; `fairlane db upgrade` gives it its "
+        "rights, if it exists",
+    )
     redis_url: SecretStr | None = Field(
         None,
         description="Redis for state: seen request ids, idempotency keys, quotas and limits. Needs `noeviction` and "
@@ -199,11 +205,13 @@ class Settings(KafkaSettings):
     )
     results_ttl_s: int = Field(
         86_400,
-        ge=60,
+        ge=3_600,
         description="How long replies are kept in Postgres and found by their id; at least DEDUPE_TTL_S",
     )
-    usage_ttl_s: int = Field(7_776_000, ge=60, description="How long what was spent is kept in Postgres")
-    audit_ttl_s: int = Field(7_776_000, ge=60, description="How long decisions and their reasons are kept in Postgres")
+    usage_ttl_s: int = Field(7_776_000, ge=86_400, description="How long what was spent is kept in Postgres")
+    audit_ttl_s: int = Field(
+        7_776_000, ge=86_400, description="How long decisions and their reasons are kept in Postgres"
+    )
     conversation_ttl_s: int = Field(
         2_592_000, ge=1, description="How long the recorder keeps what was said in a conversation"
     )

@@ -11,6 +11,8 @@ from deploy.local.layout import write_private
 KAFKA_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 POSTGRES_VARIABLE = "POSTGRES_DSN"
 POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"
+POSTGRES_GATEWAY_VARIABLE = "POSTGRES_GATEWAY_DSN"
+"""Of an external Postgres: what the gateway gets as `POSTGRES_DSN`."""
 REDIS_VARIABLE = "REDIS_URL"
 REDIS_CACHE_VARIABLE = "REDIS_CACHE_URL"
 FILES_VARIABLE = "FILES_URL"
@@ -24,6 +26,7 @@ class Endpoints:
         kafka_bootstrap_servers: `host:port`, or several with commas.
         postgres_dsn: for the services: a role without rights beyond those it was granted.
         postgres_owner_dsn: for migrations: the role that owns the tables.
+        postgres_gateway_dsn: for the gateway, a role with fewer rights; empty: as the services.
         redis_url: `redis://host:port/db` of the Redis with state.
         redis_cache_url: of the one with caches.
         gateway_url: `http://host:port` of the gateway, for its callers; no service needs it.
@@ -37,6 +40,7 @@ class Endpoints:
     gateway_url: str = ""
     files_url: str = ""
     redis_cache_url: str = ""
+    postgres_gateway_dsn: str = ""
 
     @property
     def service_env(self) -> dict[str, str]:
@@ -49,6 +53,12 @@ class Endpoints:
             FILES_VARIABLE: self.files_url,
         }
         return {name: value for name, value in variables.items() if value}
+
+    @property
+    def gateway_env(self) -> dict[str, str]:
+        """The environment of the gateway."""
+        own = {POSTGRES_VARIABLE: self.postgres_gateway_dsn} if self.postgres_gateway_dsn else {}
+        return self.service_env | own
 
     @property
     def migration_env(self) -> dict[str, str]:

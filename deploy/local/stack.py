@@ -12,6 +12,7 @@ from deploy.local import kafka, postgres, probes, redis
 from deploy.local.endpoints import (
     FILES_VARIABLE,
     KAFKA_VARIABLE,
+    POSTGRES_GATEWAY_VARIABLE,
     POSTGRES_OWNER_VARIABLE,
     POSTGRES_VARIABLE,
     REDIS_CACHE_VARIABLE,
@@ -24,7 +25,7 @@ from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir
 from deploy.local.lifecycle import Reporter
 from deploy.local.logs import LineSink
 from deploy.local.ports import PortClaims
-from deploy.local.postgres import OWNER_ROLE, SERVICE_ROLE, Postgres
+from deploy.local.postgres import GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, Postgres
 from deploy.local.process import ProcessSpec
 from deploy.local.redis import Redis
 from deploy.local.run_record import RunLock, end_leftovers
@@ -182,7 +183,7 @@ class LocalStack:
 
     def _compose_parts(self, ports: PortClaims) -> tuple[tuple[ProcessSpec, ...], Endpoints]:
         specs: list[ProcessSpec] = []
-        kafka_servers = postgres_dsn = postgres_owner_dsn = redis_url = redis_cache_url = ""
+        kafka_servers = postgres_dsn = postgres_owner_dsn = postgres_gateway_dsn = redis_url = redis_cache_url = ""
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
             cluster = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs)
             specs += cluster.specs()
@@ -190,10 +191,12 @@ class LocalStack:
         if postgres.NAME in self._parts:
             postgres_dsn = self._external(postgres.NAME)
             postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
+            postgres_gateway_dsn = self._environ.get(POSTGRES_GATEWAY_VARIABLE, "")
             if not postgres_dsn:
                 server = Postgres(self.data_dir.postgres, ports.take("postgres"))
                 specs += server.specs()
                 postgres_dsn, postgres_owner_dsn = server.dsn(SERVICE_ROLE), server.dsn(OWNER_ROLE)
+                postgres_gateway_dsn = server.dsn(GATEWAY_ROLE)
         if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
             state = Redis(self.data_dir.redis, ports.take(redis.NAME))
             specs += state.specs()
@@ -209,6 +212,7 @@ class LocalStack:
             redis_url,
             files_url=self._files_url(),
             redis_cache_url=redis_cache_url,
+            postgres_gateway_dsn=postgres_gateway_dsn,
         )
         return tuple(specs), endpoints
 

@@ -37,7 +37,6 @@ from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router as batch_router
 from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.file_sweep import keep_swept
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.caller import present
@@ -195,7 +194,7 @@ class Gateway:
             except FeedUnavailableError as error:
                 log.error("gateway_failed", reason=str(error))
                 raise
-            works = {"upkeep": self._upkeep(), "store check": self._check_store(), "sweep": keep_swept(self._batches)}
+            works = {"upkeep": self._upkeep(), "store check": self._check_store()}
             for name, work in works.items():
                 task = asyncio.create_task(work, name=name)
                 task.add_done_callback(self._upkeep_ended)

@@ -10,7 +10,7 @@ import psycopg
 from fairlane import metrics
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
-from fairlane.postgres import ALL_TENANTS, KeptConnection, reason
+from fairlane.postgres import KeptConnection, reason
 from stream_processors.recorder.retention import RemovalSchedule, Rule
 
 log = get_logger(__name__)
@@ -20,6 +20,7 @@ APPLICATION_NAME = "fairlane-retention"
 _CALL_TIMEOUT_S = 10.0
 _SERVER_TIMEOUTS_S = {"idle_in_transaction_session_timeout": 10, "statement_timeout": 8, "lock_timeout": 2}
 _STOP_TIMEOUT_S = 15.0
+_REMOVE = "SELECT removed, oldest_ms FROM remove_old_rows(%s, %s, %s)"
 _MOST_WAIT_S = 5.0
 
 
@@ -32,14 +33,10 @@ class OldRows:
     def remove(self, rule: Rule, before_ms: int, most: int) -> tuple[int, int | None]:
         """Remove rows from before this, the oldest first. Returns how many there were, and from when the oldest is that
         is left of them. Raises psycopg.Error."""
-        old = f"FROM {rule.name} WHERE {rule.column} < %s ORDER BY {rule.column} LIMIT"
-        # Rows that are updated are locked in another order there: what is locked just now is removed the next time.
-        locked = "" if rule.table.seen is None else " FOR UPDATE SKIP LOCKED"
-        delete = f"DELETE FROM {rule.name} WHERE ctid = ANY (ARRAY(SELECT ctid {old} %s{locked}))"  # noqa: S608 - our own names
-        with self._kept.transaction(ALL_TENANTS) as connection:
-            removed = connection.execute(delete.encode(), (before_ms, most)).rowcount
-            left = connection.execute(f"SELECT {rule.column} {old} 1".encode(), (before_ms,)).fetchone()
-        return removed, None if left is None else int(left[0])
+        with self._kept.transaction() as connection:
+            row = connection.execute(_REMOVE, (rule.name, before_ms, most)).fetchone()
+        removed, oldest_ms = row or (0, None)
+        return int(removed), None if oldest_ms is None else int(oldest_ms)
 
     def close(self) -> None:
         """Give the connection back; the next call opens another."""

@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from deploy.local.layout import PROJECT_ROOT
-from deploy.local.postgres import DATABASE, OWNER_ROLE, SERVICE_ROLE
+from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE
 from deploy.local.services import default_services, default_setup, read_pools
 from deploy.models import prepare
 from deploy.settings_docs import setting_variables
@@ -28,6 +28,7 @@ NOT_IN_CONTAINERS = frozenset(
     {
         *("KAFKA_SECURITY_PROTOCOL", "KAFKA_SASL_MECHANISM", "KAFKA_SASL_USERNAME", "KAFKA_SASL_PASSWORD"),
         *("KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL", "MODELS_FILE", "TENANTS_FILE"),
+        "POSTGRES_GATEWAY_ROLE",  # deploy/postgres/init.sql makes the default
         "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default
     }
 )
@@ -36,7 +37,7 @@ KNOWN_TO_IMAGES = {
     "schema-registry": r"APICURIO_(STORAGE_KIND|KAFKASQL_(BOOTSTRAP_SERVERS|SNAPSHOT_SCHEDULED_ENABLED))",
     "kafka-ui": r"JAVA_OPTS|KAFKA_CLUSTERS_0_(NAME|BOOTSTRAPSERVERS|SCHEMAREGISTRY|READONLY|DEFAULT(KEY|VALUE)SERDE"
     r"|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
-    "postgres": r"POSTGRES_(PASSWORD|INITDB_ARGS|OWNER_PASSWORD|SERVICE_PASSWORD)",
+    "postgres": r"POSTGRES_(PASSWORD|INITDB_ARGS|OWNER_PASSWORD|SERVICE_PASSWORD|GATEWAY_PASSWORD)",
     "redis": r"REDISCLI_AUTH",
     "redis-cache": r"REDISCLI_AUTH",
 }
@@ -153,7 +154,9 @@ def test_the_settings_are_accepted(service: ComposeService, monkeypatch: pytest.
         monkeypatch.setenv(name, value)
     settings = Settings()
     if "POSTGRES_DSN" in service.environment:
-        assert urlsplit(settings.postgres_dsn.get_secret_value()).username == SERVICE_ROLE
+        assert urlsplit(settings.postgres_dsn.get_secret_value()).username == (
+            GATEWAY_ROLE if service.name == "gateway" else SERVICE_ROLE
+        )
 
 
 def test_only_the_step_that_makes_tables_knows_their_owner() -> None:

@@ -141,7 +141,13 @@ def test_a_reply_service_reads_on_at_the_end_too(broker: str, unique: str) -> No
         eventually(lambda: member.next() is None and committed_by(consumer, topic) == 6, what="the new position")
         writer.write(topic, [recorder_kit.reply_to(unique, 5)])
         found: list[str] = []
-        eventually(lambda: (reply := member.next()) and found.append(reply.request_id) is None, what="the reply")
+
+        def is_found() -> bool:
+            reply = member.next()
+            found.extend([] if reply is None else [reply.request_id])
+            return bool(found)
+
+        eventually(is_found, what="the reply")
         assert found == [f"{unique}-5"]
     finally:
         member.close()

@@ -143,6 +143,18 @@ def test_what_is_old_is_found_by_an_index(database: PostgresServer, tables: Tabl
     assert f"using {rule.name}_by_age" in plan
 
 
+@pytest.mark.parametrize(("table", "left"), [("results", 1), ("usage", 2), ("audit_logs", 2)])
+def test_nobody_removes_what_is_young_however_it_asks(
+    database: PostgresServer, tables: Tables, old_rows: OldRows, table: str, left: int
+) -> None:
+    record(database, [0.5, 20, 30])
+    (rule,) = (rule for rule in rules_of(Settings()) if rule.name == table)
+    assert old_rows.remove(rule, now_ms() + HOUR_MS, 10) == (3 - left, None)
+    assert len(ids(tables, table)) == left
+    with psycopg.connect(database.dsn) as connection, pytest.raises(psycopg.errors.InvalidParameterValue):
+        connection.execute("SELECT remove_old_rows('tenants', 0, 10)")
+
+
 def test_removing_goes_on_beside_the_writing(database: PostgresServer, tables: Tables) -> None:
     record(database, [30] * 5_000)
     finished: list[str] = []

@@ -32,6 +32,7 @@ COMPOSE_VARIABLES: Mapping[str, str] = {
     "POSTGRES_ADMIN_PASSWORD": "Password of the superuser of Postgres; no service uses it",
     "POSTGRES_OWNER_PASSWORD": f"Password of the role that owns the tables: {_PASSWORD}",
     "POSTGRES_SERVICE_PASSWORD": f"Password of the role of the services: {_PASSWORD}",
+    "POSTGRES_GATEWAY_PASSWORD": f"Password of the role of the gateway: {_PASSWORD}",
     "REDIS_PASSWORD": f"Password of Redis: {_PASSWORD}",
     "EMBEDDER_API_KEY": "API key of an OpenAI-compatible embedder, which the dispatcher alone is given",
     "KAFKA_HOST_PORT": "Port of Kafka on this machine",

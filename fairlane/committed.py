@@ -1,8 +1,8 @@
 """Where a group left off: committed offsets with their metadata, and where the log itself begins."""
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane.offsets import CommitPoint, MetadataError
 from fairlane.ownership import PartitionId
+from fairlane.resume import Finding, Log, read_on
 
 log = get_logger(__name__)
 
@@ -28,21 +29,38 @@ class OffsetSource(Protocol):
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]: ...
 
 
+AskTopicIds = Callable[[Collection[str], float], Mapping[str, str]]
+"""The ids of topics, within so many seconds: see :class:`fairlane.topic_ids.TopicIds`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where to read on. ``committed`` is None when the group never committed here."""
+    """Where to read on.
+
+    Attributes:
+        committed: what is done; None when the group never committed here, or what it committed is not in this log. The
+            position is then to be committed at once: the log may grow over a stale one.
+        position: the offset to read on from.
+        topic_id: "" where it is not known.
+        lost: whether something was committed that is not in this log.
+    """
 
     committed: CommitPoint | None
     position: int
+    topic_id: str = ""
+    lost: bool = False
 
 
 def resume_points(
-    source: OffsetSource, partitions: Iterable[PartitionId], timeout_s: float
+    source: OffsetSource,
+    partitions: Iterable[PartitionId],
+    timeout_s: float,
+    topic_ids: AskTopicIds | None = None,
 ) -> dict[PartitionId, Resume]:
     """Ask the broker where the group left each partition.
 
-    A committed offset that retention has truncated away is data loss: it is counted and logged as an alarm, and reading
-    goes on at the head of what is left. So is a committed offset beyond the end.
+    A committed offset that is no longer in the log is an alarm, counted and logged; ``fairlane.resume`` says where
+    reading goes on. Without ``topic_ids`` a topic that was created again is not told from one that lost its end.
 
     Raises KafkaException when the broker did not answer within ``timeout_s``.
     """
@@ -50,10 +68,53 @@ def resume_points(
     if not wanted:
         return {}
     deadline = monotonic() + timeout_s
+    found = _committed(source, wanted, deadline)
+    ids = {} if topic_ids is None else _ids(topic_ids, {partition.topic for partition in wanted}, deadline)
     return {
-        PartitionId(found.topic, found.partition): _resume(source, found, deadline)
-        for found in _committed(source, wanted, deadline)
+        PartitionId(partition.topic, partition.partition): _resume(
+            source, partition, ids.get(partition.topic, ""), deadline
+        )
+        for partition in found
     }
+
+
+def ids_of(found: Mapping[PartitionId, Resume]) -> dict[str, str]:
+    """The ids of these topics, as far as they are known."""
+    return {partition.topic: resume.topic_id for partition, resume in found.items()}
+
+
+def stale_in(found: Mapping[PartitionId, Resume]) -> frozenset[PartitionId]:
+    """The partitions whose commit is not in their log."""
+    return frozenset(partition for partition, resume in found.items() if resume.lost)
+
+
+def alarm(finding: Finding, topic: str, partition: int, position: int, log_now: Log) -> None:
+    """Count and log what is wrong with a position, if anything is."""
+    if finding is Finding.IN_LOG:
+        return
+    if finding is Finding.HEAD_REMOVED:
+        metrics.LOG_TRUNCATED.labels(topic=topic).inc()
+    else:
+        metrics.LOG_REPLACED.labels(topic=topic, finding=finding).inc()
+    log.error(
+        "position_not_in_log",
+        finding=str(finding),
+        topic=topic,
+        partition=partition,
+        position=position,
+        first=log_now.first,
+        end=log_now.end,
+    )
+
+
+def _ids(ask: AskTopicIds, topics: Collection[str], deadline: float) -> Mapping[str, str]:
+    while True:
+        try:
+            return ask(topics, min(_CALL_TIMEOUT_S, deadline - monotonic()))
+        except KafkaException as error:
+            if error.args[0].code() not in _ASK_AGAIN or monotonic() > deadline:
+                raise
+        sleep(random.uniform(0.5, 1.0) * _BACKOFF_S)  # noqa: S311 - jitter, not a secret
 
 
 def _committed(source: OffsetSource, wanted: list[TopicPartition], deadline: float) -> list[TopicPartition]:
@@ -77,28 +138,28 @@ def _raise_errors(found: list[TopicPartition]) -> None:
             raise KafkaException(partition.error)
 
 
-def _resume(source: OffsetSource, found: TopicPartition, deadline: float) -> Resume:
+def _resume(source: OffsetSource, found: TopicPartition, topic_id: str, deadline: float) -> Resume:
     remaining = deadline - monotonic()
     if remaining <= 0:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the positions were not found in time"))
-    low, high = source.get_watermark_offsets(found, timeout=min(_CALL_TIMEOUT_S, remaining))
+    first, end = source.get_watermark_offsets(found, timeout=min(_CALL_TIMEOUT_S, remaining))
     if found.offset < 0:
-        return Resume(None, low)
-    if found.offset > high:
-        # The log was replaced by a shorter one: what the group had done says nothing about what stands there now.
-        metrics.LOG_TRUNCATED.labels(topic=found.topic).inc()
-        log.error("log_replaced", topic=found.topic, partition=found.partition, committed=found.offset, end=high)
-        return Resume(None, low)
-    if found.offset < low:
-        metrics.LOG_TRUNCATED.labels(topic=found.topic).inc()
-        log.error("log_truncated", topic=found.topic, partition=found.partition, committed=found.offset, head=low)
+        return Resume(None, first, topic_id)
     try:
         point = CommitPoint.parse(found.offset, found.metadata)
     except MetadataError as error:
         # Somebody reset the group's offsets with a tool: the offset is what they meant, the bitmap is gone.
         log.error("offset_metadata_unreadable", topic=found.topic, partition=found.partition, error=str(error))
         point = CommitPoint(found.offset)
-    return Resume(point, max(low, found.offset))
+    log_now = Log(first, end, topic_id)
+    position, finding = read_on(point.offset, point.topic_id, log_now)
+    if finding is Finding.IN_LOG and point.cut_at(end) != point:
+        # The first undone record is still there, and done ones behind it are not.
+        finding = Finding.CUT
+    alarm(finding, found.topic, found.partition, point.offset, log_now)
+    if finding is Finding.RECREATED or position < point.offset:
+        return Resume(None, position, topic_id, lost=True)
+    return Resume(replace(point.cut_at(end), topic_id=topic_id), position, topic_id)
 
 
 _ASK_AGAIN = frozenset(

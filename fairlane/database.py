@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlane.data_files import data_path
+from fairlane.gateway_rights import grant
 from fairlane.postgres import connect, describe, explain, role_of
 from fairlane.settings import Settings
 
 _CONNECT_TIMEOUT_S = 10
 _APPLICATION = "fairlane-db"
+# Any number that no other program on the same database takes.
+_GRANT_LOCK = 4_602_678_820
 
 
 class DatabaseError(Exception):
@@ -61,7 +64,8 @@ class Upgrade:
 def upgrade(settings: Settings) -> Upgrade:
     """Bring the tables to the newest revision, in one transaction, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).
 
-    The role of POSTGRES_DSN is granted what the services need. May be called twice and at the same time: the second
+    The role of POSTGRES_DSN is granted what the services need, and POSTGRES_GATEWAY_ROLE, where there is one, what the
+    gateway needs. May be called twice and at the same time: the second
     waits for the first and finds nothing to do. Raises DatabaseError, also for a role that policies do not bind:
     functions that act for one tenant run with the rights of whoever made them.
     """
@@ -77,6 +81,7 @@ def upgrade(settings: Settings) -> Upgrade:
         applied: list[str] = []
         config.attributes["applied"] = applied
         command.upgrade(config, "head")
+        _grant_gateway(connection, settings)
         # What was applied is known inside the lock alone; another process may have been faster.
         done = tuple(dict.fromkeys(applied))
         after = _revision(connection)
@@ -134,6 +139,16 @@ def _alembic(settings: Settings) -> Iterator[tuple[Any, Any, str]]:
         raise DatabaseError(f"{database}: {explain(error)}") from None
     except (CommandError, sqlalchemy.exc.SQLAlchemyError) as error:
         raise DatabaseError(f"{database}: {' '.join(str(error).split())}") from None
+
+
+def _grant_gateway(connection: Any, settings: Settings) -> None:
+    role = settings.postgres_gateway_role
+    # Deployments without a role for it run the gateway as the services' role.
+    if role != role_of(settings.postgres_dsn.get_secret_value()):
+        with connection.begin():
+            # As with revisions: one process at a time.
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_GRANT_LOCK,))
+            grant(connection, role)
 
 
 def _is_above_policies(connection: Any) -> bool:

@@ -127,6 +127,27 @@ LOG_TRUNCATED = Counter(
     "ALARM: a committed offset was no longer in the log, records are lost",
     ["topic"],
 )
+LOG_REPLACED = Counter(
+    "fairlane_log_replaced_total",
+    "ALARM: a stored position belongs to no record of the log: the log was cut behind its end (read on at the end), or "
+    "its topic was created again (read from the beginning)",
+    ["topic", "finding"],
+)
+REDIS_REFUSED_WRITES = Counter(
+    "fairlane_redis_refused_writes_total",
+    "ALARM, but for reason=tenant_bound: writes that the Redis for state refused; its reader went on as without Redis",
+    ["kind", "reason"],
+)
+REDIS_STATE_EVICTED = Gauge(
+    "fairlane_redis_state_evicted_keys", "ALARM above 0: keys that the Redis for state evicted since it started"
+)
+REDIS_STATE_MEMORY_SHARE = Gauge(
+    "fairlane_redis_state_memory_share", "Memory of the Redis for state that is in use, as a part of its maxmemory"
+)
+REDIS_STATE_UNSAFE = Gauge(
+    "fairlane_redis_state_unsafe",
+    "ALARM above 0: settings of the Redis for state that let it forget (another policy than noeviction, no AOF)",
+)
 PARKED_SETTLEMENTS = Gauge("fairlane_parked_settlements", "Decided work and answers whose topic refuses them")
 STALE_SETTLEMENTS = Counter("fairlane_stale_settlements_total", "Finished work dropped because its partition moved on")
 
@@ -136,6 +157,10 @@ UNREADABLE_RECORDS = Counter(
     ["reader", "problem"],
 )
 RECORDED = Counter("fairlane_recorded_total", "Records projected into Postgres", ["record"])
+ROWS_REMOVED = Counter("fairlane_rows_removed_total", "Rows removed from Postgres because they were old", ["table"])
+RETENTION_LAG = Gauge(
+    "fairlane_retention_lag_seconds", "By how much the oldest row is older than rows of its table are kept", ["table"]
+)
 RECORDER_SKIPPED = Counter(
     "fairlane_recorder_skipped_total",
     "Records that could not be projected; the log of the recorder names their place",

@@ -5,6 +5,7 @@ bitmap of the done offsets beyond it. Everything here is pure: no Kafka, no cloc
 """
 
 import base64
+import re
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +17,13 @@ MAX_SPAN = 20_000
 MAX_METADATA_CHARS = 4_000
 """The broker refuses 4,096 (``offset.metadata.max.bytes``); 4,000 pass."""
 
-_PREFIX = "1:"
-_MAX_BITMAP_BYTES = (MAX_METADATA_CHARS - len(_PREFIX)) // 4 * 3
+_BITMAP_ONLY, _WITH_TOPIC_ID = "1", "2"
+_TOPIC_ID_CHARS = 22
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
+"""A UUID as Kafka writes it: base64 of its own alphabet, without padding."""
+_MAX_BITMAP_BYTES = (MAX_METADATA_CHARS - len("2::") - _TOPIC_ID_CHARS) // 4 * 3
+_MAX_READ_BITMAP_BYTES = (MAX_METADATA_CHARS - len("1:")) // 4 * 3
+"""Format 1 left more room."""
 _MAX_BITMAP_BITS = _MAX_BITMAP_BYTES * 8
 
 
@@ -28,37 +34,52 @@ class MetadataError(ValueError):
 @dataclass(frozen=True, slots=True)
 class CommitPoint:
     """What is committed for a partition: every delivered offset below ``offset`` is done, and so is ``offset + i`` for
-    every bit ``i`` of ``done_beyond``."""
+    every bit ``i`` of ``done_beyond``. ``topic_id`` is that of the topic; "" where it is not known."""
 
     offset: int
     done_beyond: int = 0
+    topic_id: str = ""
 
     def __repr__(self) -> str:
         # Python refuses to write so long an integer in decimal.
-        return f"CommitPoint(offset={self.offset}, done_beyond={self.done_beyond:#x})"
+        topic = f", topic_id={self.topic_id!r}" if self.topic_id else ""
+        return f"CommitPoint(offset={self.offset}, done_beyond={self.done_beyond:#x}{topic})"
 
     @property
     def metadata(self) -> str:
-        """The bitmap as a string; empty when nothing beyond the offset is done."""
-        if not self.done_beyond:
-            return ""
+        """Topic id and bitmap as a string: ``2:<topic id>:<bitmap>``; without an id ``1:<bitmap>``, or nothing when
+        nothing beyond the offset is done."""
         size = (self.done_beyond.bit_length() + 7) // 8
-        return _PREFIX + base64.b64encode(self.done_beyond.to_bytes(size, "little")).decode("ascii")
+        bitmap = base64.b64encode(self.done_beyond.to_bytes(size, "little")).decode("ascii")
+        if self.topic_id:
+            return f"{_WITH_TOPIC_ID}:{self.topic_id}:{bitmap}"
+        return f"{_BITMAP_ONLY}:{bitmap}" if bitmap else ""
+
+    def cut_at(self, end: int) -> "CommitPoint":
+        """The same without what is done from ``end`` on: a log that ends there will have other records there."""
+        reach = max(0, end - self.offset)
+        return CommitPoint(self.offset, self.done_beyond & ((1 << reach) - 1), self.topic_id)
 
     @classmethod
     def parse(cls, offset: int, metadata: str | None) -> "CommitPoint":
         """The commit point that ``offset`` and ``metadata`` stand for. Raises MetadataError."""
         if not metadata:
             return cls(offset)
-        if not metadata.startswith(_PREFIX):
+        form, _, content = metadata.partition(":")
+        topic_id = ""
+        if form == _WITH_TOPIC_ID:
+            topic_id, separator, content = content.partition(":")
+            if not separator or _TOPIC_ID.fullmatch(topic_id) is None:
+                raise MetadataError(f"offset metadata of {len(metadata)} characters has no topic id")
+        elif form != _BITMAP_ONLY:
             raise MetadataError(f"offset metadata of {len(metadata)} characters has an unknown form")
         try:
-            bitmap = base64.b64decode(metadata[len(_PREFIX) :], validate=True)
+            bitmap = base64.b64decode(content, validate=True)
         except ValueError as error:  # of another alphabet, or outside ASCII altogether
             raise MetadataError(f"offset metadata of {len(metadata)} characters is no base64: {error}") from None
-        if len(bitmap) > _MAX_BITMAP_BYTES:
+        if len(bitmap) > _MAX_READ_BITMAP_BYTES:
             raise MetadataError(f"a bitmap of {len(bitmap)} bytes is longer than any of ours")
-        return cls(offset, int.from_bytes(bitmap, "little"))
+        return cls(offset, int.from_bytes(bitmap, "little"), topic_id)
 
 
 class Flow(Enum):
@@ -80,11 +101,15 @@ class OffsetTracker:
     Records come in the order of their offsets; a seek may start again anywhere from the first undone on.
     """
 
-    def __init__(self, committed: CommitPoint | None = None, max_span: int = MAX_SPAN) -> None:
-        """``committed`` is what a predecessor committed; None when the group never committed here."""
+    def __init__(
+        self, committed: CommitPoint | None = None, max_span: int = MAX_SPAN, topic_id: str | None = None
+    ) -> None:
+        """``committed`` is what a predecessor committed; None when the group never committed here. ``topic_id`` is
+        committed with every offset; None: that of ``committed``."""
         if not 2 <= max_span <= MAX_SPAN:
             raise ValueError(f"max_span must be from 2 to {MAX_SPAN}, not {max_span}")
         self._max_span = max_span
+        self._topic_id = topic_id if topic_id is not None else "" if committed is None else committed.topic_id
         self._base = committed.offset if committed is not None else 0
         self._undone = 0
         self._done = committed.done_beyond if committed is not None else 0
@@ -166,7 +191,7 @@ class OffsetTracker:
         settling_mask = self._mask(settling)
         first_undone = self._lowest(self._undone & ~settling_mask)
         offset = self._position if first_undone is None else first_undone
-        return CommitPoint(offset, (self._done | settling_mask) >> (offset - self._base))
+        return CommitPoint(offset, (self._done | settling_mask) >> (offset - self._base), self._topic_id)
 
     def settle(self, offsets: Iterable[int]) -> None:
         """These were committed as done. Raises ValueError for an offset that cannot settle now."""

@@ -1,8 +1,9 @@
 """What this member of a consumer group owns: partitions, their trackers, the membership that may commit for them."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fairlane import metrics
@@ -10,6 +11,8 @@ from fairlane.offsets import MAX_SPAN, CommitPoint, Flow, OffsetTracker
 
 _POINT_BYTES = 128
 """What an offset takes in a transaction besides its metadata: the topic's name and the fixed fields."""
+
+_NONE_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
 class PartitionId(NamedTuple):
@@ -52,6 +55,8 @@ class _Owned:
     epoch: int
     tracker: OffsetTracker
     committed: int | None
+    is_stale: bool
+    """Whether what is committed belongs to no record of this log, which may grow over it: it is replaced at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Ownership:
         self._changed: dict[PartitionId, None] = {}
         """Those of which something was delivered, read or settled since ``_look``."""
         self._at_rest: dict[PartitionId, None] = {}
-        """Those in which everything is done and whose position may be ahead of what was committed."""
+        """Those in which everything is done, or whose commit is stale, and whose position may have to be committed."""
         self._escalated: dict[PartitionId, Claim] = {}
         self._flow_due: dict[PartitionId, None] = {}
         """Those whose fetching may have to change."""
@@ -98,9 +103,12 @@ class Ownership:
         committed: Mapping[PartitionId, CommitPoint | None],
         membership: Membership,
         *,
+        topic_ids: Mapping[str, str] = _NONE_KNOWN,
+        stale: Collection[PartitionId] = (),
         unless_revoked_since: int | None = None,
     ) -> bool:
-        """These partitions are ours now. One that already was keeps its tracker.
+        """These partitions are ours now. One that already was keeps its tracker. The ids of their topics are committed
+        with their offsets. Of those in ``stale`` the position is committed without waiting for the first work.
 
         False, and nothing changed, when partitions were revoked since ``unless_revoked_since``: what was looked up may
         by now belong to somebody else, and a tracker made from it would outlive its assignment.
@@ -112,9 +120,9 @@ class Ownership:
             self._membership = membership
             for partition, point in committed.items():
                 if partition not in self._owned:
-                    self._owned[partition] = _Owned(
-                        self._epoch, OffsetTracker(point, self._max_span), None if point is None else point.offset
-                    )
+                    tracker = OffsetTracker(point, self._max_span, topic_ids.get(partition.topic))
+                    committed_offset = None if point is None else point.offset
+                    self._owned[partition] = _Owned(self._epoch, tracker, committed_offset, partition in stale)
                     self._changed[partition] = None
             self._partitions = tuple(self._owned)
             return True
@@ -270,6 +278,7 @@ class Ownership:
                 # A plan that outlived its assignment says nothing about the present one.
                 if partition in self._owned and (partition in by_partition or not plan.claims):
                     self._owned[partition].committed = point.offset
+                    self._owned[partition].is_stale = False
             for partition, offsets in by_partition.items():
                 self._owned[partition].tracker.settle(offsets)
                 self._changed[partition] = None
@@ -296,7 +305,7 @@ class Ownership:
         for partition in self._changed:
             owned = self._owned[partition]
             oldest = owned.tracker.oldest_undone
-            if oldest is None:
+            if oldest is None or owned.is_stale:
                 self._at_rest[partition] = None
             else:
                 self._at_rest.pop(partition, None)
@@ -310,7 +319,7 @@ class Ownership:
         self._changed.clear()
 
     def _ahead(self) -> Iterator[tuple[PartitionId, CommitPoint]]:
-        """Where everything is done and the position is ahead of what was committed."""
+        """Where everything is done and the position is ahead of what was committed; and where the commit is stale."""
         self._look()
         for partition in tuple(self._at_rest):
             owned = self._owned[partition]

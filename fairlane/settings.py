@@ -58,7 +58,21 @@ class Settings(KafkaSettings):
         description="Postgres, as the role that owns the tables; used by `fairlane db upgrade`, `fairlane keys` and "
         "`fairlane users` alone",
     )
-    redis_url: SecretStr | None = Field(None, description="Redis; holds only what can be rebuilt, so it may be missing")
+    postgres_gateway_role: str = Field(
+        "fairlane_gateway",
+        pattern=r"^[a-z_][a-z0-9_]{0,62}$",
+        description="Role that the gateway connects as, in its own POSTGRES_DSN; `fairlane db upgrade` gives it its "
+        "rights, if it exists",
+    )
+    redis_url: SecretStr | None = Field(
+        None,
+        description="Redis for state: seen request ids, idempotency keys, quotas and limits. Needs `noeviction` and "
+        "an append-only file; without it duplicates run again and limits are each process's own",
+    )
+    redis_cache_url: SecretStr | None = Field(
+        None,
+        description="Redis for caches, another server with memory of its own; unset: nothing is cached in Redis",
+    )
     instance_id: str = Field(
         "local-1",
         pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$",
@@ -117,6 +131,12 @@ class Settings(KafkaSettings):
         100.0, gt=0, description="Least time of work, at the pool's rate, that is kept dispatched ahead"
     )
     dedupe_ttl_s: int = Field(86_400, ge=1, description="How long a request id is remembered to drop its duplicates")
+    dedupe_max_ids: int = Field(
+        500_000,
+        ge=1,
+        description="Most request ids that are remembered for one tenant at a time; what is beyond runs, and its "
+        "duplicates run again",
+    )
 
     retrieval_budget_ms: int = Field(
         150, ge=1, le=10_000, description="Longest a request whose turn it is waits for its passages and history"
@@ -188,6 +208,15 @@ class Settings(KafkaSettings):
 
     recorder_batch_records: int = Field(
         1_000, ge=1, description="Most records in one Postgres transaction of the recorder"
+    )
+    results_ttl_s: int = Field(
+        86_400,
+        ge=3_600,
+        description="How long replies are kept in Postgres and found by their id; at least DEDUPE_TTL_S",
+    )
+    usage_ttl_s: int = Field(7_776_000, ge=86_400, description="How long what was spent is kept in Postgres")
+    audit_ttl_s: int = Field(
+        7_776_000, ge=86_400, description="How long decisions and their reasons are kept in Postgres"
     )
     conversation_ttl_s: int = Field(
         2_592_000, ge=1, description="How long the recorder keeps what was said in a conversation"
@@ -263,6 +292,15 @@ class Settings(KafkaSettings):
     def _files_url_is_whole(cls, given: str) -> str:
         # It stands in jobs, and whoever runs one may have been started in another folder.
         return given if "://" in given else str(Path(given).absolute())
+
+    @model_validator(mode="after")
+    def _replies_outlive_their_ids(self) -> "Settings":
+        if self.results_ttl_s < self.dedupe_ttl_s:
+            raise ValueError(
+                f"RESULTS_TTL_S is {self.results_ttl_s} and DEDUPE_TTL_S {self.dedupe_ttl_s}: an id that is remembered "
+                "longer than its reply would get no answer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tokens_are_checked_whole(self) -> "Settings":

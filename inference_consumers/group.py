@@ -6,13 +6,14 @@ from functools import partial
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
-from fairlane.committed import resume_points
+from fairlane.committed import ids_of, resume_points, stale_in
 from fairlane.kafka import ClientConfig, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import pool_group, priority_topic
 from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.settings import Settings
+from fairlane.topic_ids import TopicIds
 from fairlane.unreadable import PassingConsumer, UnreadableRange
 
 log = get_logger(__name__)
@@ -44,6 +45,7 @@ class PoolMember:
         self._incremental = settings.consumer_group_protocol == "consumer"
         config = _config(settings, pool_group(settings.group_prefix, pool), max_poll_interval_ms)
         self._consumer = PassingConsumer(config, READER)
+        self._topic_ids = TopicIds(settings)
         self._assigned: set[PartitionId] | None = None
         """By the group since the last poll began, and not read yet; None when it assigned nothing."""
         self._paused_priorities: set[str] = set()
@@ -125,12 +127,13 @@ class PoolMember:
         if self._assigned is None:
             return
         wanted = sorted(self._assigned)
-        found = resume_points(self._consumer, wanted, _ASSIGN_TIMEOUT_S)
+        found = resume_points(self._consumer, wanted, _ASSIGN_TIMEOUT_S, self._topic_ids)
         membership = self._membership(self._consumer)
         if not membership.may_commit:
             return  # lost meanwhile, as this poll will say
         self._assigned = None
-        self._ownership.assign({partition: resume.committed for partition, resume in found.items()}, membership)
+        points = {partition: resume.committed for partition, resume in found.items()}
+        self._ownership.assign(points, membership, topic_ids=ids_of(found), stale=stale_in(found))
         start = [TopicPartition(*partition, found[partition].position) for partition in wanted]
         for partition in wanted:
             # A group that never committed here begins at this position, whatever is handed on first.

@@ -186,10 +186,10 @@ def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
 
 def kept_answers_for(settings: Settings) -> KeptAnswers | None:
     """Not started; None without a Redis. Raises ValueError for an address that is none."""
-    if settings.redis_url is None:
+    if settings.redis_cache_url is None:
         return None
     redis = Redis.from_url(
-        settings.redis_url.get_secret_value(),
+        settings.redis_cache_url.get_secret_value(),
         socket_timeout=TIMEOUT_S,
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),

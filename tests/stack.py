@@ -16,10 +16,16 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import sql
 
-from deploy.local.endpoints import KAFKA_VARIABLE, POSTGRES_OWNER_VARIABLE, POSTGRES_VARIABLE, REDIS_VARIABLE
+from deploy.local.endpoints import (
+    KAFKA_VARIABLE,
+    POSTGRES_GATEWAY_VARIABLE,
+    POSTGRES_OWNER_VARIABLE,
+    POSTGRES_VARIABLE,
+    REDIS_VARIABLE,
+)
 from deploy.local.kafka import BROKER_SETTINGS, log_dir
 from deploy.local.ports import PortClaims
-from deploy.local.postgres import DATABASE, OWNER_ROLE, SERVICE_ROLE, create_roles
+from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, create_roles
 from deploy.local.stack import LocalStack
 
 CHOICE_VARIABLE = "FAIRLANE_TEST_STACK"
@@ -37,15 +43,21 @@ class StackChoiceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PostgresServer:
-    """Two ways into one database.
+    """Three ways into one database.
 
     Attributes:
         dsn: the role of the services: no superuser, cannot bypass row-level security.
         owner_dsn: the role that owns the tables; it may create databases.
+        gateway_dsn: the role of the gateway; that of the services where there is no other.
     """
 
     dsn: str
     owner_dsn: str
+    gateway_dsn: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.gateway_dsn:
+            object.__setattr__(self, "gateway_dsn", self.dsn)
 
 
 @contextmanager
@@ -53,7 +65,7 @@ def empty_database(server: PostgresServer, unique: str) -> Iterator[PostgresServ
     """An empty database with the vector extension, dropped at the end."""
     name = f"test_{unique.replace('-', '_')}"
     _as_owner(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield PostgresServer(dsn=_with_database(server.dsn, name), owner_dsn=_with_database(server.owner_dsn, name))
+    yield PostgresServer(*(_with_database(dsn, name) for dsn in (server.dsn, server.owner_dsn, server.gateway_dsn)))
     # Not WITH (FORCE): the owner may not end sessions of the services' role. Postgres waits 5 s for their end.
     _as_owner(server, sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
 
@@ -122,7 +134,7 @@ class EmbeddedStack:
     def postgres(self) -> PostgresServer:
         """The database server."""
         endpoints = self._part("postgres").endpoints
-        return PostgresServer(endpoints.postgres_dsn, endpoints.postgres_owner_dsn)
+        return PostgresServer(endpoints.postgres_dsn, endpoints.postgres_owner_dsn, endpoints.postgres_gateway_dsn)
 
     def redis(self) -> str:
         """The URL."""
@@ -152,7 +164,11 @@ class ExternalStack:
 
     def postgres(self) -> PostgresServer:
         """The database server."""
-        return PostgresServer(self._get(POSTGRES_VARIABLE), self._get(POSTGRES_OWNER_VARIABLE))
+        return PostgresServer(
+            self._get(POSTGRES_VARIABLE),
+            self._get(POSTGRES_OWNER_VARIABLE),
+            self._environ.get(POSTGRES_GATEWAY_VARIABLE, ""),
+        )
 
     def redis(self) -> str:
         """The URL."""
@@ -232,11 +248,11 @@ class ContainerStack:
         from testcontainers.community.postgres import PostgresContainer
 
         container = self._running.enter_context(PostgresContainer(POSTGRES_IMAGE, driver=None))
-        passwords = {role: secrets.token_urlsafe(24) for role in (OWNER_ROLE, SERVICE_ROLE)}
+        passwords = {role: secrets.token_urlsafe(24) for role in (OWNER_ROLE, SERVICE_ROLE, GATEWAY_ROLE)}
         create_roles(container.get_connection_url(), passwords)
         host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
         dsns = {role: f"postgresql://{role}:{word}@{host}:{port}/{DATABASE}" for role, word in passwords.items()}
-        return PostgresServer(dsn=dsns[SERVICE_ROLE], owner_dsn=dsns[OWNER_ROLE])
+        return PostgresServer(dsns[SERVICE_ROLE], dsns[OWNER_ROLE], dsns[GATEWAY_ROLE])
 
     def _start_redis(self) -> str:
         from testcontainers.community.redis import RedisContainer

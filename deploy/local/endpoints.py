@@ -11,7 +11,10 @@ from deploy.local.layout import write_private
 KAFKA_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 POSTGRES_VARIABLE = "POSTGRES_DSN"
 POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"
+POSTGRES_GATEWAY_VARIABLE = "POSTGRES_GATEWAY_DSN"
+"""Of an external Postgres: what the gateway gets as `POSTGRES_DSN`."""
 REDIS_VARIABLE = "REDIS_URL"
+REDIS_CACHE_VARIABLE = "REDIS_CACHE_URL"
 FILES_VARIABLE = "FILES_URL"
 
 
@@ -23,7 +26,9 @@ class Endpoints:
         kafka_bootstrap_servers: `host:port`, or several with commas.
         postgres_dsn: for the services: a role without rights beyond those it was granted.
         postgres_owner_dsn: for migrations: the role that owns the tables.
-        redis_url: `redis://host:port/db`.
+        postgres_gateway_dsn: for the gateway, a role with fewer rights; empty: as the services.
+        redis_url: `redis://host:port/db` of the Redis with state.
+        redis_cache_url: of the one with caches.
         gateway_url: `http://host:port` of the gateway, for its callers; no service needs it.
         files_url: where the gateway and the runner of jobs keep files: a path that is absolute, or `s3://bucket/prefix`.
     """
@@ -34,6 +39,8 @@ class Endpoints:
     redis_url: str = ""
     gateway_url: str = ""
     files_url: str = ""
+    redis_cache_url: str = ""
+    postgres_gateway_dsn: str = ""
 
     @property
     def service_env(self) -> dict[str, str]:
@@ -42,9 +49,16 @@ class Endpoints:
             KAFKA_VARIABLE: self.kafka_bootstrap_servers,
             POSTGRES_VARIABLE: self.postgres_dsn,
             REDIS_VARIABLE: self.redis_url,
+            REDIS_CACHE_VARIABLE: self.redis_cache_url,
             FILES_VARIABLE: self.files_url,
         }
         return {name: value for name, value in variables.items() if value}
+
+    @property
+    def gateway_env(self) -> dict[str, str]:
+        """The environment of the gateway."""
+        own = {POSTGRES_VARIABLE: self.postgres_gateway_dsn} if self.postgres_gateway_dsn else {}
+        return self.service_env | own
 
     @property
     def migration_env(self) -> dict[str, str]:

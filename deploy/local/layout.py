@@ -28,8 +28,13 @@ class DataDir:
 
     @property
     def redis(self) -> Path:
-        """Redis' working directory (nothing is persisted in it)."""
+        """The append-only file of the Redis with state."""
         return self.root / "redis"
+
+    @property
+    def redis_cache(self) -> Path:
+        """The working directory of the Redis with caches, which keeps nothing on disk."""
+        return self.root / "redis-cache"
 
     @property
     def logs(self) -> Path:

@@ -1,4 +1,4 @@
-"""Postgres with pgvector from a wheel, with a role that owns the tables and a role for the services that owns nothing.
+"""Postgres with pgvector from a wheel: a role that owns the tables, and roles for the services and for the gateway.
 
 The wheel's own Python API is not used: run as root, it adds a system user and changes the permissions of every folder
 above the data, and it leaves the server running when its caller is killed.
@@ -30,7 +30,8 @@ DATABASE = "fairlane"
 ADMIN_ROLE = "postgres"
 OWNER_ROLE = "fairlane_owner"
 SERVICE_ROLE = "fairlane"
-ROLES = (ADMIN_ROLE, OWNER_ROLE, SERVICE_ROLE)
+GATEWAY_ROLE = "fairlane_gateway"
+ROLES = (ADMIN_ROLE, OWNER_ROLE, SERVICE_ROLE, GATEWAY_ROLE)
 UNPRIVILEGED_USER = "nobody"
 MAX_SOCKET_PATH = 100
 
@@ -82,6 +83,11 @@ class Postgres:
             if (self.data / "PG_VERSION").exists():
                 raise StackError(f"{self.passwords_file} is missing: restore it, or remove {self.folder} to start anew")
             write_private(self.passwords_file, json.dumps({role: secrets.token_urlsafe(24) for role in ROLES}))
+        passwords = self._passwords()
+        if missing := [role for role in ROLES if role not in passwords]:
+            # The folder is of a version that had fewer roles.
+            passwords |= {role: secrets.token_urlsafe(24) for role in missing}
+            write_private(self.passwords_file, json.dumps(passwords))
 
     def specs(self) -> tuple[ProcessSpec, ...]:
         """Say what to run: initdb, for a new folder only, then the server.
@@ -163,17 +169,17 @@ class Postgres:
 
 
 def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
-    """Create the database, its owner, the role of the services and the vector extension, unless they are there.
+    """Create the database, its owner, the other roles and the vector extension, unless they are there.
 
-    The role of the services is no superuser and cannot bypass row-level security. The owner may create databases, each
-    with the extension, for tests.
+    The roles of the services and of the gateway are no superusers and cannot bypass row-level security. The owner may
+    create databases, each with the extension, for tests.
 
     Args:
         admin_dsn: connects as a superuser, to any database but ours.
-        passwords: by role, for those two roles.
+        passwords: by role, for those three roles.
     """
     with psycopg.connect(admin_dsn, autocommit=True, connect_timeout=5) as connection:
-        for role, rights in ((OWNER_ROLE, "CREATEDB"), (SERVICE_ROLE, "NOCREATEDB")):
+        for role, rights in ((OWNER_ROLE, "CREATEDB"), (SERVICE_ROLE, "NOCREATEDB"), (GATEWAY_ROLE, "NOCREATEDB")):
             known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
             # The hash is made here: the password itself never travels, nor does it get into the server's log.
             verifier = connection.pgconn.encrypt_password(passwords[role].encode(), role.encode(), b"scram-sha-256")

@@ -1,5 +1,6 @@
-"""A Redis server from a wheel. It keeps nothing on disk: what is in Redis can be rebuilt."""
+"""The two Redis servers of a stack, from a wheel: one for state that must not be forgotten, one for caches."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,21 +10,35 @@ from deploy.local.errors import StackError
 from deploy.local.process import ProcessSpec
 
 NAME = "redis"
+CACHE_NAME = "redis-cache"
 HOST = "127.0.0.1"
-MAX_MEMORY = "256mb"
+
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    # A write that does not fit is refused; nothing is evicted, and a restart forgets a second at most.
+    NAME: {
+        "maxmemory": "256mb",
+        "maxmemory-policy": "noeviction",
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+    },
+    CACHE_NAME: {"maxmemory": "128mb", "maxmemory-policy": "allkeys-lru", "appendonly": "no"},
+}
+"""By server. `docker-compose.yml` names the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """The Redis server of one stack.
+    """One Redis server of a stack.
 
     Attributes:
-        folder: its working directory.
+        folder: its working directory, which also has what it keeps on disk.
         port: where clients connect.
+        name: which of the two it is: a key of ``SETTINGS``.
     """
 
     folder: Path
     port: int
+    name: str = NAME
 
     @property
     def url(self) -> str:
@@ -43,15 +58,11 @@ class Redis:
             "dir": str(self.folder),
             "daemonize": "no",
             "save": "",
-            "appendonly": "no",
-            "maxmemory": MAX_MEMORY,
-            # What expires soonest goes first: cached answers of one tenant before the request ids of another, which are
-            # kept for a day. Counters without an expiry stay.
-            "maxmemory-policy": "volatile-ttl",
+            **SETTINGS[self.name],
         }
         return (
             ProcessSpec(
-                name=NAME,
+                name=self.name,
                 argv=(find_server(), *(part for name, value in settings.items() for part in (f"--{name}", value))),
                 cwd=self.folder,
                 probe=lambda: probes.redis(self.url),

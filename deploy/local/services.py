@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from deploy.local import probes
-from deploy.local.endpoints import POSTGRES_OWNER_VARIABLE, Endpoints
+from deploy.local.endpoints import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE, Endpoints
 from deploy.local.errors import StackError
 from deploy.local.kafka_cluster import part_of
 from deploy.local.layout import PROJECT_ROOT
@@ -79,14 +79,14 @@ class Service:
             name=self.name,
             argv=(sys.executable, *self.arguments),
             env={
-                **endpoints.service_env,
+                **(endpoints.gateway_env if self.name == GATEWAY else endpoints.service_env),
                 "METRICS_PORT": str(metrics_port),
                 "INSTANCE_ID": self.name,
                 "PYTHONUNBUFFERED": "1",
                 **serving,
                 **self.env,
             },
-            without_env=(POSTGRES_OWNER_VARIABLE,),
+            without_env=(POSTGRES_OWNER_VARIABLE, POSTGRES_GATEWAY_VARIABLE),
             depends_on=tuple(after),
             probe=lambda: probes.http_ok(url),
             start_timeout_s=START_TIMEOUT_S,

@@ -12,8 +12,10 @@ from deploy.local import kafka, postgres, probes, redis
 from deploy.local.endpoints import (
     FILES_VARIABLE,
     KAFKA_VARIABLE,
+    POSTGRES_GATEWAY_VARIABLE,
     POSTGRES_OWNER_VARIABLE,
     POSTGRES_VARIABLE,
+    REDIS_CACHE_VARIABLE,
     REDIS_VARIABLE,
     Endpoints,
 )
@@ -23,7 +25,7 @@ from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir
 from deploy.local.lifecycle import Reporter
 from deploy.local.logs import LineSink
 from deploy.local.ports import PortClaims
-from deploy.local.postgres import OWNER_ROLE, SERVICE_ROLE, Postgres
+from deploy.local.postgres import GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, Postgres
 from deploy.local.process import ProcessSpec
 from deploy.local.redis import Redis
 from deploy.local.run_record import RunLock, end_leftovers
@@ -31,8 +33,13 @@ from deploy.local.services import GATEWAY, HOST, Service, Step
 from deploy.local.supervisor import Supervisor
 from fairlane.restarts import RestartPolicy
 
-ALL_PARTS = (kafka.NAME, postgres.NAME, redis.NAME)
-VARIABLES = {kafka.NAME: KAFKA_VARIABLE, postgres.NAME: POSTGRES_VARIABLE, redis.NAME: REDIS_VARIABLE}
+ALL_PARTS = (kafka.NAME, postgres.NAME, redis.NAME, redis.CACHE_NAME)
+VARIABLES = {
+    kafka.NAME: KAFKA_VARIABLE,
+    postgres.NAME: POSTGRES_VARIABLE,
+    redis.NAME: REDIS_VARIABLE,
+    redis.CACHE_NAME: REDIS_CACHE_VARIABLE,
+}
 EXTERNAL_TIMEOUT_S = 5.0
 
 
@@ -42,12 +49,13 @@ class LocalStack:
         with LocalStack(data_dir=folder) as stack:
             use(stack.endpoints)
 
-    A part whose variable (`KAFKA_BOOTSTRAP_SERVERS`, `POSTGRES_DSN`, `REDIS_URL`) is set in `environ` is not started:
-    the one at that address is used. `FILES_URL` likewise: otherwise files are kept in the data directory.
+    A part whose variable (`KAFKA_BOOTSTRAP_SERVERS`, `POSTGRES_DSN`, `REDIS_URL`, `REDIS_CACHE_URL`) is set in
+    `environ` is not started: the one at that address is used. `FILES_URL` likewise: otherwise files are kept in the
+    data directory.
 
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
-        parts: which of kafka, postgres and redis.
+        parts: which of kafka, postgres, redis and redis-cache.
         brokers: number of Kafka nodes, 1 or 3.
         setup: commands that must succeed before the services start.
         services: what runs on top.
@@ -175,7 +183,7 @@ class LocalStack:
 
     def _compose_parts(self, ports: PortClaims) -> tuple[tuple[ProcessSpec, ...], Endpoints]:
         specs: list[ProcessSpec] = []
-        kafka_servers = postgres_dsn = postgres_owner_dsn = redis_url = ""
+        kafka_servers = postgres_dsn = postgres_owner_dsn = postgres_gateway_dsn = redis_url = redis_cache_url = ""
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
             cluster = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs)
             specs += cluster.specs()
@@ -183,15 +191,29 @@ class LocalStack:
         if postgres.NAME in self._parts:
             postgres_dsn = self._external(postgres.NAME)
             postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
+            postgres_gateway_dsn = self._environ.get(POSTGRES_GATEWAY_VARIABLE, "")
             if not postgres_dsn:
                 server = Postgres(self.data_dir.postgres, ports.take("postgres"))
                 specs += server.specs()
                 postgres_dsn, postgres_owner_dsn = server.dsn(SERVICE_ROLE), server.dsn(OWNER_ROLE)
+                postgres_gateway_dsn = server.dsn(GATEWAY_ROLE)
         if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
-            cache = Redis(self.data_dir.redis, ports.take("redis"))
+            state = Redis(self.data_dir.redis, ports.take(redis.NAME))
+            specs += state.specs()
+            redis_url = state.url
+        if redis.CACHE_NAME in self._parts and not (redis_cache_url := self._external(redis.CACHE_NAME)):
+            cache = Redis(self.data_dir.redis_cache, ports.take(redis.CACHE_NAME), redis.CACHE_NAME)
             specs += cache.specs()
-            redis_url = cache.url
-        endpoints = Endpoints(kafka_servers, postgres_dsn, postgres_owner_dsn, redis_url, files_url=self._files_url())
+            redis_cache_url = cache.url
+        endpoints = Endpoints(
+            kafka_servers,
+            postgres_dsn,
+            postgres_owner_dsn,
+            redis_url,
+            files_url=self._files_url(),
+            redis_cache_url=redis_cache_url,
+            postgres_gateway_dsn=postgres_gateway_dsn,
+        )
         return tuple(specs), endpoints
 
     def _compose_services(
@@ -240,7 +262,7 @@ class LocalStack:
     def _check(self, part: str, address: str) -> str | None:
         if part == postgres.NAME:
             return probes.postgres(address, EXTERNAL_TIMEOUT_S)
-        if part == redis.NAME:
+        if part in {redis.NAME, redis.CACHE_NAME}:
             return probes.redis(address, EXTERNAL_TIMEOUT_S)
         if self._environ.get("KAFKA_SECURITY_PROTOCOL", "PLAINTEXT") == "PLAINTEXT":
             return probes.kafka(address, EXTERNAL_TIMEOUT_S)

@@ -75,6 +75,7 @@ def read_status(data_dir: DataDir) -> StackStatus:
         kafka.NAME: (endpoints.kafka_bootstrap_servers, lambda: probes.kafka(endpoints.kafka_bootstrap_servers)),
         postgres.NAME: (mask(endpoints.postgres_dsn), lambda: probes.postgres(endpoints.postgres_dsn)),
         redis.NAME: (mask(endpoints.redis_url), lambda: probes.redis(endpoints.redis_url)),
+        redis.CACHE_NAME: (mask(endpoints.redis_cache_url), lambda: probes.redis(endpoints.redis_cache_url)),
     }
     if endpoints.gateway_url:
         servers[GATEWAY] = endpoints.gateway_url, lambda: probes.http_ok(f"{endpoints.gateway_url}/health/ready")

@@ -156,6 +156,7 @@ class BaseClient:
 
     def _member(self, group_id: str, **options: Unpack[ReplyOptions]) -> "GroupMember":
         from fairlane.client.group_member import GroupMember
+        from fairlane.topic_ids import TopicIds
 
         self._core.raise_if_ended()
         topic, service = options.get("topic"), options.get("service")
@@ -186,6 +187,7 @@ class BaseClient:
             on_undecodable=options.get("on_error"),
             idle_timeout_s=None if idle_timeout_ms is None else idle_timeout_ms / 1_000,
             start_timeout_s=self._start_timeout_s,
+            topic_ids=TopicIds(self._settings),
         )
         consumer.on_unreadable = member.passed_over
         self._members.add(member)

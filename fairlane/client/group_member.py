@@ -2,11 +2,11 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
 from fairlane.client.positions import PERMANENT_ERRORS, ask, end_of, existing_partitions
@@ -14,8 +14,9 @@ from fairlane.client.seams import log
 from fairlane.client.sequence import Sequence
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec, DecodeError, DecodeProblem
-from fairlane.committed import resume_points
+from fairlane.committed import AskTopicIds, resume_points
 from fairlane.errors import Unavailable
+from fairlane.offsets import CommitPoint
 from fairlane.ownership import PartitionId
 from fairlane.records import InferenceReply
 from fairlane.registry import RegistryError
@@ -92,6 +93,7 @@ class GroupMember:
         on_undecodable: OnUndecodable | None,
         idle_timeout_s: float | None,
         start_timeout_s: float,
+        topic_ids: AskTopicIds | None = None,
     ) -> None:
         self.topic = topic
         self.undecodable = 0
@@ -101,6 +103,8 @@ class GroupMember:
         self._on_undecodable = on_undecodable
         self._idle_timeout_s = idle_timeout_s
         self._start_timeout_s = start_timeout_s
+        self._topic_ids = topic_ids
+        self._topic_id = ""
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._subscribed = False
@@ -221,9 +225,9 @@ class GroupMember:
         if error.fatal() or error.code() in PERMANENT_ERRORS:
             raise Unavailable(f"{self.topic}: {error.str()}")
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            # Retention ran past this group. What was lost cannot be had back; what is left can.
+            # What was lost cannot be had back; what is left can.
             log.error("replies_lost topic=%s partition=%s reason=%s", self.topic, message.partition(), error.str())
-            self._consumer.seek(TopicPartition(self.topic, message.partition() or 0, OFFSET_BEGINNING))
+            self._go_on(message.partition() or 0)
         else:
             log.warning("reply_stream_error topic=%s name=%s", self.topic, error.name())
         return None
@@ -317,7 +321,12 @@ class GroupMember:
             log.warning("replies_not_committed topic=%s reason=%s: they come again", self.topic, _why(error))
 
     def _offsets(self) -> list[TopicPartition]:
-        return [TopicPartition(self.topic, partition, offset) for partition, offset in self._done.items()]
+        return [
+            TopicPartition(
+                self.topic, partition, offset, metadata=CommitPoint(offset, topic_id=self._topic_id).metadata
+            )
+            for partition, offset in self._done.items()
+        ]
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # Acknowledged, and begun when the poll is over: a call in here that waits for a broker would crash the client
@@ -327,28 +336,36 @@ class GroupMember:
 
     def _take_up(self) -> None:
         """Begin to read what was assigned. Raises Unavailable."""
-        try:
-            self._consumer.assign(self._starts())
-        except KafkaException as error:
-            self._stopping.set()
-            raise Unavailable(f"{self.topic}: where the group left off is not known") from error
+        self._consumer.assign(self._starts(self._assigned))
         self._owned = set(self._assigned)
         self._assigned = ()
         self._next_commit = 0.0
 
-    def _starts(self) -> list[TopicPartition]:
-        ids = [PartitionId(self.topic, partition) for partition in self._assigned]
+    def _go_on(self, partition: int) -> None:
+        """Read on after the position was not in the log. Raises Unavailable."""
+        self._done.pop(partition, None)
+        for start in self._starts((partition,)):
+            self._done[partition] = start.offset
+            self._consumer.seek(start)
+
+    def _starts(self, partitions: Iterable[int]) -> list[TopicPartition]:
+        """Where to read these. Raises Unavailable."""
+        ids = [PartitionId(self.topic, partition) for partition in partitions]
         starts = []
         deadline = monotonic() + _ASSIGN_TIMEOUT_S
-        found = ask(lambda timeout_s: resume_points(self._consumer, ids, timeout_s), deadline)
-        for partition, resume in found.items():
-            position = resume.position
-            if resume.committed is None:
-                if not self._from_beginning:
-                    position = end_of(self._consumer, self.topic, partition.partition, deadline)
-                # Committed at once: a crash before the first reply must not move the start.
-                self._done[partition.partition] = position
-            starts.append(TopicPartition(self.topic, partition.partition, position))
+        try:
+            found = ask(lambda timeout_s: resume_points(self._consumer, ids, timeout_s, self._topic_ids), deadline)
+            for partition, resume in found.items():
+                position, self._topic_id = resume.position, resume.topic_id
+                if resume.committed is None:
+                    if not self._from_beginning and not resume.lost:
+                        position = end_of(self._consumer, self.topic, partition.partition, deadline)
+                    # Committed at once: a crash before the first reply must not move the start.
+                    self._done[partition.partition] = position
+                starts.append(TopicPartition(self.topic, partition.partition, position))
+        except KafkaException as error:
+            self._stopping.set()
+            raise Unavailable(f"{self.topic}: where the group left off is not known") from error
         return starts
 
     def _on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:

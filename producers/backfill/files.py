@@ -215,6 +215,11 @@ class _SeekableBlob(io.RawIOBase):
         return len(found)
 
 
+def file_url(files_url: str, tenant: str, file_id: str) -> str:
+    """Where a file is. Both are names that were checked, or made here."""
+    return f"{files_url.rstrip('/')}/{tenant}/{file_id}"
+
+
 def blob_of(url: str, endpoint: str | None = None) -> Blob:
     """The file or object that a URL names. Raises JobFailedError for one of a kind that is not known."""
     if url.startswith("s3://"):

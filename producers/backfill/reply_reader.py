@@ -80,8 +80,8 @@ class KafkaReplies:
                 )
             low, high = self._consumer.get_watermark_offsets(place, timeout=_CALL_TIMEOUT_S)
             is_lost = offset is not None and not low <= offset <= high
-            # A topic that was made anew begins at its beginning.
-            position = high if offset is None else low if is_lost else offset
+            # Beyond the end nothing is known of what is there; the rows without a reply are asked for again.
+            position = high if offset is None else min(max(low, offset), high)
             self._consumer.assign([TopicPartition(JOBS_REPLIES, self._partition, position)])
             self._position = position
             if is_lost:

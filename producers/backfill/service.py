@@ -18,6 +18,7 @@ from fairlane.logs import get_logger
 from fairlane.service import HealthServer, Readiness, StopSignal
 from fairlane.settings import Settings
 from producers.backfill.app import JobRunner, NotToBeRunError
+from producers.backfill.file_sweep import FileSweep, KeptFiles
 from producers.backfill.job import Status
 from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS, TURN_S, RunningJob, WaitingJob, next_turns
@@ -262,8 +263,11 @@ def serve(settings: Settings, *, lease_s: float, max_jobs: int, watch: JobWatch)
         leave_s=settings.drain_timeout_s,
     )
     log.info("backfill_started", max_jobs=max_jobs)
+    sweep = FileSweep(KeptFiles(settings.postgres_dsn.get_secret_value(), settings.files_url, settings.files_ttl_s))
+    sweep.start()
     try:
         service.run()
     finally:
+        sweep.stop()
         health.stop()
     log.info("backfill_stopped")

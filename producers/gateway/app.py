@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 from fastapi import APIRouter, FastAPI
+from pydantic import SecretStr
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse
 
 from fairlane import logs
 from fairlane.feeds import FeedUnavailableError
+from fairlane.redis_state import report_state
 from fairlane.redis_watch import RedisWatch
 from fairlane.registry import codec_for
 from fairlane.service import Readiness
@@ -35,7 +37,6 @@ from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router as batch_router
 from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.file_sweep import keep_swept
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.caller import present
@@ -64,10 +65,11 @@ class Gateway:
         self._settings = settings
         self.readiness = Readiness(*CONDITIONS)
         self.failure: BaseException | None = None
-        redis = self._redis = _redis(settings)
+        redis = self._redis = _redis(settings, settings.redis_url)
+        self._cache = _redis(settings, settings.redis_cache_url)
         self._watch = None if redis is None else RedisWatch(redis, settings.gateway_redis_timeout_s)
         self._identity = identity.assemble(settings, redis, self._watch)
-        self._results = make_results(settings, redis)
+        self._results = make_results(settings, self._cache)
         self.pipeline = LogPipeline(
             settings, codec_for(settings), self._results.find_reply, self._results.remember, self._fail
         )
@@ -115,7 +117,9 @@ class Gateway:
         """What is missing that it can do without, and what that means."""
         missing = {}
         if self._redis is not None and not (self._watch is not None and self._watch.is_up):
-            missing["redis"] = "limits and idempotency keys are this instance's own; results come from Postgres"
+            missing["redis"] = "limits and idempotency keys are this instance's own"
+        if self._cache is not None and not self._results.is_cache_available:
+            missing["redis-cache"] = "results come from Postgres"
         if not self._results.is_store_available:
             missing["postgres"] = "recorded results and new keys are not found"
         return missing
@@ -173,6 +177,10 @@ class Gateway:
         async with AsyncExitStack() as stack:
             if self._redis is not None:
                 stack.push_async_callback(self._redis.aclose)
+                reports = asyncio.create_task(report_state(self._redis), name="redis state")
+                stack.push_async_callback(_cancelled, reports)
+            if self._cache is not None:
+                stack.push_async_callback(self._cache.aclose)
             if self._watch is not None:
                 stack.push_async_callback(self._watch.close)
             stack.push_async_callback(self._identity.close)
@@ -186,7 +194,7 @@ class Gateway:
             except FeedUnavailableError as error:
                 log.error("gateway_failed", reason=str(error))
                 raise
-            works = {"upkeep": self._upkeep(), "store check": self._check_store(), "sweep": keep_swept(self._batches)}
+            works = {"upkeep": self._upkeep(), "store check": self._check_store()}
             for name, work in works.items():
                 task = asyncio.create_task(work, name=name)
                 task.add_done_callback(self._upkeep_ended)
@@ -245,11 +253,11 @@ def build(settings: Settings) -> FastAPI:
     return Gateway(settings).app
 
 
-def _redis(settings: Settings) -> "Redis | None":
-    if settings.redis_url is None:
+def _redis(settings: Settings, url: SecretStr | None) -> "Redis | None":
+    if url is None:
         return None
     return Redis.from_url(
-        settings.redis_url.get_secret_value(),
+        url.get_secret_value(),
         socket_timeout=settings.gateway_redis_timeout_s,
         socket_connect_timeout=settings.gateway_redis_timeout_s,
         retry=Retry(NoBackoff(), 0),
@@ -257,6 +265,9 @@ def _redis(settings: Settings) -> "Redis | None":
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:
-    task.cancel()
+    while not task.done():
+        # More than once: redis-py may swallow a cancellation that comes together with a reply.
+        task.cancel()
+        await asyncio.wait([task], timeout=1.0)
     with suppress(asyncio.CancelledError):
-        await task
+        task.result()

@@ -7,27 +7,42 @@ from time import monotonic
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from fairlane.redis_state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
 from fairlane.redis_watch import RedisTurns, RedisWatch
 from producers.gateway.tenant_map import TenantMap
 
 TTL_S = 86_400
 MOST_LOCAL_CLAIMS = 20_000
 
-_PREFIX = "idempotency:"
+MOST_CLAIMS_OF_TENANT = 500_000
+"""That Redis keeps at a time; what is beyond is known to its own instance alone."""
 
-# '' stands for nothing: no claim is empty.
-_SWAP = """
-local there = redis.call('GET', KEYS[1]) or ''
-if there ~= ARGV[1] then
-  return there
+_PREFIX, _COUNTER = "idempotency:", "idempotency-count:"
+
+# '' stands for nothing: no claim is empty. Answered: what is there now; and 'memory' or 'tenant_bound' where the new
+# claim could not be written.
+_SWAP = (
+    TENANT_ROOM
+    + """
+local there, ttl_s = redis.call('GET', KEYS[1]) or '', tonumber(ARGV[3])
+if there ~= ARGV[1] or (there == '' and ARGV[2] == '') then
+  return {there, ''}
 end
+local room = room_in(KEYS[2], tonumber(ARGV[4]), ttl_s)
 if ARGV[2] == '' then
   redis.call('DEL', KEYS[1])
-else
-  redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+  room.added = -1
+elseif there == '' and room.left <= 0 then
+  return {there, 'tenant_bound'}
+elseif not set_or_refuse(KEYS[1], ARGV[2], ttl_s) then
+  return {there, 'memory'}
+elseif there == '' then
+  room.added = 1
 end
-return ARGV[2]
+take_room(room)
+return {ARGV[2], ''}
 """
+)
 
 
 class LocalClaims:
@@ -79,12 +94,21 @@ class RedisClaims:
         watch: of the same Redis.
         timeout_s: the longest a call waits, in seconds.
         ttl_s: how long each is kept, in seconds.
+        most: claims of one tenant at a time.
     """
 
-    def __init__(self, redis: "Redis", watch: RedisWatch, timeout_s: float, ttl_s: int = TTL_S) -> None:
+    def __init__(
+        self,
+        redis: "Redis",
+        watch: RedisWatch,
+        timeout_s: float,
+        ttl_s: int = TTL_S,
+        most: int = MOST_CLAIMS_OF_TENANT,
+    ) -> None:
         self._script = redis.register_script(_SWAP)
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
+        self._most = most
         self._turns = RedisTurns(watch, "idempotency_unavailable")
         self._seen = LocalClaims(ttl_s)
         self._own = LocalClaims(ttl_s)
@@ -107,9 +131,16 @@ class RedisClaims:
             return await self._seen.swap(tenant, name, expected, new)
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._script(keys=[_PREFIX + name], args=[expected or "", new or "", self._ttl_s])
+                answer, refusal = await self._script(
+                    keys=[_PREFIX + name, _COUNTER + tenant],
+                    args=[expected or "", new or "", self._ttl_s, self._most],
+                )
         except (RedisError, OSError, TimeoutError) as error:
+            count_refusal_of(Kind.IDEMPOTENCY_KEYS, error)
             self._turns.failed(error)
             return await self._seen.swap(tenant, name, expected, new)
         self._turns.succeeded()
+        if refusal:
+            count_refusals(Kind.IDEMPOTENCY_KEYS, Refusal(refusal.decode()))
+            return await self._seen.swap(tenant, name, expected, new)
         return (answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)) or None

@@ -9,6 +9,7 @@ from time import monotonic
 
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
+from pydantic import SecretStr
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -21,6 +22,7 @@ from fairlane.kafka import connection, read_committed_consumer, transactional_pr
 from fairlane.ownership import Ownership
 from fairlane.records import DispatchReport, ModelVersion, TenantSpec
 from fairlane.redis_cache import ANSWER_TIMEOUT_S, RedisCache
+from fairlane.redis_state import report_state
 from fairlane.registry import codec_for
 from fairlane.retrieval.embedders import query_embedder_for
 from fairlane.retrieval.pgvector_search import PgVectorSearch
@@ -104,13 +106,13 @@ class DispatcherApp:
         for feed in (self._tenants, self._models):
             feed.on_failure(failed)
             await loop.run_in_executor(None, feed.start)
-        redis = self._redis()
+        redis, cache = self._redis(self._settings.redis_url), self._redis(self._settings.redis_cache_url)
         caches = make_caches(
-            RedisCache(redis, self._settings.cache_ttl_s),
+            RedisCache(cache, self._settings.cache_ttl_s),
             ttl_s=self._settings.cache_ttl_s,
             semantic_threshold=self._settings.cache_semantic_threshold,
             clock=monotonic_ms,
-            answers=RedisCache(redis, self._settings.cache_ttl_s, ANSWER_TIMEOUT_S),
+            answers=RedisCache(cache, self._settings.cache_ttl_s, ANSWER_TIMEOUT_S),
         )
         transactions = self._transactions(failed)
         # A static embedder takes less time than asking Redis does.
@@ -128,7 +130,7 @@ class DispatcherApp:
             redis,
             retriever,
             HistoryReader(PgTurnStore(self._passages.pool), monotonic_ms),
-            self._answer_lookup(redis, caches, retriever, vectors),
+            self._answer_lookup(cache, caches, retriever, vectors),
             now_ms,
         )
         dispatcher = parts.dispatcher
@@ -174,11 +176,13 @@ class DispatcherApp:
                     asyncio.create_task(reporter.run(), name="heartbeat"),
                     asyncio.create_task(self._upkeep(stream, parts, transactions), name="upkeep"),
                 ]
+                if redis is not None:
+                    tasks.append(asyncio.create_task(report_state(redis), name="redis state"))
                 for task in tasks:
                     task.add_done_callback(self._task_ended)
                 await self._stopping.wait()
         finally:
-            await self._stop(stream, transactions, reporter, [*tasks, loading], caches, redis)
+            await self._stop(stream, transactions, reporter, [*tasks, loading], caches, [redis, cache])
         if self._failure is not None:
             log.error("dispatcher_failed", error=str(self._failure), kind=type(self._failure).__name__)
             return 1
@@ -195,8 +199,8 @@ class DispatcherApp:
             max_records=settings.max_transaction_records,
         )
 
-    def _redis(self) -> "Redis | None":
-        url = self._settings.redis_url
+    @staticmethod
+    def _redis(url: SecretStr | None) -> "Redis | None":
         if url is None:
             return None
         return Redis.from_url(
@@ -207,9 +211,10 @@ class DispatcherApp:
         )
 
     def _answer_lookup(
-        self, redis: "Redis | None", caches: Caches, retriever: Retriever, vectors: QueryVectors
+        self, cache: "Redis | None", caches: Caches, retriever: Retriever, vectors: QueryVectors
     ) -> AnswerLookup:
-        if redis is None:
+        if cache is None:
+            log.info("caches_off", reason="REDIS_CACHE_URL is not set")
             return NoAnswers()
         budget_s = self._settings.retrieval_budget_ms / 1_000
         return CachedAnswers(caches.responses, caches.semantic, retriever, vectors, budget_s)
@@ -367,7 +372,7 @@ class DispatcherApp:
         reporter: DispatchReporter,
         tasks: list[asyncio.Task[None]],
         caches: Caches,
-        redis: "Redis | None",
+        redis: "Sequence[Redis | None]",
     ) -> None:
         self._readiness.set("assignment", "stopping")
         exit_timer = exit_after(self._settings.drain_timeout_s + _EXIT_MARGIN_S)
@@ -390,8 +395,9 @@ class DispatcherApp:
         self._group.close()
         if self._parts is not None and self._parts.redis_watch is not None:
             await self._parts.redis_watch.close()
-        if redis is not None:
-            await redis.aclose()
+        for client in redis:
+            if client is not None:
+                await client.aclose()
         self._health.stop()
         exit_timer.cancel()
 

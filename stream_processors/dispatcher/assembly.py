@@ -95,7 +95,7 @@ def assemble(
     redis_watch = None if redis is None else RedisWatch(redis)
     if redis is not None and redis_watch is not None:
         quotas = RedisQuotas(redis, local_quotas, redis_watch)
-        duplicates = RedisDuplicateIndex(redis, settings.dedupe_ttl_s, redis_watch)
+        duplicates = RedisDuplicateIndex(redis, settings.dedupe_ttl_s, redis_watch, settings.dedupe_max_ids)
     answers = EarlierAnswers(answer_lookup, clock)
     repeats = Repeats(transactions, writer, counts, archive, clock, scheduler, looked_up=answers.held)
     admitter = Admitter(scheduler, Ladder(), costs, quotas, writer, counts, stats)

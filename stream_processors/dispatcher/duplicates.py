@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
+from fairlane.redis_state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
 from fairlane.redis_watch import RedisTurns, RedisWatch
 
 log = get_logger(__name__)
@@ -16,25 +17,65 @@ log = get_logger(__name__)
 _MAX_OWED = 10_000
 _MAX_PAID_AT_ONCE = 512
 
-# Whoever sets a key first stays; the answer is what stands there now. One script for a whole batch: one command to
-# write and one reply to parse, where a pipeline costs the event loop several times as much.
-_REMEMBER = """
-local first = {}
-for i, key in ipairs(KEYS) do
-  redis.call('SET', key, ARGV[i + 1], 'NX', 'EX', ARGV[1])
-  first[i] = redis.call('GET', key)
+# Whoever sets a key first stays; the answer is what stands there now, or nothing where it could not be set. One script
+# for a whole batch: one command to write and one reply to parse, where a pipeline costs the event loop several times as
+# much.
+# Given: the time to live, most ids of a tenant, how many ids there are; their places; for each the number of its
+# tenant's counter, which are the keys behind the ids. Answered: the places that came first, how many ids there was no
+# memory for, and for how many their tenant had no room.
+_REMEMBER = (
+    TENANT_ROOM
+    + """
+local ttl_s, most, ids = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local answers, rooms, refused, beyond = {}, {}, 0, 0
+for i = 1, ids do
+  local first = redis.call('GET', KEYS[i])
+  if not first then
+    local counter = KEYS[ids + tonumber(ARGV[3 + ids + i])]
+    local room = rooms[counter] or room_in(counter, most, ttl_s)
+    rooms[counter] = room
+    if room.left - room.added <= 0 then
+      beyond = beyond + 1
+    elseif set_or_refuse(KEYS[i], ARGV[3 + i], ttl_s) then
+      first, room.added = ARGV[3 + i], room.added + 1
+    else
+      refused = refused + 1
+    end
+  end
+  answers[i] = first
 end
-return first
+for _, room in pairs(rooms) do
+  take_room(room)
+end
+answers[ids + 1], answers[ids + 2] = refused, beyond
+return answers
 """
+)
 
 # Only what still stands where this request stood: the same id may have been accepted elsewhere meanwhile.
-_FORGET = """
-for i, key in ipairs(KEYS) do
-  if redis.call('GET', key) == ARGV[i] then
-    redis.call('DEL', key)
+_FORGET = (
+    TENANT_ROOM
+    + """
+local ttl_s, ids = tonumber(ARGV[1]), tonumber(ARGV[3])
+local rooms = {}
+for i = 1, ids do
+  if redis.call('GET', KEYS[i]) == ARGV[3 + i] then
+    local counter = KEYS[ids + tonumber(ARGV[3 + ids + i])]
+    rooms[counter] = rooms[counter] or room_in(counter, 0, ttl_s)
+    rooms[counter].added = rooms[counter].added - 1
+    redis.call('DEL', KEYS[i])
   end
 end
+for _, room in pairs(rooms) do
+  take_room(room)
+end
 """
+)
+
+
+class _Given(TypedDict):
+    keys: list[str]
+    args: list[int | str]
 
 
 class DuplicateIndex(Protocol):
@@ -62,12 +103,21 @@ class NoDuplicateIndex:
 
 class RedisDuplicateIndex:
     """One round trip per call, and none while Redis does not answer. A Redis that fails lets duplicates pass; what it
-    could not be told to forget is told again before anything else is asked, as long as this process lives."""
+    could not be told to forget is told again before anything else is asked, as long as this process lives. So does one
+    that is full; what it knows already is still recognised.
 
-    def __init__(self, redis: "Redis", ttl_s: int, watch: RedisWatch) -> None:
+    Args:
+        redis: the client; its own time-outs apply as well.
+        ttl_s: how long each id is remembered, in seconds.
+        watch: of the same Redis.
+        most: ids that are remembered of one tenant at a time; what is beyond passes.
+    """
+
+    def __init__(self, redis: "Redis", ttl_s: int, watch: RedisWatch, most: int) -> None:
         self._remember = redis.register_script(_REMEMBER)
         self._forget = redis.register_script(_FORGET)
         self._ttl_s = ttl_s
+        self._most = most
         self._turns = RedisTurns(watch, "duplicate_index_unavailable")
         self._owed: dict[tuple[str, str, SourceCoordinate], None] = {}
         """To forget, the oldest first."""
@@ -77,11 +127,14 @@ class RedisDuplicateIndex:
             return [None] * len(entries)
         try:
             await self._pay()
-            answers = await self._remember(keys=_keys(entries), args=[self._ttl_s, *_places(entries)])
+            *answers, refused, beyond = await self._remember(**self._given(entries))
         except (RedisError, OSError, TimeoutError) as error:
+            count_refusal_of(Kind.SEEN_IDS, error)
             self._turns.failed(error)
             return [None] * len(entries)
         self._turns.succeeded()
+        count_refusals(Kind.SEEN_IDS, Refusal.MEMORY, refused)
+        count_refusals(Kind.SEEN_IDS, Refusal.TENANT_BOUND, beyond)
         return [_other(answer, coordinate) for answer, (_, _, coordinate) in zip(answers, entries, strict=True)]
 
     async def forget(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> None:
@@ -99,20 +152,23 @@ class RedisDuplicateIndex:
         else:
             self._turns.succeeded()
 
+    def _given(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> _Given:
+        """What either script takes."""
+        counters: dict[str, int] = {}
+        numbers = [counters.setdefault(tenant, len(counters) + 1) for tenant, _, _ in entries]
+        keys = [f"seen:{tenant}:{request_id}" for tenant, request_id, _ in entries]
+        places = [_packed(coordinate) for _, _, coordinate in entries]
+        return {
+            "keys": [*keys, *(f"seen-count:{tenant}" for tenant in counters)],
+            "args": [self._ttl_s, self._most, len(entries), *places, *numbers],
+        }
+
     async def _pay(self) -> None:
         while self._owed:
             entries = list(islice(self._owed, _MAX_PAID_AT_ONCE))
-            await self._forget(keys=_keys(entries), args=_places(entries))
+            await self._forget(**self._given(entries))
             for entry in entries:
                 self._owed.pop(entry, None)
-
-
-def _keys(entries: Sequence[tuple[str, str, SourceCoordinate]]) -> list[str]:
-    return [f"seen:{tenant}:{request_id}" for tenant, request_id, _ in entries]
-
-
-def _places(entries: Sequence[tuple[str, str, SourceCoordinate]]) -> list[str]:
-    return [_packed(coordinate) for _, _, coordinate in entries]
 
 
 def _packed(coordinate: SourceCoordinate) -> str:

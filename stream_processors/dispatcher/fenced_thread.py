@@ -12,7 +12,7 @@ from confluent_kafka import Consumer as ConfluentConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 
 from fairlane.codec import DecodeError
-from fairlane.committed import resume_points
+from fairlane.committed import AskTopicIds, ids_of, resume_points, stale_in
 from fairlane.logs import get_logger
 from fairlane.ownership import Membership, Ownership, PartitionId
 from stream_processors.dispatcher.assignor import TenantAssignor
@@ -66,6 +66,7 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
     ownership: Ownership
     offsets: ConfluentConsumer
     read_ahead: ReadAhead
+    topic_ids: AskTopicIds
     on_failure: Callable[[BaseException], None]
     _held: frozenset[PartitionId] = frozenset()
     _slow: frozenset[PartitionId] = frozenset()
@@ -125,11 +126,11 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
         membership, revocations = self.membership(), self.ownership.revocations
         assigned = {PartitionId(tp.topic, tp.partition): tp for tp in consumer.assignment()}
         missing = [partition for partition in assigned if partition not in set(self.ownership.partitions())]
-        ask = partial(resume_points, self.offsets, missing, _SEEK_TIMEOUT_S)
+        ask = partial(resume_points, self.offsets, missing, _SEEK_TIMEOUT_S, self.topic_ids)
         found = await asyncio.get_running_loop().run_in_executor(None, ask)
         points = {partition: resume.committed for partition, resume in found.items()}
         if self.membership().generation != membership.generation or not self.ownership.assign(
-            points, membership, unless_revoked_since=revocations
+            points, membership, topic_ids=ids_of(found), stale=stale_in(found), unless_revoked_since=revocations
         ):
             return {}  # another rebalance began meanwhile; its own seek follows
         for partition, resume in found.items():

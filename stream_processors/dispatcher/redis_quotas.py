@@ -10,6 +10,7 @@ from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
 from fairlane.redis_buckets import BUCKET_FUNCTIONS
+from fairlane.redis_state import Kind, count_refusal_of
 from fairlane.redis_watch import RedisTurns, RedisWatch
 from fairlane.token_bucket import LONGEST_WAIT_MS
 from stream_processors.dispatcher.local_quotas import Quotas
@@ -179,6 +180,7 @@ class RedisQuotas:
         try:
             numbers = await self._ask(asks, -1)
         except (RedisError, OSError, TimeoutError) as error:
+            count_refusal_of(Kind.QUOTAS, error)
             self._turns.failed(error)
             return await self._local.take(asks)
         self._turns.succeeded()
@@ -199,6 +201,7 @@ class RedisQuotas:
             await self._ask(limited, 1)
         except (RedisError, OSError, TimeoutError) as error:
             # Redis is still who granted last: only a ``take`` that it does not answer goes elsewhere.
+            count_refusal_of(Kind.QUOTAS, error)
             self._watch.failed(error)
             _lost(limited, type(error).__name__)
 

@@ -23,6 +23,7 @@ from fairlane.logs import get_logger
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.settings import Settings
+from fairlane.topic_ids import TopicIds
 from stream_processors.dispatcher.fenced_thread import MAX_READ_AHEAD_BYTES, FencedThread
 from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
@@ -109,6 +110,7 @@ class RequestStream:
                 thread = FencedThread(self, loop=self.loop, beacon=self.beacon)
                 thread.ownership, thread.offsets, thread.on_failure = ownership, offsets, on_failure
                 thread.read_ahead = read_ahead
+                thread.topic_ids = TopicIds(settings)
                 return thread
 
             async def _wait_next_records(self, timeout: float) -> tuple[Any, None]:

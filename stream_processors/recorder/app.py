@@ -8,7 +8,8 @@ from fairlane.registry import codec_for
 from fairlane.service import HealthServer, Readiness, StopSignal
 from fairlane.settings import Settings
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
-from stream_processors.recorder.retention import Retention
+from stream_processors.recorder.removal import OldRows, Removal
+from stream_processors.recorder.retention import rules_of
 from stream_processors.recorder.source import Source
 from stream_processors.recorder.store import Store
 
@@ -30,21 +31,29 @@ def main() -> int:
     readiness = Readiness(*CONDITIONS)
     health = HealthServer(readiness, settings.metrics_host, settings.metrics_port)
     health.start()
+    rules = rules_of(settings)
+    failures: list[BaseException] = []
+    removal = Removal(OldRows(dsn), rules, failures.append)
     recorder = Recorder(
         Source(settings),
         Store(dsn),
         codec_for(settings),
         readiness,
         batch_records=settings.recorder_batch_records,
-        retention=Retention(settings.conversation_ttl_s),
+        retention=rules,
     )
     log.info("recorder_started", database=database)
+    removal.start()
     try:
-        recorder.run(lambda: stop.stopping)
+        recorder.run(lambda: stop.stopping or bool(failures))
     except KafkaException as error:
         log.error("recorder_failed", reason=error.args[0].str())
         return 1
     finally:
+        removal.stop()
         health.stop()
+    if failures:
+        log.error("recorder_failed", reason=f"retention: {failures[0]}", kind=type(failures[0]).__name__)
+        return 1
     log.info("recorder_stopped")
     return 0

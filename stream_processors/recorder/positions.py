@@ -15,6 +15,14 @@ class Partition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """A stored position, and the id of the topic it is for; "" where that is not known."""
+
+    next_offset: int
+    topic_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """A step of a stored position: valid only from ``expected``, which makes it the fence against another recorder."""
 

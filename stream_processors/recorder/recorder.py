@@ -13,13 +13,15 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
+from fairlane.committed import alarm
 from fairlane.logs import get_logger
+from fairlane.resume import Finding, Log, read_on
 from fairlane.service import Readiness
 from fairlane.unreadable import UnreadableRange
 from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize
-from stream_processors.recorder.positions import Move, Partition, Positions
+from stream_processors.recorder.positions import Move, Partition, Positions, Stored
 from stream_processors.recorder.projection import LogRecord, Projection, project
-from stream_processors.recorder.retention import Retention
+from stream_processors.recorder.retention import Rule, drop_old
 from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
 from stream_processors.recorder.store import (
     Repetition,
@@ -58,16 +60,17 @@ class LogSource(Protocol):
     def stop_fetching(self, partitions: Iterable[Partition]) -> None: ...
     def read(self, max_records: int, max_bytes: int, timeout_s: float) -> list[Event]: ...
     def bounds(self, partition: Partition) -> tuple[int, int]: ...
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
     def known_end(self, partition: Partition) -> int | None: ...
 
 
 class RowStore(Protocol):
     """What the loop needs of the database; see :class:`stream_processors.recorder.store.Store`."""
 
-    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]: ...
-    def start_at(self, offsets: Mapping[Partition, int]) -> None: ...
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]: ...
+    def start_at(self, offsets: Mapping[Partition, Stored]) -> None: ...
+    def move(self, moves: Mapping[Partition, Move], topic_ids: Mapping[Partition, str]) -> None: ...
     def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]: ...
-    def remove_turns(self, before_ms: int, most: int) -> int: ...
     def close(self) -> None: ...
 
 
@@ -82,7 +85,7 @@ class Recorder:
         readiness: Readiness,
         *,
         batch_records: int,
-        retention: Retention,
+        retention: Sequence[Rule],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: ClockMs = now_ms,
         backoff: Backoff = _BACKOFF,
@@ -121,15 +124,13 @@ class Recorder:
             self._store.close()
 
     def step(self) -> None:
-        """One round: place partitions, read a batch, store it, remove some of what is old."""
+        """One round: place partitions, read a batch, store it."""
         now = self._clock()
         if self._placing_is_due(now):
             self._place()
         records = self._take(self._source.read(self._batch_size.records, BATCH_BYTES, _POLL_S))
         if records or (now - self._stored_at >= _FLUSH_INTERVAL_S and self._positions.moves()):
             self._write(records)
-        if self._store_answers and self._retention.is_due(now):
-            self._remove_old(now)
         if now >= self._lag_due_at:
             self._report_lag(now)
 
@@ -174,17 +175,36 @@ class Recorder:
         """Start fetching what is owned from where it is stored."""
         waiting = self._positions.waiting
         try:
-            offsets = self._store.next_offsets(waiting)
-            new = waiting.keys() - offsets.keys()
-            lost = self._out_of_range & offsets.keys()
+            stored = self._store.next_offsets(waiting)
+            ids = self._source.topic_ids({partition.topic for partition in waiting})
+            new = waiting.keys() - stored.keys()
+            lost = (self._out_of_range & stored.keys()) | {
+                partition
+                for partition, place in stored.items()
+                if place.topic_id and place.topic_id != ids.get(partition.topic, place.topic_id)
+            }
             bounds = self._bounds(new | lost)
-            if beginnings := {partition: bounds[partition][0] for partition in new & bounds.keys()}:
+            if beginnings := {
+                partition: Stored(bounds[partition][0], ids.get(partition.topic, ""))
+                for partition in new & bounds.keys()
+            }:
                 self._store.start_at(beginnings)
-                offsets |= self._store.next_offsets(beginnings)
-            for partition in lost:
-                stored = offsets.pop(partition)
-                if partition in bounds:
-                    offsets[partition] = self._back_in_range(partition, stored, *bounds[partition])
+                stored |= self._store.next_offsets(beginnings)
+            offsets = {partition: place.next_offset for partition, place in stored.items() if partition not in lost}
+            for partition in lost & bounds.keys():
+                log_now = Log(*bounds[partition], ids.get(partition.topic, ""))
+                offsets[partition] = self._back_in_log(partition, stored[partition], log_now)
+            # Stored before ids were.
+            if unnamed := {
+                partition: ids[partition.topic]
+                for partition in offsets.keys() & stored.keys()
+                if not stored[partition].topic_id and partition.topic in ids
+            }:
+                self._store.move({}, unnamed)
+        except SourceUnavailableError as error:
+            log.warning("topic_ids_unknown", reason=str(error))
+            self._retry_later()
+            return
         except StoreUnavailableError as error:
             self._lost_store(str(error))
             return
@@ -221,22 +241,14 @@ class Recorder:
                 log.warning("log_bounds_unknown", topic=partition.topic, partition=partition.number, reason=str(error))
         return bounds
 
-    def _back_in_range(self, partition: Partition, stored: int, first: int, end: int) -> int:
-        """The offset to go on from after a stored one was not in the log. Raises as ``RowStore.write``."""
-        if first <= stored <= end:
-            return stored
-        metrics.LOG_TRUNCATED.labels(partition.topic).inc()
-        log.error(
-            "log_truncated",
-            topic=partition.topic,
-            partition=partition.number,
-            stored_offset=stored,
-            first_offset=first,
-            end_offset=end,
-            lost_records_at_most=max(0, first - stored),
-        )
-        self._store.write(Projection(), {partition: Move(stored, first)})
-        return first
+    def _back_in_log(self, partition: Partition, stored: Stored, log_now: Log) -> int:
+        """The offset to go on from where a stored one may not be in the log. Raises as ``RowStore.write``."""
+        position, finding = read_on(stored.next_offset, stored.topic_id, log_now)
+        if finding is not Finding.IN_LOG:
+            alarm(finding, partition.topic, partition.number, stored.next_offset, log_now)
+            topic_ids = {partition: log_now.topic_id} if log_now.topic_id else {}
+            self._store.move({partition: Move(stored.next_offset, position)}, topic_ids)
+        return position
 
     def _doubt(self, partitions: Collection[Partition]) -> None:
         self._source.stop_fetching(partitions)
@@ -277,6 +289,7 @@ class Recorder:
     def _store_batch(self, records: Sequence[LogRecord], moves: Mapping[Partition, Move]) -> None:
         """Store a batch; when a row of it is refused, each half for itself, down to the one record to skip."""
         projection = project(records, self._codec)
+        drop_old(projection, self._retention, self._wall_clock())
         try:
             repetitions = self._store.write(projection, moves)
         except RowsRefusedError as error:
@@ -293,14 +306,6 @@ class Recorder:
             return
         self._positions.stored(moves)
         _report(projection, repetitions)
-
-    def _remove_old(self, now: float) -> None:
-        removed = 0
-        try:
-            removed = self._store.remove_turns(self._retention.before_ms(self._wall_clock()), self._retention.at_once)
-        except StoreUnavailableError as error:
-            self._lost_store(str(error))
-        self._retention.removed(removed, now)
 
     # ------------------------------------------------------------------ lag
 

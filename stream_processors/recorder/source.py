@@ -6,7 +6,7 @@ never waits for it: a callback only notes what changed, and ``fetch`` starts a p
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.service import exit_after
 from fairlane.settings import Settings
+from fairlane.topic_ids import TopicIds
 from fairlane.unreadable import PassingConsumer, UnreadableRange
 from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import LogRecord
@@ -71,6 +72,7 @@ class Source:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._topic_ids = TopicIds(settings)
         self._revoked_at_s: float | None = None
         """Since when all was taken away and nothing was assigned."""
         self._owned: frozenset[Partition] = frozenset()
@@ -140,6 +142,13 @@ class Source:
         except KafkaException as error:
             raise SourceUnavailableError(str(error.args[0].str())) from None
         return low, high
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        """The ids of these topics, as far as they have any. Raises SourceUnavailableError."""
+        try:
+            return self._topic_ids(topics, REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise SourceUnavailableError(str(error.args[0].str())) from None
 
     def known_end(self, partition: Partition) -> int | None:
         """The end of a fetched partition as the last fetch saw it, without asking."""

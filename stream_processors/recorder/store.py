@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from fairlane.postgres import ALL_TENANTS, KeptConnection, act_for, explain, is_of_values
-from stream_processors.recorder.positions import Move, Partition
+from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.tables import ALL_TABLES, Table
 
@@ -19,12 +19,13 @@ CALL_TIMEOUT_S = 15.0
 _SERVER_TIMEOUTS_S = {"idle_in_transaction_session_timeout": 10, "statement_timeout": 12}
 
 _LOAD = """
-SELECT topic, partition, next_offset FROM source_offsets
+SELECT topic, partition, next_offset, topic_id FROM source_offsets
 WHERE (topic, partition) IN (SELECT * FROM unnest(%s::text[], %s::bigint[]))
 """
 _START = """
-INSERT INTO source_offsets (topic, partition, next_offset)
-SELECT * FROM unnest(%s::text[], %s::bigint[], %s::bigint[])
+INSERT INTO source_offsets (topic, partition, next_offset, topic_id)
+SELECT topic, partition, next_offset, nullif(topic_id, '')
+FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::text[]) AS start (topic, partition, next_offset, topic_id)
 ON CONFLICT (topic, partition) DO NOTHING
 """
 # Locked in one order, so that two recorders wait for one another instead of deadlocking.
@@ -42,10 +43,11 @@ UPDATE source_offsets AS stored SET next_offset = locked.next_offset, updated_at
 FROM locked WHERE stored.topic = locked.topic AND stored.partition = locked.partition
 AND stored.next_offset = locked.expected
 """
-_REMOVE_TURNS = """
-DELETE FROM conversation_turns WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM conversation_turns WHERE replied_at_ms < %s ORDER BY replied_at_ms LIMIT %s
-))
+_NAME = """
+UPDATE source_offsets AS stored SET topic_id = named.topic_id
+FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS named (topic, partition, topic_id)
+WHERE stored.topic = named.topic AND stored.partition = named.partition
+AND stored.topic_id IS DISTINCT FROM named.topic_id
 """
 
 
@@ -84,17 +86,27 @@ class Store:
         """Give the connection back; the next call opens another."""
         self._kept.close()
 
-    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]:
         """Where each of these goes on, as far as it is known. Raises StoreUnavailableError."""
         topics, numbers = _columns(partitions, 2)
         with self._transaction() as connection:
             rows = connection.execute(_LOAD, (topics, numbers)).fetchall()
-        return {Partition(topic, number): offset for topic, number, offset in rows}
+        return {Partition(topic, number): Stored(offset, topic_id or "") for topic, number, offset, topic_id in rows}
 
-    def start_at(self, offsets: Mapping[Partition, int]) -> None:
+    def start_at(self, offsets: Mapping[Partition, Stored]) -> None:
         """Store where partitions begin that have no stored offset yet. Raises StoreUnavailableError."""
+        rows = ((*partition, start.next_offset, start.topic_id) for partition, start in offsets.items())
         with self._transaction() as connection:
-            connection.execute(_START, _columns(((*partition, offset) for partition, offset in offsets.items()), 3))
+            connection.execute(_START, _columns(rows, 4))
+
+    def move(self, moves: Mapping[Partition, Move], topic_ids: Mapping[Partition, str]) -> None:
+        """Steps of the stored offsets without rows, and the ids of the topics that they are for from now on. Raises as
+        ``write``."""
+        with self._transaction() as connection:
+            _move(connection, moves)
+            connection.execute(
+                _NAME, _columns(((*partition, topic_id) for partition, topic_id in topic_ids.items()), 3)
+            )
 
     def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]:
         """The rows and the steps of the stored offsets, or neither. Returns what was committed more than once.
@@ -105,12 +117,10 @@ class Store:
             StoreTimeoutError: it took too long. Whether it was written is unknown, as for
             StoreUnavailableError: anything else. Whether it was written is then unknown; the stored offsets tell.
         """
-        steps = ((*partition, move.expected, move.next_offset) for partition, move in moves.items())
         repetitions: list[Repetition] = []
         with self._transaction() as connection:
             # The fence comes first: who lost its partitions writes nothing and waits for nobody.
-            if connection.execute(_MOVE, _columns(steps, 4)).rowcount != len(moves):
-                raise SupersededError
+            _move(connection, moves)
             if projection.layers or projection.withdrawn:
                 act_for(connection, ALL_TENANTS)
             for table in ALL_TABLES:
@@ -119,15 +129,6 @@ class Store:
                 if keys := projection.withdrawn.get(table.name):
                     connection.execute(table.delete.encode(), (keys,))
         return repetitions
-
-    def remove_turns(self, before_ms: int, most: int) -> int:
-        """Remove turns of conversations that are older than this, the oldest first; how many there were.
-
-        Raises StoreUnavailableError.
-        """
-        with self._transaction() as connection:
-            act_for(connection, ALL_TENANTS)
-            return connection.execute(_REMOVE_TURNS, (before_ms, most)).rowcount
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection]:
@@ -142,6 +143,12 @@ class Store:
             if isinstance(error, psycopg.errors.QueryCanceled):
                 raise StoreTimeoutError(explain(error)) from None
             raise StoreUnavailableError(explain(error)) from None
+
+
+def _move(connection: psycopg.Connection, moves: Mapping[Partition, Move]) -> None:
+    steps = ((*partition, move.expected, move.next_offset) for partition, move in moves.items())
+    if connection.execute(_MOVE, _columns(steps, 4)).rowcount != len(moves):
+        raise SupersededError
 
 
 def _insert(connection: psycopg.Connection, table: Table, rows: list[tuple[Any, ...]]) -> list[Repetition]:

@@ -16,6 +16,7 @@ PASSWORDS = {
     "POSTGRES_ADMIN_PASSWORD": "admin1",
     "POSTGRES_OWNER_PASSWORD": "owner2",
     "POSTGRES_SERVICE_PASSWORD": "service3",
+    "POSTGRES_GATEWAY_PASSWORD": "gateway5",
     "REDIS_PASSWORD": "redis4",
 }
 

@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from deploy.local.layout import PROJECT_ROOT
-from deploy.local.postgres import DATABASE, OWNER_ROLE, SERVICE_ROLE
+from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE
 from deploy.local.services import default_services, default_setup, read_pools
 from deploy.models import prepare
 from deploy.settings_docs import setting_variables
@@ -28,6 +28,7 @@ NOT_IN_CONTAINERS = frozenset(
     {
         *("KAFKA_SECURITY_PROTOCOL", "KAFKA_SASL_MECHANISM", "KAFKA_SASL_USERNAME", "KAFKA_SASL_PASSWORD"),
         *("KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL", "MODELS_FILE", "TENANTS_FILE"),
+        "POSTGRES_GATEWAY_ROLE",  # deploy/postgres/init.sql makes the default
         "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default
     }
 )
@@ -36,8 +37,9 @@ KNOWN_TO_IMAGES = {
     "schema-registry": r"APICURIO_(STORAGE_KIND|KAFKASQL_(BOOTSTRAP_SERVERS|SNAPSHOT_SCHEDULED_ENABLED))",
     "kafka-ui": r"JAVA_OPTS|KAFKA_CLUSTERS_0_(NAME|BOOTSTRAPSERVERS|SCHEMAREGISTRY|READONLY|DEFAULT(KEY|VALUE)SERDE"
     r"|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
-    "postgres": r"POSTGRES_(PASSWORD|INITDB_ARGS|OWNER_PASSWORD|SERVICE_PASSWORD)",
+    "postgres": r"POSTGRES_(PASSWORD|INITDB_ARGS|OWNER_PASSWORD|SERVICE_PASSWORD|GATEWAY_PASSWORD)",
     "redis": r"REDISCLI_AUTH",
+    "redis-cache": r"REDISCLI_AUTH",
 }
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.
 WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
@@ -152,7 +154,9 @@ def test_the_settings_are_accepted(service: ComposeService, monkeypatch: pytest.
         monkeypatch.setenv(name, value)
     settings = Settings()
     if "POSTGRES_DSN" in service.environment:
-        assert urlsplit(settings.postgres_dsn.get_secret_value()).username == SERVICE_ROLE
+        assert urlsplit(settings.postgres_dsn.get_secret_value()).username == (
+            GATEWAY_ROLE if service.name == "gateway" else SERVICE_ROLE
+        )
 
 
 def test_only_the_step_that_makes_tables_knows_their_owner() -> None:
@@ -194,11 +198,19 @@ def test_published_ports_do_not_clash() -> None:
 
 @each_own_container
 def test_every_address_is_that_of_a_service_it_waits_for(service: ComposeService) -> None:
-    inside = {"kafka": 29092, "schema-registry": 8080, "postgres": 5432, "redis": 6379}
+    inside = {"kafka": 29092, "schema-registry": 8080, "postgres": 5432, "redis": 6379, "redis-cache": 6379}
     named = {
         name: urlsplit(value if "//" in value else f"//{value}")
         for name, value in service.environment.items()
-        if name in {"KAFKA_BOOTSTRAP_SERVERS", "SCHEMA_REGISTRY_URL", "POSTGRES_DSN", "POSTGRES_OWNER_DSN", "REDIS_URL"}
+        if name
+        in {
+            "KAFKA_BOOTSTRAP_SERVERS",
+            "SCHEMA_REGISTRY_URL",
+            "POSTGRES_DSN",
+            "POSTGRES_OWNER_DSN",
+            "REDIS_URL",
+            "REDIS_CACHE_URL",
+        }
     }
     waits_for = all_dependencies(service.name)
     for name, address in named.items():
@@ -210,6 +222,7 @@ def test_the_ports_of_other_images_are_those_they_listen_on() -> None:
     for name, port in {"schema-registry": 8080, "kafka-ui": 8080, "postgres": 5432, "prometheus": 9090}.items():
         assert [inside for _, _, inside in services()[name].published] == [port]
     assert not services()["redis"].published
+    assert not services()["redis-cache"].published
 
 
 def test_kafka_ui_reads_with_the_registry_that_the_services_write_with() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from deploy.local.kafka import BROKER_SETTINGS, HEAP, find_java
 from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
-from deploy.local.redis import MAX_MEMORY
+from deploy.local.redis import SETTINGS
 from tests import stack
 from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, our_services, services
 
@@ -41,7 +41,7 @@ def test_every_image_is_pinned(service: ComposeService) -> None:
 def test_tests_on_containers_use_the_same_images() -> None:
     assert services()["kafka"].image == stack.KAFKA_IMAGE
     assert services()["postgres"].image == stack.POSTGRES_IMAGE
-    assert services()["redis"].image == stack.REDIS_IMAGE
+    assert services()["redis"].image == services()["redis-cache"].image == stack.REDIS_IMAGE
     pom = (PROJECT_ROOT / "deploy" / "local" / "pom.xml").read_text(encoding="utf-8")
     assert f"<kafka.version>{stack.KAFKA_IMAGE.partition(':')[2]}<" in pom
 
@@ -108,12 +108,12 @@ def test_the_listeners_of_the_broker_fit_together() -> None:
     assert kafka.raw["volumes"] == [f"kafka-data:{kafka.environment['KAFKA_LOG_DIRS']}"]
 
 
-def test_redis_keeps_as_much_as_the_embedded_one_and_its_password_is_in_no_argument() -> None:
-    redis = services()["redis"]
+@pytest.mark.parametrize("name", SETTINGS)
+def test_redis_is_configured_as_the_embedded_one_and_its_password_is_in_no_argument(name: str) -> None:
+    redis = services()[name]
     script = redis.raw["command"][-1]
-    assert f"--maxmemory {MAX_MEMORY} --maxmemory-policy volatile-ttl" in script
+    assert all(f"--{setting} {value}" in script for setting, value in SETTINGS[name].items())
     assert "--save ''" in script
-    assert "--appendonly no" in script
     assert PASSWORDS["REDIS_PASSWORD"] not in script
     assert redis.environment["REDISCLI_AUTH"] == PASSWORDS["REDIS_PASSWORD"]
     assert redis.raw["user"] == "redis"

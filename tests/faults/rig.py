@@ -44,7 +44,7 @@ class Rig(AnyRig):
         stack = LocalStack(
             data_dir=folder,
             # Nothing of these is started: they are looked up in ``environ``.
-            parts=("kafka", "postgres", "redis"),
+            parts=("kafka", "postgres", "redis", "redis-cache"),
             setup=(Step("setup-tables", ("-m", "fairlane.cli", "db", "upgrade"), after=(), as_owner=True),),
             services=(
                 *(Service(name, ("-m", "stream_processors.dispatcher"), shared) for name in DISPATCHERS),
@@ -56,6 +56,7 @@ class Rig(AnyRig):
                 "POSTGRES_DSN": database.dsn,
                 "POSTGRES_OWNER_DSN": database.owner_dsn,
                 "REDIS_URL": redis_url,
+                "REDIS_CACHE_URL": redis_url,
             },
             policy=RESTARTS,
         )

@@ -24,7 +24,12 @@ pytestmark = [pytest.mark.broker, pytest.mark.long]
 def test_a_cluster_keeps_its_records_wherever_its_nodes_listen(
     database: PostgresServer, redis_url: str, unique: str, tmp_path: Path
 ) -> None:
-    external = {"POSTGRES_DSN": database.dsn, "POSTGRES_OWNER_DSN": database.owner_dsn, "REDIS_URL": redis_url}
+    external = {
+        "POSTGRES_DSN": database.dsn,
+        "POSTGRES_OWNER_DSN": database.owner_dsn,
+        "REDIS_URL": redis_url,
+        "REDIS_CACHE_URL": redis_url,
+    }
     options = ("--brokers", str(len(BROKERS)))
     with running(tmp_path, external, *options) as process:
         first = servers(tmp_path)

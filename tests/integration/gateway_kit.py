@@ -58,7 +58,7 @@ class Served:
         """Start a gateway. A number that was used before is the same slot: what ran in it must have ended."""
         name = f"gateway-{number}"
         port = self.ports.setdefault(name, self.pipeline.free_port(f"{name}-http"))
-        env = {**_PATIENT, "GATEWAY_PORT": str(port), "POSTGRES_DSN": self.database.dsn, **(env or {})}
+        env = {**_PATIENT, "GATEWAY_PORT": str(port), "POSTGRES_DSN": self.database.gateway_dsn, **(env or {})}
         return self.pipeline.launch(Service(name, ("-m", "producers.gateway"), env))
 
     def url(self, path: str = "", number: int = 1) -> str:

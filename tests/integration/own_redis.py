@@ -9,15 +9,15 @@ from pathlib import Path
 
 from deploy.local import probes
 from deploy.local.ports import PortClaims
-from deploy.local.redis import Redis
+from deploy.local.redis import NAME, Redis
 from tests.waiting import eventually
 
 
 @contextmanager
-def own_redis_server(folder: Path) -> Iterator["OwnRedis"]:
-    """One that runs."""
+def own_redis_server(folder: Path, name: str = NAME) -> Iterator["OwnRedis"]:
+    """One that runs; ``name`` says which of the two it is configured as."""
     ports = PortClaims()
-    server = OwnRedis(Redis(folder, ports.take("redis")))
+    server = OwnRedis(Redis(folder, ports.take(name), name))
     try:
         server.start()
         yield server

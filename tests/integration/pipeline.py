@@ -79,7 +79,7 @@ class Pipeline:
         unique: fit for a topic name, and nobody else's.
         tenants: short names; ``tenant("a")`` is the whole one. Or whole specifications, under short names as well.
         models: what its one or more pools serve; by default one pool with a model for every task.
-        redis_url: where duplicates are remembered, if anywhere.
+        redis_url: where duplicates are remembered and caches are kept, if anywhere.
         env: settings of every process, for instance ``{"MAX_BATCH_SIZE": "8"}``. The simulated engine takes no time
             unless they say otherwise.
     """
@@ -111,7 +111,7 @@ class Pipeline:
             "MODELS_FILE": str(folder / "models.yaml"),
             "TENANTS_FILE": str(folder / "tenants.yaml"),
             **_NO_ENGINE_TIME,
-            **({} if redis_url is None else {"REDIS_URL": redis_url}),
+            **({} if redis_url is None else {"REDIS_URL": redis_url, "REDIS_CACHE_URL": redis_url}),
             **(env or {}),
         }
         self.processes: dict[str, ServiceProcess] = {}

@@ -24,9 +24,12 @@ from fairlane.records import ConversationTurn, InferenceReply, Message, Output, 
 from fairlane.schema_files import default_codec
 from fairlane.store_error import StoreError
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
-from stream_processors.recorder.positions import Move, Partition
+from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
+from stream_processors.recorder.removal import OldRows
+from stream_processors.recorder.retention import Rule
 from stream_processors.recorder.store import Store
+from stream_processors.recorder.tables import TURNS
 from tests.integration.pgvector_kit import PATIENT_S, paused, with_tables
 from tests.stack import PostgresServer
 
@@ -44,7 +47,7 @@ class Recorded:
     """Turns as the recorder writes them."""
 
     def __init__(self, dsn: str) -> None:
-        self._store = Store(dsn)
+        self._store, self._old = Store(dsn), OldRows(dsn)
         self._at: dict[Partition, int] = {}
 
     def turns(
@@ -58,7 +61,7 @@ class Recorded:
         """Turns with these numbers, the oldest first; they are answered a second apart."""
         partition = Partition(f"replies.{tenant}", 0)
         if partition not in self._at:
-            self._store.start_at({partition: 0})
+            self._store.start_at({partition: Stored(0)})
             self._at[partition] = 0
         records: list[LogRecord] = []
         for number in numbers:
@@ -79,10 +82,12 @@ class Recorded:
         self._at[partition] = move.next_offset
 
     def remove(self, before_ms: int, most: int) -> int:
-        return self._store.remove_turns(before_ms, most)
+        removed, _ = self._old.remove(Rule(TURNS, "replied_at_ms", 0), before_ms, most)
+        return removed
 
     def close(self) -> None:
         self._store.close()
+        self._old.close()
 
 
 @pytest.fixture

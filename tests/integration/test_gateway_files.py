@@ -22,6 +22,7 @@ from fairlane.database import upgrade
 from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.settings import Settings
 from producers.backfill.batches import Batch, BatchStore, StoredFile
+from producers.backfill.file_sweep import KeptFiles, sweep
 from producers.backfill.files import LocalFile
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import JobStore
@@ -32,7 +33,6 @@ from producers.gateway.identity.principal import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router
 from producers.gateway.openai.errors import error_response
-from producers.gateway.openai.file_sweep import sweep
 from tests.stack import PostgresServer, empty_database
 
 DAY_S = 86_400
@@ -55,6 +55,7 @@ class Bench:
         self.deps = BatchDeps(
             authenticate, self.dsn, str(self.folder), lambda: 4, clock_ms=lambda: self.now_ms, limits=self.limits
         )
+        self.kept = KeptFiles(self.dsn, str(self.folder), self.limits.ttl_s, lambda: self.now_ms)
 
     @contextmanager
     def client(
@@ -73,7 +74,7 @@ class Bench:
     def pass_days(self, days: float) -> int:
         """Let time pass, and sweep; how many files that removed."""
         self.now_ms += round(days * DAY_S * 1_000)
-        return sweep(self.deps, Event())
+        return sweep(self.kept, Event())
 
     def stored(self) -> set[str]:
         return {path.name for path in self.folder.rglob("*") if path.is_file()}
@@ -396,7 +397,7 @@ def test_a_file_that_the_storage_keeps_stops_no_other(bench: Bench, monkeypatch:
             delete(self)
 
         monkeypatch.setattr(LocalFile, "delete", refuse_one)
-        monkeypatch.setattr("producers.gateway.openai.file_sweep._PAGE", 1)
+        monkeypatch.setattr("producers.backfill.file_sweep._PAGE", 1)
         assert bench.pass_days(30) == 2
         assert bench.stored() == {files[0]}
         monkeypatch.undo()
@@ -409,7 +410,7 @@ def test_a_sweep_can_be_stopped(bench: Bench) -> None:
     bench.now_ms += 30 * DAY_S * 1_000
     stopped = Event()
     stopped.set()
-    assert sweep(bench.deps, stopped) == 0
+    assert sweep(bench.kept, stopped) == 0
     assert len(bench.stored()) == 1
 
 

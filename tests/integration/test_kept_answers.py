@@ -36,7 +36,7 @@ PATIENT_S = 10.0
 @contextmanager
 def keeping(redis_url: str) -> Iterator[KeptAnswers]:
     """A consumer's part of it, as the consumer makes it."""
-    kept = kept_answers_for(Settings(redis_url=SecretStr(redis_url), cache_ttl_s=TTL_S))
+    kept = kept_answers_for(Settings(redis_cache_url=SecretStr(redis_url), cache_ttl_s=TTL_S))
     assert kept is not None
     kept.start()
     try:

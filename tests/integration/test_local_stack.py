@@ -143,12 +143,19 @@ def test_postgres_lets_nobody_in_without_the_password(stack: LocalStack) -> None
         assert connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
 
 
-def test_redis_is_bounded_and_keeps_nothing_on_disk(stack: LocalStack) -> None:
-    with redis.Redis.from_url(stack.endpoints.redis_url, decode_responses=True) as client:
-        assert client.config_get("maxmemory") == {"maxmemory": str(256 * 1024 * 1024)}
-        assert client.config_get("bind") == {"bind": "127.0.0.1"}
-        assert client.config_get("save") == {"save": ""}
-        assert client.config_get("appendonly") == {"appendonly": "no"}
+def test_redis_keeps_state_and_caches_apart(stack: LocalStack) -> None:
+    expected = {
+        stack.endpoints.redis_url: ("256", "noeviction", "yes"),
+        stack.endpoints.redis_cache_url: ("128", "allkeys-lru", "no"),
+    }
+    assert len(expected) == 2
+    for url, (mebibytes, policy, is_kept) in expected.items():
+        with redis.Redis.from_url(url, decode_responses=True) as client:
+            assert client.config_get("maxmemory") == {"maxmemory": str(int(mebibytes) * 1024 * 1024)}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": policy}
+            assert client.config_get("bind") == {"bind": "127.0.0.1"}
+            assert client.config_get("save") == {"save": ""}
+            assert client.config_get("appendonly") == {"appendonly": is_kept}
 
 
 def test_the_service_got_its_addresses_but_not_the_owner(stack: LocalStack) -> None:
@@ -189,7 +196,13 @@ def test_the_status_tells_who_is_well(stack: LocalStack) -> None:
     assert answer.returncode == 0, answer.stdout
     assert status["healthy"] is True
     parts = {part["name"]: part for part in status["parts"]}
-    assert {name for name, part in parts.items() if part["checked"]} == {"kafka", "postgres", "redis", "service-1"}
+    assert {name for name, part in parts.items() if part["checked"]} == {
+        "kafka",
+        "postgres",
+        "redis",
+        "redis-cache",
+        "service-1",
+    }
     assert parts["kafka"]["address"] == stack.endpoints.kafka_bootstrap_servers
     assert parts["step"]["state"] == "done"
     password = psycopg.conninfo.conninfo_to_dict(stack.endpoints.postgres_dsn)["password"]
@@ -225,6 +238,7 @@ def test_external_parts_are_used_and_not_started(stack: LocalStack, tmp_path: Pa
         "KAFKA_BOOTSTRAP_SERVERS": stack.endpoints.kafka_bootstrap_servers,
         "POSTGRES_DSN": stack.endpoints.postgres_dsn,
         "REDIS_URL": stack.endpoints.redis_url,
+        "REDIS_CACHE_URL": stack.endpoints.redis_cache_url,
     }
     step = Step("step", ("-c", "import os; print(os.environ['REDIS_URL'])"), after=("kafka", "redis"))
     with LocalStack(data_dir=tmp_path, setup=(step,), environ=environ) as other:
@@ -232,7 +246,7 @@ def test_external_parts_are_used_and_not_started(stack: LocalStack, tmp_path: Pa
         assert other.endpoints.service_env == environ | {"FILES_URL": str(tmp_path / "files")}
         assert (tmp_path / "logs" / "step.log").read_text().strip() == stack.endpoints.redis_url
         external = {part.name for part in read_status(other.data_dir).parts if part.state == "external"}
-        assert external == {"kafka", "postgres", "redis"}
+        assert external == {"kafka", "postgres", "redis", "redis-cache"}
     assert read_status(stack.data_dir).healthy
 
 

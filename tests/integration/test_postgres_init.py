@@ -12,13 +12,22 @@ import pytest
 from deploy.local import probes
 from deploy.local.layout import PROJECT_ROOT
 from deploy.local.ports import PortClaims
-from deploy.local.postgres import ADMIN_ROLE, DATABASE, NAME, OWNER_ROLE, SERVICE_ROLE, Postgres, find_binaries
+from deploy.local.postgres import (
+    ADMIN_ROLE,
+    DATABASE,
+    GATEWAY_ROLE,
+    NAME,
+    OWNER_ROLE,
+    SERVICE_ROLE,
+    Postgres,
+    find_binaries,
+)
 from deploy.local.supervisor import Supervisor
 from fairlane.database import DatabaseError, upgrade
 from fairlane.settings import Settings
 
 SCRIPT = PROJECT_ROOT / "deploy" / "postgres" / "init.sql"
-PASSWORDS = {OWNER_ROLE: "owner-password", SERVICE_ROLE: "service-password"}
+PASSWORDS = {OWNER_ROLE: "owner-password", SERVICE_ROLE: "service-password", GATEWAY_ROLE: "gateway-password"}
 
 
 @pytest.fixture
@@ -71,7 +80,10 @@ def test_a_role_that_bypasses_row_level_security_makes_no_tables(server: Postgre
 
 def test_the_roles_and_the_database_are_those_of_the_embedded_stack(server: Postgres, tmp_path: Path) -> None:
     done = run_script(
-        server, POSTGRES_OWNER_PASSWORD=PASSWORDS[OWNER_ROLE], POSTGRES_SERVICE_PASSWORD=PASSWORDS[SERVICE_ROLE]
+        server,
+        POSTGRES_OWNER_PASSWORD=PASSWORDS[OWNER_ROLE],
+        POSTGRES_SERVICE_PASSWORD=PASSWORDS[SERVICE_ROLE],
+        POSTGRES_GATEWAY_PASSWORD=PASSWORDS[GATEWAY_ROLE],
     )
     assert done.returncode == 0, done.stderr
     with psycopg.connect(dsn(server, SERVICE_ROLE), connect_timeout=5) as connection:
@@ -83,6 +95,7 @@ def test_the_roles_and_the_database_are_those_of_the_embedded_stack(server: Post
         assert set(rows) == {
             (OWNER_ROLE, False, False, False, True, True),
             (SERVICE_ROLE, False, False, False, False, True),
+            (GATEWAY_ROLE, False, False, False, False, True),
         }
         owner = connection.execute(
             "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = current_database()"

@@ -16,7 +16,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings, Settings
 from stream_processors.dispatcher.archive import LoggedReplies
 from stream_processors.dispatcher.repeats import ReplyGoneError, ReplyUnknownError
-from stream_processors.recorder.positions import Move, Partition
+from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
 from tests.integration.recorder_kit import LogWriter, delete_reply_topics, make_topics, reply_to
@@ -44,13 +44,12 @@ class Kit:
         """Write it and project it. Returns its offset."""
         (offset,) = self.writer.write(self.topic, [reply])
         where = Partition(self.topic, 0)
-        stored = self.store.next_offsets([where]).get(where)
-        if stored is None:
-            stored = 0
-            self.store.start_at({where: 0})
+        if (place := self.store.next_offsets([where]).get(where)) is None:
+            place = Stored(0)
+            self.store.start_at({where: place})
         value = default_codec().encode(reply)
         rows = project([LogRecord(self.topic, 0, offset, 1_000, None, value)], default_codec())
-        self.store.write(rows, {where: Move(stored, offset + 1)})
+        self.store.write(rows, {where: Move(place.next_offset, offset + 1)})
         return offset
 
     def cut(self, before: int) -> None:

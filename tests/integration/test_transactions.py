@@ -283,7 +283,7 @@ def test_a_commit_without_a_generation_is_never_sent(pool: Pool) -> None:
 def test_the_fullest_bitmap_is_accepted_and_read_back(pool: Pool) -> None:
     worker = pool.worker()
     pool.until(worker.ownership.partitions, "an assignment")
-    reach = 23_976
+    reach = 23_832
     for offset in range(reach + 1):
         claim = worker.ownership.deliver(pool.partition, offset)
         assert claim is not None

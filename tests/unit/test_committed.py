@@ -1,6 +1,7 @@
 """Where a group left off, asked of a source that answers by a script; integration tests ask the real broker."""
 
 from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,6 +21,7 @@ class Answers:
 
     committed_by_partition: dict[PartitionId, tuple[int, str | None]] = field(default_factory=dict)
     heads: dict[PartitionId, int] = field(default_factory=dict)
+    ends: dict[PartitionId, int] = field(default_factory=dict)
     errors: deque[int] = field(default_factory=deque)
     """Codes that the next questions are answered with."""
     asked: list[float] = field(default_factory=list)
@@ -39,7 +41,8 @@ class Answers:
         return TopicPartition(*wanted, offset, metadata=metadata)
 
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
-        return self.heads.get(PartitionId(partition.topic, partition.partition), 0), 10**6
+        wanted = PartitionId(partition.topic, partition.partition)
+        return self.heads.get(wanted, 0), self.ends.get(wanted, 10**6)
 
 
 def truncations() -> float:
@@ -99,3 +102,59 @@ def test_any_other_error_is_raised_at_once() -> None:
     with pytest.raises(KafkaException):
         resume_points(source, [FIRST], 30.0)
     assert len(source.asked) == 1
+
+
+ID, OTHER_ID = "AbCdEfGhIjKlMnOpQrStUv", "bbCdEfGhIjKlMnOpQrStUv"
+
+
+def replacements(finding: str) -> float:
+    labels = {"topic": "work", "finding": finding}
+    return REGISTRY.get_sample_value("fairlane_log_replaced_total", labels) or 0.0
+
+
+def ids(topics: Collection[str], _timeout_s: float) -> Mapping[str, str]:
+    return dict.fromkeys(topics, ID)
+
+
+@pytest.mark.parametrize("metadata", ["", CommitPoint(0, 0b101).metadata, CommitPoint(0, 0b101, ID).metadata])
+def test_a_commit_beyond_the_end_goes_on_at_the_end(metadata: str) -> None:
+    before = replacements("cut")
+    source = Answers({FIRST: (40, metadata)}, ends={FIRST: 25})
+    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: Resume(None, 25, ID, lost=True)}
+    assert replacements("cut") == before + 1
+
+
+@pytest.mark.parametrize("end", [25, 10**6])
+def test_a_topic_created_again_is_read_from_its_beginning(end: int) -> None:
+    before = replacements("recreated")
+    source = Answers({FIRST: (40, CommitPoint(40, 0b101, OTHER_ID).metadata)}, {FIRST: 3}, ends={FIRST: end})
+    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: Resume(None, 3, ID, lost=True)}
+    assert replacements("recreated") == before + 1
+
+
+def test_done_records_that_the_log_lost_are_not_done_any_more() -> None:
+    before = replacements("cut")
+    point = CommitPoint(40, (1 << 3) | (1 << 60), ID)
+    source = Answers({FIRST: (40, point.metadata)}, ends={FIRST: 50})
+    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: Resume(CommitPoint(40, 1 << 3, ID), 40, ID)}
+    assert replacements("cut") == before + 1
+
+
+def test_a_commit_without_an_id_takes_that_of_the_topic() -> None:
+    source = Answers({FIRST: (40, CommitPoint(40, 0b100).metadata)})
+    assert resume_points(source, [FIRST, SECOND], 1.0, ids) == {
+        FIRST: Resume(CommitPoint(40, 0b100, ID), 40, ID),
+        SECOND: Resume(None, 0, ID),
+    }
+
+
+def test_ids_that_are_not_told_yet_are_asked_for_again() -> None:
+    errors = deque([KafkaError._TIMED_OUT, KafkaError._TRANSPORT])
+
+    def late(topics: Collection[str], timeout_s: float) -> Mapping[str, str]:
+        if errors:
+            raise KafkaException(KafkaError(errors.popleft()))
+        return ids(topics, timeout_s)
+
+    found = resume_points(Answers({FIRST: (40, None)}), [FIRST], 30.0, late)
+    assert found == {FIRST: Resume(CommitPoint(40, 0, ID), 40, ID)}

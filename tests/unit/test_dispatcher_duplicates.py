@@ -12,6 +12,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate
+from fairlane.redis_state import TENANT_ROOM
 from fairlane.redis_watch import RedisWatch
 from stream_processors.dispatcher.duplicates import NoDuplicateIndex, RedisDuplicateIndex
 from tests.waiting import eventually_async
@@ -19,6 +20,7 @@ from tests.waiting import eventually_async
 HERE = SourceCoordinate("requests.acme", 0, 7)
 THERE = SourceCoordinate("requests.acme", 0, 3)
 ENTRY = ("acme", "id-1", HERE)
+MOST = 1_000
 SOON = Backoff(first_s=0.001, longest_s=0.001)
 
 
@@ -37,12 +39,12 @@ class ScriptedRedis(Answering):
         self.asked = 0
 
     def register_script(self, _script: str) -> Any:
-        async def run(keys: list[str], args: list[object]) -> list[bytes | None]:
+        async def run(keys: list[str], args: list[object]) -> list[bytes | int | None]:
             self.asked += 1
             answer = self._answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            return [*answer, 0, 0]
 
         return run
 
@@ -54,7 +56,7 @@ class Watched:
         self._now_s = 100.0
         monkeypatch.setattr("fairlane.redis_watch.monotonic", lambda: self._now_s)
         self._watch = RedisWatch(redis, again=SOON)  # type: ignore[arg-type]  # the part that is used
-        self.index = RedisDuplicateIndex(redis, 60, self._watch)  # type: ignore[arg-type]  # the part that is used
+        self.index = RedisDuplicateIndex(redis, 60, self._watch, MOST)  # type: ignore[arg-type]  # the part that is used
 
     async def look_up(self, *entries: tuple[str, str, SourceCoordinate]) -> Sequence[SourceCoordinate | None]:
         return await self.index.first_seen(entries or [ENTRY])
@@ -67,7 +69,7 @@ class Watched:
 
 def first_seen(answer: bytes | None) -> SourceCoordinate | None:
     redis = ScriptedRedis([answer])
-    index = RedisDuplicateIndex(redis, 60, RedisWatch(redis))  # type: ignore[arg-type]  # the part that is used
+    index = RedisDuplicateIndex(redis, 60, RedisWatch(redis), MOST)  # type: ignore[arg-type]  # the part that is used
     (found,) = asyncio.run(index.first_seen([ENTRY]))
     return found
 
@@ -142,7 +144,7 @@ def test_without_redis_nothing_is_forgotten() -> None:
 def test_what_is_forgotten_may_try_again_elsewhere(redis_url: str, unique: str) -> None:
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            index = RedisDuplicateIndex(redis, 60, RedisWatch(redis))
+            index = RedisDuplicateIndex(redis, 60, RedisWatch(redis), MOST)
             here, there = (unique, "id-1", HERE), (unique, "id-1", THERE)
             other = (unique, "id-2", HERE)
             assert await index.first_seen([here, other]) == [None, None]
@@ -159,7 +161,7 @@ def test_what_is_forgotten_may_try_again_elsewhere(redis_url: str, unique: str) 
 def test_the_first_coordinate_stays(redis_url: str, unique: str) -> None:
     async def run() -> list[list[SourceCoordinate | None]]:
         async with Redis.from_url(redis_url) as redis:
-            index = RedisDuplicateIndex(redis, 60, RedisWatch(redis))
+            index = RedisDuplicateIndex(redis, 60, RedisWatch(redis), MOST)
             here, there = (unique, "id-1", HERE), (unique, "id-1", THERE)
             other_tenant = (f"{unique}-2", "id-1", THERE)
             found = [await index.first_seen([here, there, other_tenant]), await index.first_seen([there, here])]
@@ -177,15 +179,17 @@ class FailingRedis(Answering):
         self.is_away = False
 
     def register_script(self, script: str) -> Any:
-        async def run(keys: list[str], args: list[object]) -> list[bytes | None]:
+        async def run(keys: list[str], args: list[Any]) -> list[bytes | int]:
             if self.is_away:
                 raise RedisConnectionError("gone")
-            if "NX" not in script:
-                for key, value in zip(keys, args, strict=True):
+            ids = args[2]
+            places = list(zip(keys[:ids], args[3 : 3 + ids], strict=True))
+            if "DEL" in script.removeprefix(TENANT_ROOM):
+                for key, value in places:
                     if self.stored.get(key) == value:
                         del self.stored[key]
                 return []
-            return [str(self.stored.setdefault(key, value)).encode() for key, value in zip(keys, args[1:], strict=True)]
+            return [*(str(self.stored.setdefault(key, value)).encode() for key, value in places), 0, 0]
 
         return run
 
@@ -224,3 +228,23 @@ def test_what_is_to_be_forgotten_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
     asyncio.run(run())
     assert list(redis.stored) == ["seen:acme:id-0"]
+
+
+@pytest.mark.broker
+def test_a_tenant_keeps_no_more_ids_than_it_may(redis_url: str, unique: str) -> None:
+    async def run() -> None:
+        async with Redis.from_url(redis_url) as redis:
+            index = RedisDuplicateIndex(redis, 60, RedisWatch(redis), 3)
+            entries = [(unique, f"id-{number}", HERE) for number in range(5)]
+            again = [(unique, f"id-{number}", THERE) for number in range(5)]
+            other = (f"{unique}-2", "id-1", HERE)
+            assert await index.first_seen([*entries, other]) == [None] * 6
+            assert await index.first_seen(again) == [HERE, HERE, HERE, None, None], "what is beyond passes"
+            assert await index.first_seen([(other[0], "id-1", THERE)]) == [HERE], "another tenant has its own room"
+            # What is forgotten makes room.
+            await index.forget(entries[:2])
+            assert await index.first_seen([entries[3]]) == [None]
+            assert await index.first_seen([again[3]]) == [HERE]
+            assert 60 <= await redis.ttl(f"seen-count:{unique}") <= 63
+
+    asyncio.run(run())

@@ -24,8 +24,8 @@ class SwapRedis:
         self.is_away = False
         self.asked = 0
 
-    def register_script(self, _script: str) -> Callable[..., Awaitable[bytes]]:
-        async def swap(keys: list[str], args: list[Any]) -> bytes:
+    def register_script(self, _script: str) -> Callable[..., Awaitable[list[bytes]]]:
+        async def swap(keys: list[str], args: list[Any]) -> list[bytes]:
             self.asked += 1
             if self.is_away:
                 raise RedisConnectionError("away")
@@ -34,7 +34,7 @@ class SwapRedis:
                 there = self.stored[keys[0]] = args[1]
                 if not there:
                     del self.stored[keys[0]]
-            return there.encode()
+            return [there.encode(), b""]
 
         return swap
 

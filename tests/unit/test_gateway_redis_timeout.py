@@ -17,7 +17,13 @@ def test_whoever_asks_waits_as_long_as_the_setting_says() -> None:
         open_connections: list[asyncio.StreamWriter] = []
         server = await asyncio.start_server(lambda _, writer: open_connections.append(writer), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        gateway = Gateway(Settings(redis_url=f"redis://127.0.0.1:{port}", gateway_redis_timeout_s=PATIENCE_S))
+        gateway = Gateway(
+            Settings(
+                redis_url=f"redis://127.0.0.1:{port}",
+                redis_cache_url=f"redis://127.0.0.1:{port}",
+                gateway_redis_timeout_s=PATIENCE_S,
+            )
+        )
         assert gateway._redis is not None
         assert gateway._watch is not None
         asking = [
@@ -37,6 +43,8 @@ def test_whoever_asks_waits_as_long_as_the_setting_says() -> None:
         assert not gave_up
         await gateway._watch.close()
         await gateway._redis.aclose()
+        assert gateway._cache is not None
+        await gateway._cache.aclose()
         for writer in open_connections:
             writer.close()
         server.close()

@@ -238,7 +238,7 @@ def test_a_redis_that_keeps_nothing_is_left_alone_for_a_while(trouble: str) -> N
 
 def test_without_a_redis_nothing_is_kept() -> None:
     assert kept_answers_for(Settings()) is None
-    made = kept_answers_for(Settings(redis_url=SecretStr("redis://127.0.0.1:1/0")))
+    made = kept_answers_for(Settings(redis_cache_url=SecretStr("redis://127.0.0.1:1/0")))
     assert made is not None
     made.close(1)
 

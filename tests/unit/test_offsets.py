@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fairlane.offsets import MAX_METADATA_CHARS, MAX_SPAN, CommitPoint, Flow, MetadataError, OffsetTracker
 
-REACH = 23_976
+REACH = 23_832
+TOPIC_ID = "AbCdEfGhIjKlMnOpQrSt-_"
 """Offsets from the first undone that 4,000 characters can record."""
 
 GAPS = st.sampled_from((0, 0, 1, 2, 7, 300, 9_000, REACH - 1, REACH, REACH + 1, 10**6, 10**13))
@@ -171,10 +172,14 @@ TestPartition = PartitionModel.TestCase
 TestPartition.settings = settings(max_examples=300, stateful_step_count=30)
 
 
-@given(offset=st.integers(0, 2**62), done_beyond=st.integers(0, 2**REACH - 1))
-@settings(max_examples=50)
-def test_metadata_round_trip(offset: int, done_beyond: int) -> None:
-    point = CommitPoint(offset, done_beyond)
+@given(
+    offset=st.integers(0, 2**62),
+    done_beyond=st.integers(0, 2**REACH - 1),
+    topic_id=st.just("") | st.from_regex(r"[A-Za-z0-9_-]{22}", fullmatch=True),
+)
+@settings(max_examples=100)
+def test_metadata_round_trip(offset: int, done_beyond: int, topic_id: str) -> None:
+    point = CommitPoint(offset, done_beyond, topic_id)
     assert len(point.metadata) <= MAX_METADATA_CHARS
     assert CommitPoint.parse(offset, point.metadata) == point
 
@@ -189,7 +194,35 @@ def test_metadata_of_a_plain_offset_is_empty() -> None:
     assert CommitPoint.parse(7, "") == CommitPoint.parse(7, None) == CommitPoint(7)
 
 
-@given(metadata=st.text() | st.text().map(lambda text: f"1:{text}") | st.text("ABCDabcd0123+/=").map("1:{}".format))
+@pytest.mark.parametrize("topic_id", ["", TOPIC_ID])
+def test_what_a_log_lost_at_its_end_is_not_done(topic_id: str) -> None:
+    point = CommitPoint(10, 0b1010, topic_id)
+    assert point.cut_at(14) == point
+    assert point.cut_at(13) == CommitPoint(10, 0b10, topic_id)
+    assert point.cut_at(11) == point.cut_at(10) == point.cut_at(2) == CommitPoint(10, 0, topic_id)
+
+
+def test_a_tracker_commits_the_id_of_its_topic() -> None:
+    tracker = OffsetTracker(None, topic_id=TOPIC_ID)
+    tracker.deliver(5)
+    assert tracker.commit_point([5]) == CommitPoint(6, 0, TOPIC_ID)
+    assert tracker.commit_point() == CommitPoint(5, 0, TOPIC_ID)
+
+
+@pytest.mark.parametrize("metadata", ["1:Ug==", f"2:{TOPIC_ID}:Ug=="])
+def test_both_formats_are_read(metadata: str) -> None:
+    point = CommitPoint.parse(100, metadata)
+    assert (point.offset, point.done_beyond) == (100, 0b1010010)
+    assert point.metadata == metadata
+
+
+@given(
+    metadata=st.text()
+    | st.text().map(lambda text: f"1:{text}")
+    | st.text().map(lambda text: f"2:{text}")
+    | st.text("ABCDabcd0123+/=").map("1:{}".format)
+    | st.text("ABCDabcd0123+/=").map(f"2:{TOPIC_ID}:{{}}".format)
+)
 @settings(max_examples=200)
 def test_any_metadata_is_read_or_refused(metadata: str) -> None:
     try:
@@ -199,7 +232,10 @@ def test_any_metadata_is_read_or_refused(metadata: str) -> None:
     assert point.offset == 3
 
 
-@pytest.mark.parametrize("metadata", ["somebody else's", "1:é", "1:AAA", "2:AAAA", "1:" + "A" * 4_000])
+@pytest.mark.parametrize(
+    "metadata",
+    ["somebody else's", "1:é", "1:AAA", "2:AAAA", "2::AAAA", f"2:{TOPIC_ID}", f"3:{TOPIC_ID}:AAAA", "1:" + "A" * 4_000],
+)
 def test_foreign_metadata_is_refused(metadata: str) -> None:
     with pytest.raises(MetadataError):
         CommitPoint.parse(0, metadata)
@@ -216,7 +252,8 @@ def test_a_full_bitmap_fits_and_reaches_no_farther() -> None:
     point = tracker.commit_point()
     assert point is not None
     assert point.offset == 100
-    assert MAX_METADATA_CHARS - 4 < len(point.metadata) <= MAX_METADATA_CHARS
+    with_id = CommitPoint(point.offset, point.done_beyond, TOPIC_ID)
+    assert MAX_METADATA_CHARS - 4 < len(with_id.metadata) <= MAX_METADATA_CHARS
     tracker.settle([100])
     assert tracker.oldest_undone == 100 + REACH
     assert tracker.can_settle(100 + REACH + 1)

@@ -1,6 +1,6 @@
 """The recorder's loop against a log and a database in memory that fail in every way they can."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,10 +12,10 @@ from fairlane.backoff import Backoff
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.schema_files import default_codec
 from fairlane.service import Readiness
-from stream_processors.recorder.positions import Move, Partition
+from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, Projection
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
-from stream_processors.recorder.retention import Retention
+from stream_processors.recorder.retention import Rule
 from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
 from stream_processors.recorder.store import (
     Repetition,
@@ -37,6 +37,7 @@ class Log:
     content: dict[Partition, list[str | None]]
     first: dict[Partition, int] = field(default_factory=dict)
     at: dict[Partition, int] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
     unreachable: set[Partition] = field(default_factory=set)
     asked: list[int] = field(default_factory=list)
     before_read: Callable[[], None] = lambda: None
@@ -94,6 +95,9 @@ class Log:
             raise SourceUnavailableError("no leader")
         return self.first.get(partition, 0), len(self.content[partition])
 
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        return {topic: self.ids[topic] for topic in topics if topic in self.ids}
+
     def known_end(self, partition: Partition) -> int | None:
         return len(self.content[partition])
 
@@ -103,22 +107,33 @@ class Database:
     """Rows and offsets, and what the next calls do instead of working."""
 
     offsets: dict[Partition, int] = field(default_factory=dict)
+    topic_ids: dict[Partition, str] = field(default_factory=dict)
     rows: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    """When each was answered."""
-    removals: int = 0
     most_in_time: int = 1_000
     """Rows that it can write before the time is over."""
 
-    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]:
         self._fault("read")
-        return {partition: self.offsets[partition] for partition in partitions if partition in self.offsets}
+        return {
+            partition: Stored(self.offsets[partition], self.topic_ids.get(partition, ""))
+            for partition in partitions
+            if partition in self.offsets
+        }
 
-    def start_at(self, offsets: Mapping[Partition, int]) -> None:
+    def start_at(self, offsets: Mapping[Partition, Stored]) -> None:
         self._fault("read")
-        for partition, offset in offsets.items():
-            self.offsets.setdefault(partition, offset)
+        for partition, start in offsets.items():
+            if partition not in self.offsets:
+                self.offsets[partition], self.topic_ids[partition] = start.next_offset, start.topic_id
+
+    def move(self, moves: Mapping[Partition, Move], topic_ids: Mapping[Partition, str]) -> None:
+        self._fault("read")
+        for partition, move in moves.items():
+            if self.offsets[partition] != move.expected:
+                raise SupersededError
+            self.offsets[partition] = move.next_offset
+        self.topic_ids |= topic_ids
 
     def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]:
         fault = self._fault("read", "before")
@@ -135,14 +150,6 @@ class Database:
         if fault == "after":
             raise StoreUnavailableError("gone before it answered")
         return []
-
-    def remove_turns(self, before_ms: int, most: int) -> int:
-        self._fault("read")
-        self.removals += 1
-        old = [at_ms for at_ms in sorted(self.turns) if at_ms < before_ms][:most]
-        for at_ms in old:
-            self.turns.remove(at_ms)
-        return len(old)
 
     def close(self) -> None:
         pass
@@ -178,7 +185,7 @@ class Run:
             default_codec(),
             self.readiness,
             batch_records=batch_records,
-            retention=Retention(keep_s=10, at_once=3),
+            retention=(Rule(RESULTS, "replied_at_ms", keep_s=1_000),),
             clock=lambda: self.now,
             wall_clock=lambda: int(self.now * 1_000),
             backoff=Backoff(longest_s=1.0),
@@ -286,12 +293,44 @@ def test_a_truncated_log_is_an_alarm_and_goes_on_at_its_head() -> None:
     assert metrics.LOG_TRUNCATED.labels(topic.topic)._value.get() == before + 1
 
 
-def test_a_topic_made_anew_is_an_alarm_and_read_from_its_head() -> None:
-    topic = Partition("replies.renewed", 0)
-    run = Run(Log({topic: names("a", 2)}), Database(offsets={topic: 50}))
+def replacements(topic: str, finding: str) -> float:
+    return float(metrics.LOG_REPLACED.labels(topic, finding)._value.get())
+
+
+@pytest.mark.parametrize("stored_id", ["", "this"])
+def test_a_log_that_lost_its_end_is_an_alarm_and_read_on_at_its_end(stored_id: str) -> None:
+    topic = Partition(f"replies.cut{stored_id}", 0)
+    log = Log({topic: names("a", 2)}, ids={topic.topic: "this"})
+    run = Run(log, Database(offsets={topic: 50}, topic_ids={topic: stored_id}))
+
+    def grow() -> None:
+        if len(log.asked) == 4:
+            log.content[topic] += names("b", 2)
+
+    log.before_read = grow
+    run.steps(8)
+    assert run.database.rows == ["b0", "b1"]
+    assert run.database.offsets == {topic: 4}
+    assert run.database.topic_ids == {topic: "this"}
+    assert replacements(topic.topic, "cut") == 1
+
+
+@pytest.mark.parametrize("stored", [1, 2, 50])
+def test_a_topic_created_again_is_an_alarm_and_read_from_its_beginning(stored: int) -> None:
+    topic = Partition(f"replies.renewed{stored}", 0)
+    log = Log({topic: names("a", 2)}, ids={topic.topic: "this"})
+    run = Run(log, Database(offsets={topic: stored}, topic_ids={topic: "that"}))
     run.steps(5)
     assert run.database.rows == ["a0", "a1"]
-    assert metrics.LOG_TRUNCATED.labels(topic.topic)._value.get() == 1
+    assert run.database.topic_ids == {topic: "this"}
+    assert replacements(topic.topic, "recreated") == 1
+
+
+def test_a_position_from_before_ids_takes_that_of_its_topic() -> None:
+    run = Run(Log({ONE: names("a", 3)}, ids={ONE.topic: "this"}), Database(offsets={ONE: 1}))
+    run.steps(4)
+    assert run.database.rows == ["a1", "a2"]
+    assert run.database.topic_ids == {ONE: "this"}
 
 
 def test_a_partition_without_a_leader_does_not_keep_the_others_waiting() -> None:
@@ -324,19 +363,11 @@ def test_delays_double_up_to_a_bound_and_are_shortened_by_chance(failures: int, 
     assert Backoff(first_s=0.1, longest_s=3.0, jitter=0.5).delay_s(failures, chance) == pytest.approx(delay_s)
 
 
-def test_old_turns_are_removed_a_few_at_a_time_and_young_ones_stay() -> None:
-    database = Database(turns=[*range(10), 10_000_000])
-    run = Run(Log({ONE: []}), database)
-    run.steps(5)
-    # Nothing is as old as that yet, and the next look is a minute later.
-    assert (database.removals, len(database.turns)) == (1, 11)
-    run.steps(35)
-    assert database.turns == [10_000_000]
-    assert database.removals == 1 + 4
-
-
-def test_a_database_that_fails_at_removing_loses_nothing() -> None:
+def test_a_log_that_is_read_again_brings_no_old_rows_back() -> None:
     log = Log({ONE: names("a", 3)})
-    run = Run(log, Database(faults=["none", "none", "none", "read"]))
-    run.steps(8)
-    assert run.database.rows == ["a0", "a1", "a2"]
+    run = Run(log, Database())
+    # The records are from the beginning of time.
+    run.now = 1_001.0
+    run.steps(4)
+    assert run.database.rows == []
+    assert run.database.offsets == {ONE: 3}

@@ -65,7 +65,7 @@ def watch_of(redis: FakeRedis, again: Backoff = SOON, timeout_s: float = 3_600.0
 
 
 def index_of(redis: FakeRedis, watch: RedisWatch) -> RedisDuplicateIndex:
-    return RedisDuplicateIndex(redis, 60, watch)  # type: ignore[arg-type]  # the part that is used
+    return RedisDuplicateIndex(redis, 60, watch, 1_000)  # type: ignore[arg-type]  # the part that is used
 
 
 def quotas_of(redis: FakeRedis, watch: RedisWatch) -> RedisQuotas:

@@ -12,6 +12,7 @@ ENDPOINTS = Endpoints(
     postgres_dsn="postgresql://fairlane:s3cret@127.0.0.1:5432/fairlane",
     postgres_owner_dsn="postgresql://fairlane_owner:0wner@127.0.0.1:5432/fairlane",
     redis_url="redis://:h1dden@127.0.0.1:6379/0",
+    redis_cache_url="redis://:h1dden@127.0.0.1:6380/0",
 )
 
 
@@ -45,6 +46,7 @@ def test_a_service_does_not_get_the_owner_of_the_tables() -> None:
         "KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:9092",
         "POSTGRES_DSN": ENDPOINTS.postgres_dsn,
         "REDIS_URL": ENDPOINTS.redis_url,
+        "REDIS_CACHE_URL": ENDPOINTS.redis_cache_url,
     }
     assert ENDPOINTS.migration_env["POSTGRES_OWNER_DSN"] == ENDPOINTS.postgres_owner_dsn
     assert Endpoints(kafka_bootstrap_servers="h:1").service_env == {"KAFKA_BOOTSTRAP_SERVERS": "h:1"}

@@ -17,7 +17,7 @@ from fairlane.transactions import FatalTransactionError, OutRecord, Settlement
 from tests.unit.scripted_producer import BUFFER_FULL, ME, OTHER, WORK, Bench
 from tests.waiting import eventually
 
-REACH = 23_976
+REACH = 23_832
 
 ABORTABLE = KafkaError(KafkaError.INVALID_TXN_STATE, txn_requires_abort=True)
 RETRIABLE = KafkaError(KafkaError._TIMED_OUT, retriable=True)

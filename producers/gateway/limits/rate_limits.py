@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.redis_buckets import BUCKET_FUNCTIONS
+from fairlane.redis_state import Kind, count_refusal_of
 from fairlane.redis_watch import RedisTurns, RedisWatch
 from fairlane.token_bucket import LONGEST_WAIT_MS
 from producers.gateway.limits.rate_buckets import Allowance, RateBook, RatePolicy, allowance
@@ -203,6 +204,7 @@ class RedisRateLimits:
             rows = zip(found[::3], found[1::3], found[2::3], strict=True)
             answers = [allowance(policy, float(least), int(full_ms), int(wait)) for least, full_ms, wait in rows]
         except (RedisError, OSError, TimeoutError) as error:
+            count_refusal_of(Kind.RATE_LIMITS, error)
             self._turns.failed(error)
             return None
         except BaseException:

@@ -13,7 +13,7 @@ from fairlane.backoff import spread_ms
 from fairlane.clock import ClockMs, now_ms
 from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
-from producers.backfill.files import Blob, blob_of
+from producers.backfill.files import Blob, blob_of, file_url
 from producers.backfill.seams import AwayError, JobFailedError
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.permission import Authenticate
@@ -87,7 +87,7 @@ class BatchDeps:
 
     def url_of(self, tenant: str, file_id: str) -> str:
         """Where a file is. Both are names that were checked, or made here."""
-        return f"{self.files_url.rstrip('/')}/{tenant}/{file_id}"
+        return file_url(self.files_url, tenant, file_id)
 
     def blob_of(self, tenant: str, file_id: str) -> Blob:
         """The file itself."""

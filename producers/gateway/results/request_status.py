@@ -67,15 +67,20 @@ class RequestStatus:
 
 
 def status_of(
-    request_id: str, history: History, seen: RecordedReply | None = None, accepted: Accepted | None = None
+    request_id: str,
+    history: History,
+    seen: RecordedReply | None = None,
+    accepted: Accepted | None = None,
+    kept_since_ms: int = 0,
 ) -> RequestStatus | None:
-    """None when nothing is known of it.
+    """None when nothing is known of it, or its reply is no longer kept.
 
     Args:
         request_id: of the request.
         history: what is recorded of it, for one tenant.
         seen: its reply, if it is known from elsewhere.
         accepted: that the gateway took it.
+        kept_since_ms: replies from before this are removed, while decisions and costs are kept longer.
     """
     if seen is not None and all(_source(reply) != _source(seen) for reply in history.replies):
         history = replace(history, replies=(*history.replies, seen))
@@ -91,6 +96,8 @@ def status_of(
     submitted = next((event.at_ms for event in events if event.event == "arrived"), events[0].at_ms)
     if recorded is None:
         status = _STATUS_OF_STATE.get(place.state, Status.QUEUED)
+        if status is Status.FINISHING and events[-1].at_ms < kept_since_ms:
+            return None
         return RequestStatus(
             request_id, status, submitted_at_ms=submitted, model=asked_model, task=asked_task, events=events
         )

@@ -61,14 +61,18 @@ class Results:
         cache: of replies and of what was accepted.
         store: what is recorded.
         clock_ms: milliseconds since the epoch.
+        kept_s: how long replies are kept in Postgres.
     """
 
-    def __init__(self, cache: RedisCache, store: RequestStore, clock_ms: ClockMs = now_ms) -> None:
+    def __init__(
+        self, cache: RedisCache, store: RequestStore, clock_ms: ClockMs = now_ms, kept_s: int = 86_400
+    ) -> None:
         self._cache = cache
         self._writes = WriteQueue(cache)
         self._recent = RecentReplies()
         self._store = store
         self._clock_ms = clock_ms
+        self._kept_s = kept_s
         self._look_ups, self._pages = CircuitBreaker(_BREAKER), CircuitBreaker(_BREAKER)
         self._look_up_slots = TenantSlots(MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT, _busy)
         self._page_slots = TenantSlots(MOST_PAGES, MOST_PAGES_OF_TENANT, _busy)
@@ -174,7 +178,8 @@ class Results:
         if accepted is None and seen is None and not (history.decisions or history.replies):
             key = _accepted_key(tenant, request_id)
             accepted = await self._cache.get(key, lambda payload: decode_accepted(request_id, payload))
-        return status_of(request_id, history, seen, accepted)
+        kept_since_ms = self._clock_ms() - 1_000 * self._kept_s
+        return status_of(request_id, history, seen, accepted, kept_since_ms)
 
     async def ended(
         self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
@@ -210,7 +215,7 @@ def make_results(settings: Settings, redis: "Redis | None") -> Results:
     """Over these servers; to be opened. Raises ValueError: POSTGRES_DSN is no connection string."""
     timeout_s = settings.gateway_redis_timeout_s
     cache = RedisCache(redis, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
-    return Results(cache, PgRequestStore(settings.postgres_dsn.get_secret_value()))
+    return Results(cache, PgRequestStore(settings.postgres_dsn.get_secret_value()), kept_s=settings.results_ttl_s)
 
 
 def _reply_key(tenant: str, request_id: str) -> CacheKey:

@@ -1,0 +1,18 @@
+"""Which topic a stored offset is for: one that is deleted and created again has another id."""
+
+from deploy.migrations.versions.r0008_jobs import execute
+
+revision = "0013"
+down_revision = "0012"
+branch_labels = None
+depends_on = None
+
+COLUMN = """
+ALTER TABLE source_offsets ADD COLUMN topic_id text;
+COMMENT ON COLUMN source_offsets.topic_id IS 'as Kafka writes it; null where it is not known';
+"""
+
+
+def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers its columns
+    """Add the column; the recorder fills it when it next takes up a partition."""
+    execute(COLUMN)

@@ -1,0 +1,44 @@
+"""The alert rules: about metrics and label values that exist, known to Prometheus and to the documentation."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+
+from deploy.local.layout import PROJECT_ROOT
+from fairlane import metrics
+from tests.contract.compose_file import services
+
+PROMETHEUS = PROJECT_ROOT / "deploy" / "prometheus"
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+
+
+@each_rule
+def test_a_rule_is_about_a_metric_that_there_is(rule: dict[str, Any]) -> None:
+    assert metrics.LOG_REPLACED is not None
+    (name,) = re.findall(r"fairlane_\w+", rule["expr"])
+    assert name.removesuffix("_total") in {family.name for family in REGISTRY.collect()}
+    assert rule["labels"]["severity"] in {"page", "ticket"}
+    assert rule["annotations"]["summary"]
+
+
+@each_rule
+def test_what_to_do_is_in_the_documentation(rule: dict[str, Any]) -> None:
+    (name,) = re.findall(r"fairlane_\w+", rule["expr"])
+    text = (PROJECT_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    alarms = text[text.index("\n## Alarms") : text.index("\n## At 3 a.m.")]
+    assert f"`{name}" in alarms
+
+
+def test_prometheus_reads_them() -> None:
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
+    assert config["rule_files"] == ["/etc/prometheus/alerts.yml"]
+    mounted = services()["prometheus"].raw["volumes"]
+    assert "./deploy/prometheus/alerts.yml:/etc/prometheus/alerts.yml:ro" in mounted

@@ -99,7 +99,7 @@ class ReplyLetters:
             self._producer.produce(
                 self.topic,
                 value,
-                key,
+                key or b"",
                 headers=list(headers),
                 on_delivery=reported,
             )

@@ -20,6 +20,7 @@ from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.settings import Settings
 from fairlane.transactions import FatalTransactionError, OutRecord, Settlement, TransactionLoop
+from fairlane.unreadable import UnreadableRange
 from inference_consumers.group import PoolMember
 from tests.integration.log_reader import LogReader
 from tests.waiting import eventually
@@ -45,6 +46,7 @@ class Worker:
 
     def poll(self) -> None:
         for claim, message in self.member.poll(0.05):
+            assert not isinstance(message, UnreadableRange)
             self.claims[claim.partition, claim.offset] = claim
             self.values.append(message.value() or b"")
 

@@ -260,6 +260,11 @@ class Settings(KafkaSettings):
         min_length=1,
         description="Where files of offline jobs are kept: a folder, or s3://bucket/prefix",
     )
+    files_spool_dir: Path | None = Field(
+        None,
+        description="Folder for uploads that are not whole yet, when FILES_URL is no folder: on a disk, with room for "
+        "16 of GATEWAY_MAX_FILE_BYTES; unset: the system's folder for temporary files",
+    )
     files_max_count: int = Field(10_000, ge=0, description="Most uploaded files that are kept for one tenant")
     files_max_bytes: int = Field(
         10_737_418_240, ge=0, description="Most bytes of uploaded files that are kept for one tenant"

@@ -38,6 +38,7 @@ from producers.gateway.openai.batch_router import router as batch_router
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.file_sweep import keep_swept
 from producers.gateway.openai.router import router as openai_router
+from producers.gateway.openai.upload_form import MOST_FORM_BYTES
 from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.caller import present
 from producers.gateway.results.results import make_results
@@ -130,7 +131,10 @@ class Gateway:
 
     def _most_body_bytes(self, path: str) -> int:
         settings = self._settings
-        return settings.gateway_max_file_bytes if path == FILES_PATH else settings.gateway_max_body_bytes
+        if path == FILES_PATH:
+            # A file as large as may be comes in a form.
+            return settings.gateway_max_file_bytes + MOST_FORM_BYTES
+        return settings.gateway_max_body_bytes
 
     def _add_routes(self) -> None:
         settings, submitter = self._settings, self.pipeline.submitter
@@ -151,7 +155,13 @@ class Gateway:
             settings.postgres_dsn.get_secret_value(),
             settings.files_url,
             partial(reply_partitions, settings),
-            limits=FileLimits(settings.files_max_count, settings.files_max_bytes, settings.files_ttl_s),
+            limits=FileLimits(
+                settings.files_max_count,
+                settings.files_max_bytes,
+                settings.gateway_max_file_bytes,
+                settings.files_ttl_s,
+            ),
+            spool_dir=settings.files_spool_dir,
         )
         native = self._native = NativeDeps(
             submitter,

@@ -18,7 +18,12 @@ from deploy.local.services import HOST, Service
 READY = "/health/ready"
 _READY_TIMEOUT_S = 60.0
 _COMMAND_TIMEOUT_S = 60.0
-NO_LIMITS = {"GATEWAY_KEY_RATE_PER_S": "1000000", "GATEWAY_KEY_BURST": "1000000"}
+NO_LIMITS = {
+    "GATEWAY_KEY_RATE_PER_S": "1000000",
+    "GATEWAY_KEY_BURST": "1000000",
+    "GATEWAY_TENANT_RATE_PER_S": "1000000",
+    "GATEWAY_TENANT_BURST": "1000000",
+}
 """One key makes all the calls of a benchmark."""
 
 

@@ -209,7 +209,9 @@ AUTHENTICATIONS_REFUSED = Counter(
     "fairlane_authentications_refused_total", "Calls of the gateway whose caller is nobody or may not", ["reason"]
 )
 CALLS_LIMITED = Counter(
-    "fairlane_calls_limited_total", "Calls of the gateway refused because of the limit of a key or a user", ["tenant"]
+    "fairlane_calls_limited_total",
+    "Calls of the gateway refused because of the limit of a key, a user or a tenant",
+    ["tenant"],
 )
 
 GATEWAY_CALLS = Counter("fairlane_gateway_calls_total", "Calls of the gateway that were answered", ["route", "status"])
@@ -222,6 +224,15 @@ GATEWAY_CALL_SECONDS = Histogram(
 GATEWAY_CONNECTIONS = Gauge("fairlane_gateway_connections", "Connections to the gateway that are open")
 GATEWAY_CONNECTIONS_CUT = Counter(
     "fairlane_gateway_connections_cut_total", "Connections that were not let in, or ended for what they did", ["reason"]
+)
+GATEWAY_BODY_BYTES = Gauge(
+    "fairlane_gateway_body_bytes", "Bytes of bodies that are being read, or were read and are not published yet"
+)
+GATEWAY_BODIES_REFUSED = Counter(
+    "fairlane_gateway_bodies_refused_total", "Bodies that were not read on because of a bound on their bytes", ["bound"]
+)
+GATEWAY_MEMORY_TRIMS = Counter(
+    "fairlane_gateway_memory_trims_total", "Times that free memory was given back to the system after a peak of bodies"
 )
 GATEWAY_WAITING = Gauge("fairlane_gateway_waiting_calls", "Calls that wait for the reply to a request")
 GATEWAY_REFUSED_EARLY = Counter(

@@ -236,6 +236,15 @@ class Settings(KafkaSettings):
         4_194_304, ge=1_024, description="Largest body of a call to the gateway, but for an uploaded file"
     )
     gateway_max_file_bytes: int = Field(536_870_912, ge=1_024, description="Largest file that may be uploaded")
+    gateway_body_budget_bytes: int = Field(
+        268_435_456,
+        ge=1_024,
+        description="Most bytes of bodies that one gateway holds, from their first byte until what they say is "
+        "published; beyond it calls are answered with 503. Uploaded files do not count: they go to disk as they come",
+    )
+    gateway_tenant_body_budget_bytes: int = Field(
+        67_108_864, ge=1_024, description="Most of those bytes of one tenant; beyond it its calls are answered with 429"
+    )
     gateway_max_in_flight: int = Field(
         10_000, ge=1, description="Most requests that wait for their answer at one gateway; more are refused"
     )
@@ -255,12 +264,23 @@ class Settings(KafkaSettings):
         100.0, gt=0, description="Calls a second that one key or user may make for ever"
     )
     gateway_key_burst: int = Field(1_000, ge=1, description="Calls that one key or user may make at once after a rest")
+    gateway_tenant_rate_per_s: float = Field(
+        1_000.0, gt=0, description="Calls a second that all keys and users of one tenant may make at one gateway"
+    )
+    gateway_tenant_burst: int = Field(10_000, ge=1, description="Calls that they may make there at once after a rest")
+    gateway_failed_keys_per_s: float = Field(
+        10.0,
+        gt=0,
+        description="Keys a second that one address, or one /64 network of IPv6, may show in vain, after ten times as "
+        "many at once; beyond it keys that are not known here are refused with 429 and not looked up. Behind a "
+        "balancer, which is one address, more",
+    )
     gateway_key_grace_s: float = Field(
-        300.0,
+        60.0,
         ge=0,
         le=86_400,
-        description="How long keys and users that Postgres vouched for are let in while it is away; a key that is "
-        "revoked meanwhile passes as long",
+        description="How long keys and users that Postgres vouched for are let in while it is away or slow; a key that "
+        "is revoked meanwhile passes as long",
     )
     jwt_issuer: str | None = Field(None, description="Issuer that the gateway's callers' tokens must name (`iss`)")
     jwt_audience: str | None = Field(None, description="Audience that those tokens must name (`aud`)")
@@ -274,6 +294,11 @@ class Settings(KafkaSettings):
         validate_default=True,
         min_length=1,
         description="Where files of offline jobs are kept: a folder, or s3://bucket/prefix",
+    )
+    files_spool_dir: Path | None = Field(
+        None,
+        description="Folder for uploads that are not whole yet, when FILES_URL is no folder: on a disk, with room for "
+        "16 of GATEWAY_MAX_FILE_BYTES; unset: the system's folder for temporary files",
     )
     files_max_count: int = Field(10_000, ge=0, description="Most uploaded files that are kept for one tenant")
     files_max_bytes: int = Field(

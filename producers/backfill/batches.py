@@ -41,6 +41,8 @@ WHERE tenant = %s AND purpose IN ('{INPUT_PURPOSE}', '{_COMING}')
 _SETTLE_UPLOAD = f"""
 UPDATE files SET purpose = '{INPUT_PURPOSE}', expires_at_ms = %s WHERE file_id = %s AND purpose = '{_COMING}'
 """  # noqa: S608 - our own names
+_COMING_BYTES = f"SELECT size_bytes FROM files WHERE file_id = %s AND purpose = '{_COMING}'"  # noqa: S608 - our own
+_RESIZE_UPLOAD = "UPDATE files SET size_bytes = %s, filename = %s WHERE file_id = %s"
 _OF_BATCHES = """
 SELECT unnest(ARRAY[input_file_id, output_file_id, error_file_id]) FROM batches JOIN backfill_jobs USING (job_id)
 """
@@ -119,6 +121,14 @@ def new_file_id() -> str:
     return f"file-{secrets.token_hex(12)}"
 
 
+def _check_bytes(kept_bytes: int, size_bytes: int, most_bytes: int) -> None:
+    if kept_bytes + size_bytes > most_bytes:
+        raise QuotaReachedError(
+            f"a tenant keeps at most {most_bytes} bytes of uploaded files: {kept_bytes} are there, and this one has "
+            f"{size_bytes}"
+        )
+
+
 class BatchStore:
     """The files and batches of one tenant; ``close`` it. Raises AwayError and JobFailedError as ``Database`` does."""
 
@@ -141,13 +151,25 @@ class BatchStore:
             files, kept_bytes = kept or (0, 0)
             if files >= most_files:
                 raise QuotaReachedError(f"a tenant keeps at most {most_files} uploaded files, and {files} are there")
-            if kept_bytes + size_bytes > most_bytes:
-                raise QuotaReachedError(
-                    f"a tenant keeps at most {most_bytes} bytes of uploaded files: {kept_bytes} are there, and this "
-                    f"one has {size_bytes}"
-                )
+            _check_bytes(kept_bytes, size_bytes, most_bytes)
             coming = replace(file, purpose=_COMING, expires_at_ms=until_ms)
             connection.execute(_ADD_FILE.encode(), _values(coming))
+
+    def resize_upload(self, file: StoredFile, most_bytes: int) -> bool:
+        """An upload has come whole, and has the name and the size of ``file``; False: its place was removed meanwhile.
+
+        Raises QuotaReachedError: with this size the files of its tenant would have more bytes than that.
+        """
+        size_bytes = file.size_bytes or 0
+        with self._database.transaction() as connection:
+            connection.execute(_LOCK_QUOTA, (file.tenant,))
+            reserved = connection.execute(_COMING_BYTES.encode(), (file.file_id,)).fetchone()
+            kept = connection.execute(_KEPT.encode(), (file.tenant,)).fetchone()
+            if reserved is None or kept is None:
+                return False
+            _check_bytes(kept[1] - reserved[0], size_bytes, most_bytes)
+            connection.execute(_RESIZE_UPLOAD, (size_bytes, file.filename, file.file_id))
+            return True
 
     def settle_upload(self, file: StoredFile) -> bool:
         """An upload is written, and is found from now on; False: its place was removed meanwhile."""

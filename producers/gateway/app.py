@@ -23,13 +23,14 @@ from fairlane.settings import Settings
 from producers.backfill.reply_reader import reply_partitions
 from producers.gateway.claim_stores import LocalClaims, RedisClaims
 from producers.gateway.edge import document, error_answers
-from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
+from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
 from producers.gateway.edge.call_log import CallLog
 from producers.gateway.edge.short_path import ShortPath
 from producers.gateway.idempotency import ClaimStore, Idempotency
 from producers.gateway.identity import assembly as identity
 from producers.gateway.identity.gate import GateHeaders
 from producers.gateway.identity.principal import Identity
+from producers.gateway.memory import TrimWatch, trim
 from producers.gateway.native import documents
 from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.router import router as native_router
@@ -38,6 +39,7 @@ from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router as batch_router
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router as openai_router
+from producers.gateway.openai.upload_form import MOST_FORM_BYTES
 from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.caller import present
 from producers.gateway.results.results import make_results
@@ -49,6 +51,7 @@ FILES_PATH = "/v1/files"
 
 _UPKEEP_S = 0.25
 _STORE_CHECK_S = 1.0
+_TRIM_CHECK_S = 1.0
 _DESCRIPTION = "Inference on Kafka behind HTTP: OpenAI's API and Fairlane's own."
 
 
@@ -74,6 +77,7 @@ class Gateway:
             settings, codec_for(settings), self._results.find_reply, self._results.remember, self._fail
         )
         self.calls: CallLog | None = None
+        self._budget = body_budget(settings.gateway_body_budget_bytes, settings.gateway_tenant_body_budget_bytes)
         self.app = FastAPI(
             title="Fairlane",
             description=_DESCRIPTION,
@@ -92,7 +96,8 @@ class Gateway:
         # The last that is added is the outermost.
         self.app.add_middleware(ShortPath, answers=short_answers(self._native))
         self.app.add_middleware(GateHeaders)
-        self.app.add_middleware(BodyLimit, limits=BodyLimits(self._most_body_bytes))
+        limits = BodyLimits(self._most_body_bytes, self._budget, frozenset({FILES_PATH}))
+        self.app.add_middleware(BodyLimit, limits=limits)
         self.app.add_middleware(self._call_log)
 
     @property
@@ -130,7 +135,10 @@ class Gateway:
 
     def _most_body_bytes(self, path: str) -> int:
         settings = self._settings
-        return settings.gateway_max_file_bytes if path == FILES_PATH else settings.gateway_max_body_bytes
+        if path == FILES_PATH:
+            # A file as large as may be comes in a form.
+            return settings.gateway_max_file_bytes + MOST_FORM_BYTES
+        return settings.gateway_max_body_bytes
 
     def _add_routes(self) -> None:
         settings, submitter = self._settings, self.pipeline.submitter
@@ -151,7 +159,13 @@ class Gateway:
             settings.postgres_dsn.get_secret_value(),
             settings.files_url,
             partial(reply_partitions, settings),
-            limits=FileLimits(settings.files_max_count, settings.files_max_bytes, settings.files_ttl_s),
+            limits=FileLimits(
+                settings.files_max_count,
+                settings.files_max_bytes,
+                settings.gateway_max_file_bytes,
+                settings.files_ttl_s,
+            ),
+            spool_dir=settings.files_spool_dir,
         )
         native = self._native = NativeDeps(
             submitter,
@@ -194,7 +208,11 @@ class Gateway:
             except FeedUnavailableError as error:
                 log.error("gateway_failed", reason=str(error))
                 raise
-            works = {"upkeep": self._upkeep(), "store check": self._check_store()}
+            works = {
+                "upkeep": self._upkeep(),
+                "memory": self._trim_memory(),
+                "store check": self._check_store(),
+            }
             for name, work in works.items():
                 task = asyncio.create_task(work, name=name)
                 task.add_done_callback(self._upkeep_ended)
@@ -208,6 +226,14 @@ class Gateway:
         while True:
             self.readiness.set("log", self.pipeline.trouble())
             await asyncio.sleep(_UPKEEP_S)
+
+    async def _trim_memory(self) -> None:
+        """Give memory back after a peak of bodies."""
+        watch = TrimWatch()
+        while True:
+            await asyncio.sleep(_TRIM_CHECK_S)
+            if watch.is_due(self._budget.total):
+                await asyncio.to_thread(trim)
 
     async def _check_store(self) -> None:
         """See that Postgres is away, or back, though nobody looks anything up."""

@@ -20,12 +20,14 @@ class Published:
 
     Attributes:
         call: what its key keeps.
-        request: under the id that it was published with.
+        request_id: that it was published with.
+        model: that it asked for. The request itself is not kept: it may be large, and its answer far off.
         source: of its reply: what waits for it, to be forgotten in the end, or the reply of before.
     """
 
     call: Call
-    request: InferenceRequest
+    request_id: str
+    model: str
     source: Waiting | InferenceReply
 
 
@@ -60,7 +62,7 @@ async def publish_once(
     if call.reply is not None:
         if (caller := present.get()) is not None:
             caller.request_id, caller.reply, caller.is_repeat = call.request_id, call.reply, True
-        return Published(call, request, call.reply)
+        return Published(call, request.request_id, request.model, call.reply)
     try:
         waiting = await submitter.submit(tenant, request)
     except GatewayError as error:
@@ -76,4 +78,4 @@ async def publish_once(
     except BaseException:
         waiting.forget()
         raise
-    return Published(call, request, waiting)
+    return Published(call, request.request_id, request.model, waiting)

@@ -16,8 +16,9 @@ from fairlane.service import HealthServer, exit_after
 from fairlane.settings import Settings
 from producers.gateway.app import Gateway
 from producers.gateway.edge.connections import Connections
-from producers.gateway.edge.limited_protocol import limited_protocol
+from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
 from producers.gateway.edge.patience import Patience
+from producers.gateway.memory import map_large_blocks
 
 log = logs.get_logger(__name__)
 
@@ -118,6 +119,7 @@ class GatewayServer(uvicorn.Server):
 
 def main() -> int:
     """Run a gateway in this process. Returns the exit status: 0 after a stop signal, 1 when it cannot go on."""
+    map_large_blocks()
     settings = Settings()
     logs.configure(settings, "gateway")
     try:
@@ -142,6 +144,7 @@ def main() -> int:
         log_config=None,
         access_log=False,
         server_header=False,
+        headers=DEFAULT_HEADERS,
         proxy_headers=False,
         timeout_keep_alive=round(patience.idle_s),
         timeout_graceful_shutdown=_GRACE_S,

@@ -1,6 +1,7 @@
 """What is kept for tenants in memory, bounded so that none of them pushes out another's. Pure."""
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 ValueT = TypeVar("ValueT")
@@ -16,7 +17,7 @@ class TenantMap(Generic[ValueT]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of_tenant: dict[str, OrderedDict[str, ValueT]] = {}
+        self._of_tenant: dict[str, OrderedDict[Hashable, ValueT]] = {}
         self._of_size: dict[int, OrderedDict[str, None]] = {}
         """The tenants by how many values they have."""
         self._largest = 0
@@ -25,22 +26,25 @@ class TenantMap(Generic[ValueT]):
     def __len__(self) -> int:
         return self._total
 
-    def get(self, tenant: str, name: str) -> ValueT | None:
+    def get(self, tenant: str, name: Hashable) -> ValueT | None:
         """The value; None if there is none."""
         values = self._of_tenant.get(tenant)
         return None if values is None else values.get(name)
 
-    def put(self, tenant: str, name: str, value: ValueT) -> None:
-        """Keep it, as the newest of its tenant."""
+    def put(self, tenant: str, name: Hashable, value: ValueT) -> Hashable | None:
+        """Keep it, as the newest of its tenant. Returns the name of what is lost for it, if anything is."""
         self.pop(tenant, name)
         values = self._of_tenant.setdefault(tenant, OrderedDict())
         values[name] = value
         self._resized(tenant, len(values) - 1, len(values))
         if self._total > self._most:
             largest = next(reversed(self._of_size[self._largest]))
-            self.pop(largest, next(iter(self._of_tenant[largest])))
+            lost = next(iter(self._of_tenant[largest]))
+            self.pop(largest, lost)
+            return lost
+        return None
 
-    def pop(self, tenant: str, name: str) -> ValueT | None:
+    def pop(self, tenant: str, name: Hashable) -> ValueT | None:
         """What was there; it is kept no more."""
         values = self._of_tenant.get(tenant)
         if values is None or name not in values:

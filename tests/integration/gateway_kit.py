@@ -34,6 +34,7 @@ _PATIENT = {
     "GATEWAY_WAIT_S": "600",
     "GATEWAY_REDIS_TIMEOUT_S": "60",
     "GATEWAY_KEY_BURST": "100000",
+    "GATEWAY_TENANT_BURST": "100000",
     "DRAIN_TIMEOUT_S": "120",
 }
 """Nothing in a test is to fail because its machine is slow, or because another test called before it."""

@@ -32,6 +32,7 @@ from producers.gateway.identity.key_store import (
     UserStanding,
 )
 from producers.gateway.identity.refusals import Refusal, RefusedError
+from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
 from tests.integration.pgvector_kit import PATIENT_S, paused, with_tables
 from tests.stack import PostgresServer, empty_database
 from tests.unit.identity_kit import MemoryIdentityStore
@@ -444,7 +445,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
             return monotonic_ms() + later_ms
 
         breaker = CircuitBreaker(BreakerPolicy(failures=1))
-        verifier = KeyVerifier(PgIdentityStore(pool), 300_000, now_ms, clock, breaker)
+        verifier = KeyVerifier(PgIdentityStore(pool), 300_000, now_ms, clock, breaker, FailedKeys(failure_policy(10.0)))
         try:
             assert (await verifier.verify(known.text)).tenant == "acme"
             with paused(tables):

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from starlette.responses import Response, StreamingResponse
 
 from producers.gateway.edge.connections import Connections
-from producers.gateway.edge.limited_protocol import limited_protocol
+from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
 from producers.gateway.edge.patience import Cut
 from tests.waiting import PATIENCE_S, eventually
 
@@ -31,6 +31,10 @@ def application() -> FastAPI:
     @app.post("/refused")
     async def refused() -> Response:
         return Response(status_code=401)
+
+    @app.post("/closed")
+    async def closed() -> Response:
+        return Response(status_code=401, headers={"connection": "close"})
 
     @app.get("/waits")
     async def waits(request: Request) -> Response:
@@ -102,6 +106,8 @@ def edge(connections: Connections) -> Iterator[Edge]:
         lifespan="off",
         log_config=None,
         access_log=False,
+        server_header=False,
+        headers=DEFAULT_HEADERS,
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)

@@ -19,7 +19,7 @@ from fairlane.redis_cache import RedisCache
 from fairlane.request_story import History, RecordedReply
 from fairlane.store_error import StoreError
 from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
+from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
 from producers.gateway.edge.error_answers import install
 from producers.gateway.edge.short_path import ShortPath
 from producers.gateway.errors import GatewayError
@@ -207,7 +207,7 @@ class Bench:
         install(app)
         app.include_router(router(self.deps))
         app.add_middleware(ShortPath, answers=short_answers(self.deps))
-        app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BODY_BYTES))
+        app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BODY_BYTES, body_budget(2**30, 2**30)))
         return app
 
     def run(self, test: Callable[[httpx.AsyncClient], Awaitable[T]], key: str | None = KEY) -> T:

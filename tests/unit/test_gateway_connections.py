@@ -12,7 +12,12 @@ import pytest
 from websockets.sync.client import connect
 
 from producers.gateway.edge.connections import Connection, Connections, address_of
-from producers.gateway.edge.limited_protocol import MOST_HEAD_BYTES, MOST_HEADERS
+from producers.gateway.edge.limited_protocol import (
+    MOST_HEAD_BYTES,
+    MOST_HEADERS,
+    MOST_PIPELINED,
+    MOST_PIPELINED_BYTES,
+)
 from producers.gateway.edge.patience import Cut, Inflow, Outflow, Patience, Stage
 from tests.unit.edge_kit import cut, drip, edge, everything
 from tests.waiting import PATIENCE_S, eventually
@@ -335,3 +340,51 @@ def test_no_websocket_begins_in_the_middle_of_an_answer() -> None:
         peer.sendall(UPGRADE + b"\r\n")
         assert b"HTTP/1.1" not in everything(peer)
         eventually(lambda: served.tasks == 0, what="the end of the call")
+
+
+def test_a_call_that_is_refused_before_its_body_was_read_is_not_reset() -> None:
+    with edge(Connections(10, 10, LONG)) as served, served.connected() as peer:
+        # More than both systems buffer, so that it is sent whole only if it is read.
+        peer.sendall(b"POST /closed HTTP/1.1\r\nhost: gateway\r\ncontent-length: 33554432\r\n\r\n" + b"x" * 33_554_431)
+        said = b""
+        while piece := peer.recv(65_536):
+            said += piece
+        assert said.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in said
+
+
+def test_who_does_not_end_after_the_last_answer_is_cut() -> None:
+    with edge(short(head_s=0.2)) as served, served.connected() as peer, cut_once(Cut.UNREAD_BODY):
+        peer.sendall(b"POST /closed HTTP/1.1\r\nhost: gateway\r\ncontent-length: 100\r\n\r\n")
+        assert everything(peer).startswith(b"HTTP/1.1 401 ")
+        drip(peer, b"x")
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [CALL * (MOST_PIPELINED + 1), POST + b"content-length: 50000\r\n\r\n" + b"x" * (MOST_PIPELINED_BYTES + 1)],
+    ids=["calls", "body"],
+)
+def test_what_waits_behind_a_call_has_a_bound(behind: bytes) -> None:
+    with edge(Connections(10, 10, LONG)) as served, served.connected() as peer, cut_once(Cut.PIPELINED):
+        peer.sendall(b"GET /waits HTTP/1.1\r\nhost: gateway\r\n\r\n" + behind)
+        assert everything(peer) == b""
+
+
+def test_a_few_calls_at_once_are_answered_one_after_the_other() -> None:
+    with edge(Connections(10, 10, LONG)) as served, served.connected() as peer:
+        peer.sendall((POST + b"content-length: 4\r\n\r\nbody") * MOST_PIPELINED)
+        said = b""
+        while said.count(b'{"bytes":4}') < MOST_PIPELINED:
+            said += peer.recv(65_536)
+
+
+@pytest.mark.parametrize("sent", [CALL, UPGRADE + b"\r\n", b"nonsense\r\n\r\n", HEAD + b"x" * 50_000 + b"\r\n\r\n"])
+def test_no_answer_is_sniffed_or_says_what_answers(sent: bytes) -> None:
+    with edge(Connections(10, 10, LONG)) as served, served.connected(sent) as peer:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += peer.recv(65_536)
+    fields = [line.partition(b":")[0].lower() for line in head.partition(b"\r\n\r\n")[0].splitlines()[1:]]
+    assert fields.count(b"x-content-type-options") == 1
+    assert b"server" not in fields

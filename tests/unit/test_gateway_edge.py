@@ -16,17 +16,18 @@ from structlog.testing import capture_logs
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, TokenUsage
 from producers.gateway.edge import call_log, error_answers
-from producers.gateway.edge.body_limit import BodyLimit, BodyLimits
+from producers.gateway.edge.body_limit import TOO_MANY_BYTES, BodyLimit, BodyLimits, body_budget, release_body
 from producers.gateway.edge.call_log import CallLog
 from producers.gateway.errors import GatewayError
 from producers.gateway.pipeline.caller import present
+from producers.gateway.tenant_slots import TenantSlots
 
 SECRET = "the launch code is 4711"
 MOST_BYTES = 1_000
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def application() -> FastAPI:
+def application(budget: TenantSlots | None = None) -> FastAPI:
     app = FastAPI()
     error_answers.install(app)
 
@@ -62,7 +63,7 @@ def application() -> FastAPI:
         return name
 
     app.include_router(prefixed)
-    app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BYTES))
+    app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BYTES, budget or body_budget(2**30, 2**30)))
     app.add_middleware(CallLog)
     return app
 
@@ -246,3 +247,58 @@ def test_what_stands_in_a_path_names_no_metric(monkeypatch: pytest.MonkeyPatch) 
         call("GET", f"/{SECRET}")
         call("GET", f"/v2/things/{SECRET}/parts")
     assert [entry["route"] for entry in logged] == ["none", "/v2/things/{name}/parts"]
+
+
+def budgeted(budget: TenantSlots, tenant: str | None = None, **options: Any) -> httpx.Response:
+    app = application(budget)
+
+    @app.post("/v1/mine")
+    async def mine(request: Request) -> dict[str, int]:
+        caller = present.get()
+        assert caller is not None
+        caller.tenant = tenant
+        size = len(await request.body())
+        if request.headers.get("release"):
+            release_body(request.scope)
+            release_body(request.scope)
+        return {"bytes": size, "held": budget.total}
+
+    return call("POST", "/v1/mine", app, **options)
+
+
+def test_the_bytes_of_a_body_are_held_until_its_call_is_over_or_lets_them_go() -> None:
+    budget = body_budget(1_000, 500)
+    assert budgeted(budget, "acme", content=b"x" * 400).json() == {"bytes": 400, "held": 400}
+    assert budget.total == 0
+    answer = budgeted(budget, "acme", content=pieces(4, 100), headers={"release": "1"})
+    assert answer.json() == {"bytes": 400, "held": 0}
+    assert budget.total == 0
+
+
+@pytest.mark.parametrize(("held_by", "status", "code"), [("acme", 429, TOO_MANY_BYTES), ("others", 503, "overloaded")])
+def test_a_body_beyond_a_budget_is_refused_while_it_is_read(held_by: str, status: int, code: str) -> None:
+    budget = body_budget(1_000, 900)
+    budget.take(held_by, 900)
+    before = REGISTRY.get_sample_value("fairlane_gateway_bodies_refused_total", {"bound": "all"}) or 0.0
+    taken = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 50
+            yield b"x" * 50
+
+    answer = budgeted(budget, "acme", content=endless())
+    assert (answer.status_code, error_of(answer)["code"], answer.headers["connection"]) == (status, code, "close")
+    assert error_of(answer)["field"] == "body"
+    assert "retry-after" in answer.headers
+    assert taken <= 200
+    assert budget.total == 900, "what was read of it is free again"
+    after = REGISTRY.get_sample_value("fairlane_gateway_bodies_refused_total", {"bound": "all"}) or 0.0
+    assert after == before + (status == 503)
+
+
+def test_callers_without_identity_share_one_budget() -> None:
+    budget = body_budget(1_000, 100)
+    assert budgeted(budget, None, content=b"x" * 100).status_code == 200
+    assert budgeted(budget, None, content=b"x" * 101).status_code == 429

@@ -30,6 +30,7 @@ from producers.gateway.identity.principal import Identity
 from producers.gateway.identity.refusals import Refusal, answer
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
 from producers.gateway.limits.call_limits import CallLimits, owners_of, span_text
+from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits
 from tests.unit.identity_kit import (
@@ -44,6 +45,7 @@ from tests.unit.identity_kit import (
 )
 
 BURST = 5
+TENANT_BURST = 20
 
 
 class Bench:
@@ -53,11 +55,18 @@ class Bench:
         self.clock = Clock()
         self.store = MemoryIdentityStore()
         self.worked = 0
-        keys = KeyVerifier(self.store, 300_000, self.clock, self.clock, CircuitBreaker())
+        keys = KeyVerifier(
+            self.store, 300_000, self.clock, self.clock, CircuitBreaker(), FailedKeys(failure_policy(1.0))
+        )
         policy, key_set = TokenPolicy(ISSUER, AUDIENCE), KeySet(FakeIssuer(), self.clock)
         tokens = TokenVerifier(policy, key_set, self.store, 300_000, self.clock, CircuitBreaker())
         self.authenticator = Authenticator(keys, tokens if with_tokens else None, self.clock)
-        limits = CallLimits(LocalRateLimits(self.clock), RatePolicy(rate_per_s=1.0, burst=BURST))
+        limits = CallLimits(
+            LocalRateLimits(self.clock),
+            RatePolicy(rate_per_s=1.0, burst=BURST),
+            RatePolicy(1.0, TENANT_BURST),
+            self.clock,
+        )
         self.gate = Gate(self.authenticator, limits)
         self.app = self._app()
 
@@ -394,3 +403,32 @@ def test_it_is_put_together_from_the_settings() -> None:
             assemble(whole.model_copy(update={"jwt_jwks_url": "http://login.example/jwks"}), None, None)
 
     asyncio.run(run_it())
+
+
+def test_many_users_of_a_tenant_have_no_more_than_the_tenant() -> None:
+    async def use(bench: Bench, client: httpx.AsyncClient) -> None:
+        passed = 0
+        for number in range(TENANT_BURST + 5):
+            answer = await client.get("/who", headers=bearer(token(claims(sub=f"u-{number}"))))
+            assert answer.status_code in (200, 429)
+            passed += answer.status_code == 200
+        assert passed == TENANT_BURST
+        assert answer.headers["x-ratelimit-limit-requests"] == str(TENANT_BURST)
+        other = bench.store.create("globex").text
+        assert (await client.get("/who", headers=bearer(other))).status_code == 200
+
+    run(use)
+
+
+def test_an_address_that_shows_too_many_wrong_keys_is_told_429() -> None:
+    async def use(bench: Bench, _client: httpx.AsyncClient) -> None:
+        transport = httpx.ASGITransport(bench.app, client=("10.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            found = [await client.get("/who", headers=bearer(new_key().text)) for _ in range(11)]
+        assert [answer.status_code for answer in found] == [401] * 10 + [429]
+        assert found[-1].json()["code"] == "too_many_failed_keys"
+        elsewhere = httpx.ASGITransport(bench.app, client=("10.0.0.2", 1))
+        async with httpx.AsyncClient(transport=elsewhere, base_url="http://gateway") as client:
+            assert (await client.get("/who", headers=bearer(bench.store.create("acme").text))).status_code == 200
+
+    run(use)

@@ -17,6 +17,7 @@ from producers.gateway.identity.lookups import (
     FRESH_MS,
     FULL_GRACE_MS,
     MOST_REMEMBERED,
+    MOST_STRANGERS_OF_ORIGIN,
     MOST_STRANGERS_UNDER_WAY,
     MOST_UNDER_WAY,
     Lookups,
@@ -24,11 +25,13 @@ from producers.gateway.identity.lookups import (
 from producers.gateway.identity.principal import Identity
 from producers.gateway.identity.recent import Freshness, Recent
 from producers.gateway.identity.refusals import Refusal, RefusedError, answer
+from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
 from tests.unit.identity_kit import Clock, MemoryIdentityStore
 from tests.waiting import eventually_async
 
 T = TypeVar("T")
 GRACE_MS = 300_000
+FAILURES = failure_policy(1.0)
 
 
 class Bench:
@@ -37,7 +40,9 @@ class Bench:
     def __init__(self) -> None:
         self.clock = Clock()
         self.store = MemoryIdentityStore()
-        self.verifier = KeyVerifier(self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker())
+        self.verifier = KeyVerifier(
+            self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker(), FailedKeys(FAILURES)
+        )
 
     async def refusal(self, text: str) -> Refusal:
         with pytest.raises(RefusedError) as caught:
@@ -246,7 +251,7 @@ class SlowStore(MemoryIdentityStore):
 def test_who_comes_together_asks_once_and_a_caller_that_leaves_disturbs_nobody() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker())
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(FAILURES))
         key = store.create("acme").text
         callers = [asyncio.create_task(verifier.verify(key)) for _ in range(20)]
         await asyncio.sleep(0)
@@ -265,7 +270,7 @@ def test_who_comes_together_asks_once_and_a_caller_that_leaves_disturbs_nobody()
 def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker())
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(FAILURES))
         key = store.create("acme").text
         store.go_on.set()
         await verifier.verify(key)
@@ -289,7 +294,7 @@ def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
 def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker())
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(FAILURES))
         keys = [store.create("acme") for _ in range(MOST_UNDER_WAY + 1)]
         store.go_on.set()
         for key in keys:
@@ -322,7 +327,7 @@ def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> 
 def test_who_has_an_older_answer_does_not_wait_for_a_slow_store() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker())
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(FAILURES))
         key, stranger = store.create("acme"), store.create("acme")
         store.go_on.set()
         await verifier.verify(key.text)
@@ -389,3 +394,66 @@ def test_what_is_remembered_is_bounded_and_never_too_old(steps: list[tuple[str, 
             assert fresh == in_grace == now_ms
         assert len(recent) <= 3
     assert MOST_REMEMBERED < 100_000
+
+
+def test_an_address_may_show_so_many_keys_in_vain_and_stops_no_other() -> None:
+    async def use(bench: Bench) -> None:
+        used, unused = bench.store.create("acme").text, bench.store.create("acme").text
+        await bench.verifier.verify(used, "10.0.0.1")
+        # Longer ago than anything that was found counts.
+        bench.clock.now_ms += 10 * GRACE_MS
+        for _ in range(FAILURES.burst):
+            with pytest.raises(RefusedError) as caught:
+                await bench.verifier.verify(new_key().text, "10.0.0.1")
+            assert caught.value.why is Refusal.WRONG_KEY
+        asked = bench.store.asked
+        for text in (new_key().text, unused):
+            with pytest.raises(RefusedError) as caught:
+                await bench.verifier.verify(text, "10.0.0.1")
+            assert caught.value.why is Refusal.TOO_MANY_FAILURES, "whether or not there is such a key"
+        assert bench.store.asked == asked, "nothing is looked up"
+        assert (await bench.verifier.verify(used, "10.0.0.1")).tenant == "acme"
+        assert (await bench.verifier.verify(unused, "10.0.0.2")).tenant == "acme"
+        bench.clock.now_ms += 1_001
+        assert (await bench.verifier.verify(bench.store.create("acme").text, "10.0.0.1")).tenant == "acme"
+
+    run(use)
+
+
+def test_strangers_of_one_origin_take_some_of_the_places() -> None:
+    async def use() -> None:
+        clock = Clock()
+        lookups: Lookups[str] = Lookups(GRACE_MS, clock, CircuitBreaker())
+        answers: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+        async def ask() -> str | None:
+            return await answers
+
+        flood = [asyncio.create_task(lookups.find(("a", n), ask, "a")) for n in range(MOST_STRANGERS_OF_ORIGIN)]
+        await asyncio.sleep(0)
+        with pytest.raises(StoreUnavailableError):
+            await lookups.find("one more", ask, "a")
+        other = asyncio.create_task(lookups.find("one of another", ask, "b"))
+        await asyncio.sleep(0)
+        answers.set_result("found")
+        assert await other == "found"
+        assert await asyncio.gather(*flood) == ["found"] * MOST_STRANGERS_OF_ORIGIN
+        await asyncio.sleep(0)
+        assert not lookups._strangers
+        assert await lookups.find("one more", ask, "a") == "found"
+
+    asyncio.run(use())
+
+
+def test_what_is_remembered_of_one_tenant_pushes_out_nothing_of_another() -> None:
+    recent: Recent[str] = Recent(Freshness(10, 100), 3)
+    recent.put("its own", "b", 0, "b")
+    for number in range(10):
+        recent.put(number, "a", 0, "a")
+    assert "its own" in recent
+    assert len(recent) == 3
+    assert [number for number in range(10) if number in recent] == [8, 9]
+    assert recent.fresh("its own", 200) is None
+    assert "its own" in recent, "it is known, if no longer believed"
+    recent.forget("its own")
+    assert "its own" not in recent

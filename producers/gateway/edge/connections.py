@@ -111,12 +111,14 @@ class CountedTransport(asyncio.Transport):
 
     Attributes:
         written_bytes: since it was made.
+        lingers: asked before it is closed: whether it is read on and closed later.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
         self._transport = transport
         self.written_bytes = 0
+        self.lingers: Callable[[], bool] | None = None
 
     def untaken_bytes(self) -> int:
         """Of that, what the other side's system has not taken; 0 if all is with this one's, whatever became of it."""
@@ -136,7 +138,11 @@ class CountedTransport(asyncio.Transport):
         self._transport.write(data)
 
     def close(self) -> None:
-        self._transport.close()
+        if self.lingers is None or not self.lingers():
+            self._transport.close()
+
+    def write_eof(self) -> None:
+        self._transport.write_eof()
 
     def abort(self) -> None:
         self._transport.abort()

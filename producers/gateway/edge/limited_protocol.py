@@ -17,9 +17,16 @@ from producers.gateway.edge.patience import Cut, Inflow, Stage
 MOST_HEAD_BYTES: Final = 32_768
 """Of the request line and all headers; also of what comes between two pieces of a body."""
 MOST_HEADERS: Final = 100
+MOST_PIPELINED: Final = 8
+"""Calls that wait for the answer to an earlier one of their connection."""
+MOST_PIPELINED_BYTES: Final = 16_384
+"""Of the body of such a call: no client sends one before it has the answer to the last."""
+DEFAULT_HEADERS: Final = [("x-content-type-options", "nosniff")]
+"""Of every answer; for uvicorn's ``headers``."""
 
-_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n"
+_LAST: Final = b"x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n" + _LAST
+_FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\n" + _LAST
 
 # What a stranger can make it say of every connection is counted instead.
 _log = logging.getLogger(__name__)
@@ -28,6 +35,10 @@ _log.setLevel(logging.ERROR)
 
 class HeadTooLargeError(Exception):
     """More comes before the body than may."""
+
+
+class PipelinedError(Exception):
+    """More waits behind a call than may."""
 
 
 def limited_protocol(connections: Connections) -> Callable[..., "LimitedProtocol"]:
@@ -54,6 +65,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._bare_bytes = 0
         """That came since anything was understood of them."""
         self._is_understood = False
+        self._is_pipelined = False
+        """More waits behind a call than may."""
+        self._is_lingering = False
+        """It is answered for the last time, and what still comes is thrown away."""
         self._running: RequestResponseCycle | None = None
         """The call that is answered, which need not be the last that came."""
 
@@ -62,6 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connection = Connection(self._connections, transport, self.loop, self._late)
         super().connection_made(self._connection.transport)
         self.transport: CountedTransport = self._connection.transport
+        self.transport.lingers = self._linger
         if self._connection.refused is not None:
             self.transport.write(_FULL)
             self.transport.close()
@@ -75,6 +91,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_lingering:
+            return
         self._is_understood = False
         super().data_received(data)
         if self._is_understood:
@@ -101,6 +119,9 @@ class LimitedProtocol(HttpToolsProtocol):
             raise HeadTooLargeError
         super().on_headers_complete()
         self._inflow.enter(Stage.BODY, self.loop.time())
+        if len(self.pipeline) > MOST_PIPELINED:
+            self._is_pipelined = True
+            raise PipelinedError
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -110,6 +131,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_understood = True
         self._inflow.take(len(body))
         super().on_body(body)
+        # It is in memory, and nobody reads it before the calls in front of it are answered.
+        if self.pipeline and len(self.cycle.body) > MOST_PIPELINED_BYTES:
+            self._is_pipelined = True
+            raise PipelinedError
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -129,7 +154,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         is_too_large = self._is_too_large() or self._bare_bytes > MOST_HEAD_BYTES
-        count(Cut.HEAD_TOO_LARGE if is_too_large else Cut.MALFORMED)
+        count(Cut.PIPELINED if self._is_pipelined else Cut.HEAD_TOO_LARGE if is_too_large else Cut.MALFORMED)
         if self._is_answering() or self._inflow.stage is not Stage.HEAD:
             # Nothing may come in the middle of an answer.
             self.transport.close()
@@ -145,6 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.send_400_response("")
             return
         self.connections.discard(self)
+        self.transport.lingers = None
         websocket = LimitedWebSocket(self._connection, self.config, self.server_state, self.app_state)
         websocket.connection_made(self.transport)
         # Before it reads anything: from here on it is told when the connection is lost.
@@ -153,6 +179,19 @@ class LimitedProtocol(HttpToolsProtocol):
         for name, value in self.scope["headers"]:
             head += [name, b": ", value, b"\r\n"]
         websocket.data_received(b"".join([*head, b"\r\n"]))
+
+    def _linger(self) -> bool:
+        """Whether the connection is closed later. With bytes of a body unread, the system would answer a close with a
+        reset, which may overtake the answer: so our side of it ends, and theirs is read until it ends too, or for as
+        long as a rest of a body may take."""
+        is_answered = self.cycle is not None and self.cycle.response_complete  # type: ignore[redundant-expr]  # as below
+        if self._is_lingering or not is_answered or self._inflow.stage is not Stage.BODY:
+            return False
+        self._is_lingering = True
+        self._inflow.enter(Stage.LEFTOVER, self.loop.time())
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        return True
 
     def _is_answering(self) -> bool:
         # None until the first call.

@@ -6,11 +6,15 @@ from typing import Any, Final
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.http11 import Response
 
 from producers.gateway.edge.connections import Connection, count
 from producers.gateway.edge.patience import Cut
 
-_BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_NO_SNIFF: Final = "x-content-type-options"
+_BAD_REQUEST: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+)
 
 # It would log the path with its query, and at the level of debugging every message.
 _log = logging.getLogger(__name__)
@@ -26,6 +30,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         super().__init__(config, server_state, app_state)
         self.logger = self.conn.logger = _log
         self.conn.debug = False
+        self._send_response = self.conn.send_response
+        self.conn.send_response = self._send_named  # type: ignore[method-assign]  # nothing else sees every answer
         self._connection = connection
         connection.late = _never
 
@@ -41,6 +47,11 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.handshake_complete = self.close_sent = True
             self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
             self.transport.close()
+
+    def _send_named(self, response: Response) -> None:
+        if _NO_SNIFF not in response.headers:
+            response.headers[_NO_SNIFF] = "nosniff"
+        self._send_response(response)
 
     def handle_ping(self) -> None:
         if self.writable.is_set():

@@ -13,6 +13,8 @@ class Cut(StrEnum):
     MALFORMED = "malformed"
     SLOW_HEAD = "slow_head"
     SLOW_BODY = "slow_body"
+    PIPELINED = "pipelined"
+    """It sent more behind a call that is answered than may wait."""
     UNREAD_BODY = "unread_body"
     """It was answered, and went on sending what the answer did not need."""
     IDLE = "idle"

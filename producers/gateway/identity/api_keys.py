@@ -9,6 +9,7 @@ from producers.gateway.identity.key_store import IdentityStore, StoredKey, Store
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
 from producers.gateway.identity.principal import Identity
 from producers.gateway.identity.refusals import Refusal, RefusedError
+from producers.gateway.limits.failed_keys import FailedKeys
 
 _NO_SECRET = bytes(32)
 
@@ -23,25 +24,40 @@ class KeyVerifier:
         clock: milliseconds since the epoch, for when keys expire.
         monotonic_clock: milliseconds since any moment.
         breaker: of the store.
+        failed: how many keys an address may show in vain.
     """
 
     def __init__(
-        self, store: IdentityStore, grace_ms: int, clock: ClockMs, monotonic_clock: ClockMs, breaker: CircuitBreaker
+        self,
+        store: IdentityStore,
+        grace_ms: int,
+        clock: ClockMs,
+        monotonic_clock: ClockMs,
+        breaker: CircuitBreaker,
+        failed: FailedKeys,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._lookups: Lookups[StoredKey] = Lookups(grace_ms, monotonic_clock, breaker)
+        self._monotonic_clock = monotonic_clock
+        self._failed = failed
+        self._lookups: Lookups[StoredKey] = Lookups(grace_ms, monotonic_clock, breaker, lambda _shown, key: key.tenant)
 
-    async def verify(self, text: str) -> Identity:
+    async def verify(self, text: str, address: str | None = None) -> Identity:
         """Whose key this is. Raises RefusedError."""
         shown = parse_key(text)
         if shown is None:
             raise RefusedError(Refusal.MALFORMED)
+        # A key that was ever good passes: only guesses are counted, and none of them is remembered.
+        is_known = address is None or self._lookups.knows(shown)
+        if not (is_known or self._failed.may_try(str(address), self._monotonic_clock())):
+            raise RefusedError(Refusal.TOO_MANY_FAILURES)
         try:
-            key = await self._lookups.find(shown, lambda: self._proven(shown))
+            key = await self._lookups.find(shown, lambda: self._proven(shown), address)
         except StoreUnavailableError:
             raise RefusedError(Refusal.UNAVAILABLE, shown.key_id) from None
         if key is None:
+            if address is not None:
+                self._failed.failed(address, self._monotonic_clock())
             raise RefusedError(Refusal.WRONG_KEY, shown.key_id)
         if key.is_revoked:
             raise RefusedError(Refusal.KEY_REVOKED, key.key_id)

@@ -16,6 +16,7 @@ from producers.gateway.identity.jwks import HttpKeySetSource, KeySet
 from producers.gateway.identity.key_store import PgIdentityStore
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
 from producers.gateway.limits.call_limits import CallLimits
+from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits, RateLimits, RedisRateLimits
 
@@ -57,7 +58,8 @@ def assemble(settings: Settings, redis: "Redis | None", watch: RedisWatch | None
     pool = PromptPool(settings.postgres_dsn.get_secret_value(), APPLICATION_NAME, _CONNECTIONS)
     store, breaker = PgIdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))
     grace_ms = round(1_000 * settings.gateway_key_grace_s)
-    keys = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker)
+    failed = FailedKeys(failure_policy(settings.gateway_failed_keys_per_s))
+    keys = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker, failed)
     key_set, tokens = None, None
     if settings.jwt_issuer and settings.jwt_audience and settings.jwt_jwks_url:
         key_set = KeySet(HttpKeySetSource(settings.jwt_jwks_url), monotonic_ms)
@@ -67,5 +69,10 @@ def assemble(settings: Settings, redis: "Redis | None", watch: RedisWatch | None
     limits: RateLimits = LocalRateLimits(monotonic_ms)
     if redis is not None and watch is not None:
         limits = RedisRateLimits(redis, limits, watch, settings.gateway_redis_timeout_s)
-    calls = CallLimits(limits, RatePolicy(settings.gateway_key_rate_per_s, settings.gateway_key_burst))
+    calls = CallLimits(
+        limits,
+        RatePolicy(settings.gateway_key_rate_per_s, settings.gateway_key_burst),
+        RatePolicy(settings.gateway_tenant_rate_per_s, settings.gateway_tenant_burst),
+        monotonic_ms,
+    )
     return IdentityParts(Gate(authenticator, calls), authenticator, keys, tokens, key_set, pool)

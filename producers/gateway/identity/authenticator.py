@@ -20,8 +20,8 @@ _LINES = RatePolicy(rate_per_s=5.0, burst=50)
 class Verifier(Protocol):
     """Knows one kind of proof."""
 
-    async def verify(self, text: str) -> Identity:
-        """Whose it is. Raises RefusedError."""
+    async def verify(self, text: str, address: str | None, /) -> Identity:
+        """Whose it is, shown from this address. Raises RefusedError."""
         ...
 
 
@@ -39,23 +39,27 @@ class Authenticator:
         self._tokens = tokens
         self._refusals = Refusals(clock)
 
-    async def authenticate(self, authorization: str | None, api_key_header: str | None) -> Identity:
+    async def authenticate(
+        self, authorization: str | None, api_key_header: str | None, address: str | None = None
+    ) -> Identity:
         """Who shows this: ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``, one of them.
 
-        Raises GatewayError: 401 nobody, 403 an expired key or a disabled user, 503 when it cannot be known now.
+        Raises GatewayError: 401 nobody, 403 an expired key or a disabled user, 429 too many keys in vain from this
+        address, 503 when it cannot be known now.
         """
         try:
-            return await self._verify(_shown(authorization, api_key_header), may_be_token=api_key_header is None)
+            shown = _shown(authorization, api_key_header)
+            return await self._verify(shown, address, may_be_token=api_key_header is None)
         except RefusedError as error:
             self._refusals.tell(error.why, error.who)
             raise answer(error.why) from None
 
-    async def _verify(self, shown: str, *, may_be_token: bool) -> Identity:
+    async def _verify(self, shown: str, address: str | None, *, may_be_token: bool) -> Identity:
         if looks_like_key(shown):
-            return await self._keys.verify(shown)
+            return await self._keys.verify(shown, address)
         if self._tokens is None or not may_be_token:
             raise RefusedError(Refusal.MALFORMED)
-        return await self._tokens.verify(shown)
+        return await self._tokens.verify(shown, address)
 
 
 class Refusals:

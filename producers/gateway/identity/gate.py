@@ -5,6 +5,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from producers.gateway.edge.connections import address_of
 from producers.gateway.identity.authenticator import Authenticator
 from producers.gateway.identity.principal import Identity
 from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
@@ -19,7 +20,7 @@ _SEVERAL = "several"
 class Gate:
     """A dependency of FastAPI for routes of HTTP and of WebSockets: ``Depends(gate)`` is the Identity of the call.
 
-    Raises GatewayError: 401, 403 and 503 as ``Authenticator`` does, 429 with ``retry_after_ms``.
+    Raises GatewayError: 401, 403, 429 and 503 as ``Authenticator`` does, 429 with ``retry_after_ms``.
     """
 
     def __init__(self, authenticator: Authenticator, limits: CallLimits) -> None:
@@ -38,7 +39,7 @@ class Gate:
         """Who shows these headers, where that is no call of its own: no limit counts it. Raises GatewayError: 401, 403
         and 503."""
         return await self._authenticator.authenticate(
-            _only(connection, b"authorization"), _only(connection, b"x-api-key")
+            _only(connection, b"authorization"), _only(connection, b"x-api-key"), _address(connection)
         )
 
 
@@ -69,6 +70,11 @@ def _add(scope: Scope, message: Message) -> None:
         added += [(name.encode(), value.encode()) for name, value in headers_of(allowance).items()]
     if added:
         message["headers"] = [*message.get("headers", ()), *added]
+
+
+def _address(connection: HTTPConnection) -> str | None:
+    client = connection.scope.get("client")
+    return None if client is None else address_of(tuple(client))
 
 
 def _only(connection: HTTPConnection, name: bytes) -> str | None:

@@ -1,6 +1,7 @@
 """Asking the store of identities: each thing at most once a second, with bounds, and what to do while it is away."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from random import random
 from typing import Generic, TypeVar
@@ -26,7 +27,9 @@ MOST_REMEMBERED = 20_000
 MOST_UNDER_WAY = 64
 """As many as may wait for a connection of the store's."""
 MOST_STRANGERS_UNDER_WAY = 48
-"""Of those, of what nothing is remembered of: guesses take no place from who is known."""
+"""Of those, of what the store never knew: guesses take no place from who is known."""
+MOST_STRANGERS_OF_ORIGIN = 12
+"""Of those, from one address, or of one tenant: nobody's guesses take all of them."""
 
 FULL_GRACE_MS = 5_000
 """How long what was found counts while no place is free. Being full is not being away: a key that was revoked must not
@@ -40,19 +43,36 @@ class Lookups(Generic[ValueT]):
         grace_ms: how long what was found counts while the store cannot be asked.
         clock: monotonic milliseconds.
         breaker: of the store.
+        tenant_of: whose a name is, once the store knows it; of what is remembered, no tenant pushes out another's.
     """
 
-    def __init__(self, grace_ms: int, clock: ClockMs, breaker: CircuitBreaker) -> None:
+    def __init__(
+        self,
+        grace_ms: int,
+        clock: ClockMs,
+        breaker: CircuitBreaker,
+        tenant_of: Callable[[Hashable, ValueT], str] = lambda _name, _value: "",
+    ) -> None:
         self._grace_ms = max(FRESH_MS, grace_ms)
         self._recent: Recent[ValueT] = Recent(Freshness(FRESH_MS, self._grace_ms), MOST_REMEMBERED)
         self._clock = clock
         self._breaker = breaker
+        self._tenant_of = tenant_of
+        self._strangers: Counter[str] = Counter()
+        """Look-ups under way of what the store never knew, by their origin."""
         self._talks: dict[Hashable, tuple[asyncio.Task[ValueT | None], int]] = {}
         """What is asked just now, and since when."""
 
-    async def find(self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]]) -> ValueT | None:
+    def knows(self, name: Hashable) -> bool:
+        """Whether the store knew it once: whoever asks for it guesses nothing."""
+        return name in self._recent
+
+    async def find(
+        self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]], origin: str | None = None
+    ) -> ValueT | None:
         """What ``ask`` says; whoever wants the same meanwhile gets the same. None is not remembered.
 
+        ``origin`` is the address or the tenant that look-ups of what the store never knew are counted for.
         ``ask`` must end within a time-out of its own. Raises StoreUnavailableError: it cannot be asked, and what it
         said before is too old.
         """
@@ -60,12 +80,14 @@ class Lookups(Generic[ValueT]):
         if (known := self._recent.fresh(name, now_ms)) is not None:
             return known
         if name not in self._talks:
-            is_known = self._recent.in_grace(name, now_ms) is not None
-            if len(self._talks) >= (MOST_UNDER_WAY if is_known else MOST_STRANGERS_UNDER_WAY):
+            is_known = name in self._recent
+            counted_for = None if is_known else origin
+            is_full = len(self._talks) >= (MOST_UNDER_WAY if is_known else MOST_STRANGERS_UNDER_WAY)
+            if is_full or (counted_for is not None and self._strangers[counted_for] >= MOST_STRANGERS_OF_ORIGIN):
                 return _sure(self._recent.within(name, now_ms, min(FULL_GRACE_MS, self._grace_ms)))
             if not self._breaker.lets_through(now_ms):
                 return self._in_grace(name, now_ms)
-            self._begin(name, ask, now_ms)
+            self._begin(name, ask, now_ms, counted_for)
         talk, begun_at_ms = self._talks[name]
         known = self._recent.in_grace(name, now_ms)
         patience_s = None if known is None else max(0, begun_at_ms + PATIENCE_MS - now_ms) / 1_000
@@ -86,10 +108,14 @@ class Lookups(Generic[ValueT]):
         if talks:
             await asyncio.wait(talks)
 
-    def _begin(self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]], now_ms: int) -> None:
+    def _begin(
+        self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]], now_ms: int, origin: str | None
+    ) -> None:
+        if origin is not None:
+            self._strangers[origin] += 1
         talk = asyncio.create_task(self._ask(name, ask, now_ms), name="identity lookup")
         self._talks[name] = (talk, now_ms)
-        talk.add_done_callback(lambda ended: self._ended(name, ended))
+        talk.add_done_callback(lambda ended: self._ended(name, origin, ended))
 
     async def _ask(
         self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]], asked_at_ms: int
@@ -109,11 +135,15 @@ class Lookups(Generic[ValueT]):
         if value is None:
             self._recent.forget(name)
         else:
-            self._recent.put(name, value, asked_at_ms)
+            self._recent.put(name, value, asked_at_ms, self._tenant_of(name, value))
         return value
 
-    def _ended(self, name: Hashable, talk: "asyncio.Task[ValueT | None]") -> None:
+    def _ended(self, name: Hashable, origin: str | None, talk: "asyncio.Task[ValueT | None]") -> None:
         self._talks.pop(name, None)
+        if origin is not None:
+            self._strangers[origin] -= 1
+            if not self._strangers[origin]:
+                del self._strangers[origin]
         if not talk.cancelled():
             talk.exception()  # asked for, so that nobody is told that nobody asked
 

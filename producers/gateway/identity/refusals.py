@@ -25,6 +25,7 @@ class Refusal(StrEnum):
     NO_SCOPE = "no_scope"
     READ_ONLY = "read_only"
     UNAVAILABLE = "unavailable"
+    TOO_MANY_FAILURES = "too_many_failures"
 
 
 class RefusedError(Exception):
@@ -55,6 +56,9 @@ def answer(why: Refusal) -> GatewayError:
     if why is Refusal.UNAVAILABLE:
         text = "Who you are cannot be checked at the moment."
         return GatewayError(503, "identity_unavailable", text, retry_after_ms=_RETRY_AFTER_MS)
+    if why is Refusal.TOO_MANY_FAILURES:
+        text = "Too many API keys that do not exist came from this address; this one is not looked up."
+        return GatewayError(429, "too_many_failed_keys", text, retry_after_ms=_RETRY_AFTER_MS)
     if why is Refusal.MISSING:
         return GatewayError(401, INVALID_KEY, "An API key or a token is needed: `Authorization: Bearer ...`.")
     return GatewayError(401, INVALID_KEY, "This API key or token is not valid.")

@@ -74,9 +74,14 @@ class TokenVerifier:
         self._policy = policy
         self._keys = keys
         self._store = store
-        self._users: Lookups[UserStanding] = Lookups(grace_ms, monotonic_clock, breaker)
+        self._users: Lookups[UserStanding] = Lookups(
+            grace_ms,
+            monotonic_clock,
+            breaker,
+            lambda name, _user: str(name[0]),  # type: ignore[index]  # as below
+        )
 
-    async def verify(self, token: str) -> Identity:
+    async def verify(self, token: str, _address: str | None = None) -> Identity:
         """Whose token this is. Raises RefusedError."""
         claims = await self._claims(token)
         subject = claims["sub"]
@@ -86,7 +91,9 @@ class TokenVerifier:
         if not isinstance(tenant, str) or not is_name(tenant):
             raise RefusedError(Refusal.NO_TENANT, subject)
         try:
-            user = await self._users.find((tenant, subject), lambda: self._store.user(tenant, subject, TIMEOUT_S))
+            user = await self._users.find(
+                (tenant, subject), lambda: self._store.user(tenant, subject, TIMEOUT_S), tenant
+            )
         except StoreUnavailableError:
             raise RefusedError(Refusal.UNAVAILABLE, subject) from None
         if user is not None and user.is_disabled:

@@ -1,12 +1,13 @@
-"""The limits of a caller: one for the key, one for the user behind it."""
+"""The limits of a caller: of the key, of the user behind it, and of the tenant."""
 
 from hashlib import sha256
 from math import ceil
 
 from fairlane import metrics
+from fairlane.clock import ClockMs
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.principal import Identity
-from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
+from producers.gateway.limits.rate_buckets import Allowance, RateBook, RatePolicy
 from producers.gateway.limits.rate_limits import RateLimits
 
 RATE_LIMITED = "rate_limit_exceeded"
@@ -14,15 +15,31 @@ _MS_PER_S, _MS_PER_MINUTE, _MS_PER_HOUR = 1_000, 60_000, 3_600_000
 
 
 class CallLimits:
-    """Every key and every user has a bucket; a call takes from those of its caller, or from none."""
+    """Every key and every user has a bucket; a call takes from those of its caller, or from none. What they let in
+    takes from their tenant's, so that many users of it do not have many times as much.
 
-    def __init__(self, limits: RateLimits, policy: RatePolicy) -> None:
+    Args:
+        limits: the buckets of keys and users.
+        policy: theirs.
+        tenant_policy: of a tenant's bucket. It is this instance's own: it protects this process, and costs no round
+            trip.
+        clock: monotonic milliseconds.
+    """
+
+    def __init__(self, limits: RateLimits, policy: RatePolicy, tenant_policy: RatePolicy, clock: ClockMs) -> None:
         self._limits = limits
         self._policy = policy
+        self._tenant_policy = tenant_policy
+        self._tenants = RateBook()
+        self._clock = clock
 
     async def take(self, identity: Identity) -> Allowance:
         """One call of this caller."""
         found = await self._limits.take(owners_of(identity), self._policy)
+        if found.is_granted:
+            of_tenant = self._tenants.take([identity.tenant], self._tenant_policy, self._clock())
+            if not of_tenant.is_granted or of_tenant.remaining < found.remaining:
+                found = of_tenant
         if not found.is_granted:
             metrics.CALLS_LIMITED.labels(tenant=identity.tenant).inc()
         return found
@@ -40,7 +57,10 @@ def owners_of(identity: Identity) -> tuple[str, ...]:
 def refusal(allowance: Allowance) -> GatewayError:
     """What is told to who calls too often."""
     return GatewayError(
-        429, RATE_LIMITED, "Too many calls with this key or of this user.", retry_after_ms=allowance.retry_after_ms
+        429,
+        RATE_LIMITED,
+        "Too many calls with this key, of this user or of this tenant.",
+        retry_after_ms=allowance.retry_after_ms,
     )
 
 

@@ -92,6 +92,13 @@ class RateBook:
             full_ms = max(full_ms, full_at_ms - now_ms)
         return allowance(policy, min(level.amount for level in levels.values()), full_ms, longest_ms)
 
+    def peek(self, owner: str, policy: RatePolicy, now_ms: int) -> Allowance:
+        """What would become of a call now; it takes nothing."""
+        level = self._refilled(owner, policy, now_ms)
+        full_ms = level.at_ms + full_in_ms(policy.burst, policy.per_ms, level.amount) - now_ms
+        waits_ms = wait_ms(policy.burst, policy.per_ms, 1 - level.amount, level.at_ms - now_ms)
+        return allowance(policy, level.amount, full_ms, waits_ms)
+
     def _refilled(self, owner: str, policy: RatePolicy, now_ms: int) -> _Level:
         known = self._levels.get(owner)
         if known is None:

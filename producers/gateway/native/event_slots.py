@@ -28,11 +28,11 @@ class EventSlots(TenantSlots):
         super().__init__(most, max(1, most // 2), _full)
         self.ending = asyncio.Event()
 
-    def check(self, tenant: str) -> None:
+    def check(self, tenant: str, count: int = 1) -> None:
         """Raises GatewayError: there is none left for this tenant, or there will be none any more."""
         if self.ending.is_set():
             raise draining()
-        super().check(tenant)
+        super().check(tenant, count)
 
 
 def _full() -> GatewayError:

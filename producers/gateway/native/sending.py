@@ -1,5 +1,6 @@
 """From a body to a request in the log, and to its reply where the caller waits for that."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -8,6 +9,7 @@ from starlette.requests import Request
 from fairlane.records import InferenceReply
 from fairlane.request_story import RecordedReply
 from producers.gateway.disconnects import ClientGoneError, unless_gone
+from producers.gateway.edge.body_limit import release_body
 from producers.gateway.idempotency import HEADER, Call
 from producers.gateway.identity.principal import Identity
 from producers.gateway.native.deps import NativeDeps, may_send
@@ -18,6 +20,7 @@ from producers.gateway.publish_once import publish_once
 from producers.gateway.seams import Waiting
 
 BodyT = TypeVar("BodyT", NewRequest, RankRequest, ClassifyRequest)
+WishT = TypeVar("WishT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,16 @@ class Sent:
 
 
 async def send(
-    deps: NativeDeps, identity: Identity, route: str, request: Request, model: type[BodyT]
-) -> tuple[Sent, BodyT]:
+    deps: NativeDeps,
+    identity: Identity,
+    route: str,
+    request: Request,
+    model: type[BodyT],
+    wish_of: Callable[[BodyT], WishT],
+) -> tuple[Sent, WishT]:
     """Publish what the body says. Whoever calls must wait for what it returned, or forget it.
+
+    Nothing holds the body any more when this returns, but for what ``wish_of`` took of it.
 
     Raises GatewayError: nothing was accepted, or nobody knows (its code says so).
     """
@@ -51,7 +61,8 @@ async def send(
     asked = body.to_request(submitter.new_request_id(), tenant)
     key = request.headers.get(HEADER)
     published = await publish_once(submitter, deps.idempotency, deps.results.accepted, tenant, route, key, raw, asked)
-    return Sent(tenant, published.request.request_id, published.call, published.source), body
+    release_body(request.scope)
+    return Sent(tenant, published.request_id, published.call, published.source), wish_of(body)
 
 
 async def reply_to(deps: NativeDeps, sent: Sent, request: Request, wait_s: float) -> RecordedReply:

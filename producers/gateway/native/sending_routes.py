@@ -74,9 +74,9 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
     )
     async def rank(request: Request, caller: Caller) -> Response:
         """Rank documents by a query, and wait for it."""
-        sent, body = await send(deps, caller, _RANK, request, RankRequest)
+        sent, top_n = await send(deps, caller, _RANK, request, RankRequest, lambda body: body.top_n)
         reply = await _ok(deps, sent, request)
-        return gone() if reply is None else answered(rank_answer(reply, body.top_n))
+        return gone() if reply is None else answered(rank_answer(reply, top_n))
 
     @router.post(
         _CLASSIFY,
@@ -86,9 +86,9 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
     )
     async def classify(request: Request, caller: Caller) -> Response:
         """Classify an image, and wait for it."""
-        sent, body = await send(deps, caller, _CLASSIFY, request, ClassifyRequest)
+        sent, top_n = await send(deps, caller, _CLASSIFY, request, ClassifyRequest, lambda body: body.top_n)
         reply = await _ok(deps, sent, request)
-        return gone() if reply is None else answered(classify_answer(reply, body.top_n))
+        return gone() if reply is None else answered(classify_answer(reply, top_n))
 
 
 def short_answers(deps: NativeDeps) -> Mapping[str, ShortAnswer]:
@@ -101,12 +101,12 @@ def short_answers(deps: NativeDeps) -> Mapping[str, ShortAnswer]:
 
 
 async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s: float) -> Response:
-    sent, body = await send(deps, caller, _REQUESTS, request, NewRequest)
+    sent, is_streamed = await send(deps, caller, _REQUESTS, request, NewRequest, lambda body: body.parameters.stream)
     if wait_s > 0:
         return await _answered(deps, sent, request, min(wait_s, deps.wait_s))
     if isinstance(sent.source, InferenceReply):
         return accepted(sent.request_id, Status.DONE)
-    if body.parameters.stream:
+    if is_streamed:
         deps.kept.keep(sent.tenant, sent.source)
     else:
         sent.source.forget()

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from random import random
+from tempfile import gettempdir
 from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -36,17 +38,23 @@ class FileLimits:
     Attributes:
         most_files: uploaded files of one tenant.
         most_bytes: of them together.
+        most_file_bytes: of one that is uploaded.
         ttl_s: how long a file is kept: an upload from then on, what a batch read or wrote from its end on.
     """
 
     most_files: int = 10_000
     most_bytes: int = 10 * 1024**3
+    most_file_bytes: int = 512 * 1024**2
     ttl_s: int = 2_592_000
 
 
-def _slots(most: int, most_of_tenant: int, what: str) -> TenantSlots:
+def _slots(most: int, most_of_tenant: int, what: str, *, has_reserve: bool = False) -> TenantSlots:
     return TenantSlots(
-        most, most_of_tenant, partial(_busy, most, what), partial(_busy, most_of_tenant, f"{what} of one tenant")
+        most,
+        most_of_tenant,
+        partial(_busy, most, what),
+        partial(_busy, most_of_tenant, f"{what} of one tenant"),
+        has_reserve=has_reserve,
     )
 
 
@@ -62,8 +70,10 @@ class BatchDeps:
         clock_ms: milliseconds since the epoch.
         limits: of the files.
         calls: those that are answered now, each with a thread and a connection to Postgres.
-        transfers: uploads and downloads under way.
+        transfers: uploads and downloads under way. They may take long, so the last places are for tenants without any.
         transfer_s: seconds that an upload may take to come, and a download to be taken.
+        spool_dir: where an upload is until it is whole, when ``files_url`` is no folder; None: the system's folder for
+            temporary files.
     """
 
     authenticate: Authenticate
@@ -76,9 +86,12 @@ class BatchDeps:
         default_factory=lambda: _slots(MOST_CALLS, MOST_CALLS_OF_TENANT, "calls about files and batches")
     )
     transfers: TenantSlots = field(
-        default_factory=lambda: _slots(MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT, "uploads and downloads of files")
+        default_factory=lambda: _slots(
+            MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT, "uploads and downloads of files", has_reserve=True
+        )
     )
     transfer_s: float = 3_600.0
+    spool_dir: Path | None = None
 
     async def call(self, tenant: str, answer: Callable[[], T]) -> T:
         """What this gives, in a thread. Raises GatewayError: 429, and what it raises."""
@@ -92,6 +105,11 @@ class BatchDeps:
     def blob_of(self, tenant: str, file_id: str) -> Blob:
         """The file itself."""
         return blob_of(self.url_of(tenant, file_id))
+
+    @property
+    def spool_folder(self) -> Path:
+        """Where an upload is until it is whole: on the volume of the files, if that is one."""
+        return (self.spool_dir or Path(gettempdir())) if "://" in self.files_url else Path(self.files_url)
 
     @contextmanager
     def store(self, tenant: str) -> Iterator[BatchStore]:

@@ -35,11 +35,19 @@ def senders(deps: OpenAIDeps) -> Authenticate:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body. Raises GatewayError: 499."""
+    """The body, which is kept nowhere else. Raises GatewayError: 413, 429, 499, 503."""
+    # Not a list of its pieces, each of which may be one byte in an object of its own.
+    body = bytearray()
     try:
-        return await request.body()
-    except ClientDisconnect:
-        raise client_gone(None) from None
+        async for piece in request.stream():
+            body += piece
+    except BaseException as error:
+        # Whoever keeps the error has this frame with it.
+        body.clear()
+        if isinstance(error, ClientDisconnect):
+            raise client_gone(None) from None
+        raise
+    return bytes(body)
 
 
 async def publish(deps: OpenAIDeps, request: Request, identity: Identity, raw: bytes, make: MakeRequest) -> Published:
@@ -61,10 +69,10 @@ async def reply_of(published: Published, receive: Receive, wait_s: float) -> Inf
         await published.call.settle(reply)
         return checked(reply)
     except TimeoutError:
-        raise waited_too_long(published.request.request_id, wait_s) from None
+        raise waited_too_long(published.request_id, wait_s) from None
     except ClientGoneError:
         await leave(published)
-        raise client_gone(published.request.request_id) from None
+        raise client_gone(published.request_id) from None
     finally:
         waiting.forget()
 
@@ -78,7 +86,7 @@ async def leave(published: Published) -> None:
             await published.source.cancel()
     except (GatewayError, TimeoutError) as error:
         # It goes on, and its answer is kept for nobody.
-        log.warning("cancel_failed", request_id=published.request.request_id, error=type(error).__name__)
+        log.warning("cancel_failed", request_id=published.request_id, error=type(error).__name__)
 
 
 def checked(reply: InferenceReply) -> InferenceReply:
@@ -95,7 +103,7 @@ def asked(
     """What the answer to a call repeats. An answer that is given again says the same time again."""
     submitted_at_ms = None if reply is None else reply.timings.submitted_at_ms
     at_ms = deps.clock_ms() if submitted_at_ms is None else submitted_at_ms
-    return Asked(published.request.request_id, published.request.model, at_ms // 1_000, with_usage)
+    return Asked(published.request_id, published.model, at_ms // 1_000, with_usage)
 
 
 def json_response(reply: InferenceReply, body: bytes) -> Response:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from producers.gateway.edge.body_limit import release_body
 from producers.gateway.identity.principal import Identity
 from producers.gateway.openai.answers import ChatStream, chat_completion
 from producers.gateway.openai.body import documented, parse
@@ -23,7 +24,8 @@ from producers.gateway.openai.documented import (
 )
 from producers.gateway.openai.requests import ChatBody, chat_request
 from producers.gateway.openai.responses import ChatCompletion
-from producers.gateway.openai.streams import text_response
+from producers.gateway.openai.streams import Wish, text_response
+from producers.gateway.publish_once import Published
 
 _MODEL = "smollm2-135m-instruct"
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
@@ -76,11 +78,18 @@ def routes(deps: OpenAIDeps) -> APIRouter:
     )
     async def chat_completions(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
         """The last message is answered; with `stream`, while the answer is made."""
-        raw = await body_of(request)
-        body = parse(ChatBody, raw)
-        published = await publish(
-            deps, request, identity, raw, lambda request_id: chat_request(body, identity.tenant, request_id)
-        )
-        return await text_response(deps, request, published, body, ChatStream, chat_completion)
+        published, wish = await _publish(deps, request, identity)
+        return await text_response(deps, request, published, wish, ChatStream, chat_completion)
 
     return api
+
+
+async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tuple[Published, Wish]:
+    """From here on nothing holds the body."""
+    raw = await body_of(request)
+    body = parse(ChatBody, raw)
+    published = await publish(
+        deps, request, identity, raw, lambda request_id: chat_request(body, identity.tenant, request_id)
+    )
+    release_body(request.scope)
+    return published, Wish.of(body)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from producers.gateway.edge.body_limit import release_body
 from producers.gateway.identity.principal import Identity
 from producers.gateway.openai.answers import CompletionStream, completion
 from producers.gateway.openai.body import documented, parse
@@ -23,7 +24,8 @@ from producers.gateway.openai.documented import (
 )
 from producers.gateway.openai.requests import CompletionBody, completion_request
 from producers.gateway.openai.responses import Completion
-from producers.gateway.openai.streams import text_response
+from producers.gateway.openai.streams import Wish, text_response
+from producers.gateway.publish_once import Published
 
 _MODEL = "smollm2-135m-instruct"
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -58,11 +60,18 @@ def routes(deps: OpenAIDeps) -> APIRouter:
     )
     async def completions(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
         """The prompt is gone on with; with `stream`, while the text is made."""
-        raw = await body_of(request)
-        body = parse(CompletionBody, raw)
-        published = await publish(
-            deps, request, identity, raw, lambda request_id: completion_request(body, identity.tenant, request_id)
-        )
-        return await text_response(deps, request, published, body, CompletionStream, completion)
+        published, wish = await _publish(deps, request, identity)
+        return await text_response(deps, request, published, wish, CompletionStream, completion)
 
     return api
+
+
+async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tuple[Published, Wish]:
+    """From here on nothing holds the body."""
+    raw = await body_of(request)
+    body = parse(CompletionBody, raw)
+    published = await publish(
+        deps, request, identity, raw, lambda request_id: completion_request(body, identity.tenant, request_id)
+    )
+    release_body(request.scope)
+    return published, Wish.of(body)

@@ -38,6 +38,12 @@ _ERRORS: Mapping[int, Told] = {
         "the request with this key is in flight",
         _KEY,
     ),
+    411: Told(
+        "The head does not say how long the body is",
+        "length_required",
+        "the length of the body must be given",
+        "content-length",
+    ),
     413: Told("The body is too large", "invalid", "the body has more than 4194304 bytes", "body"),
     422: Told(
         "This Idempotency-Key was used with another body",

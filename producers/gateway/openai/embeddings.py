@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from producers.gateway.edge.body_limit import release_body
 from producers.gateway.identity.principal import Identity
 from producers.gateway.openai.answers import embeddings
 from producers.gateway.openai.body import documented, parse
@@ -14,6 +15,7 @@ from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.documented import ABOUT, IDEMPOTENCY_KEY, SENDING, errors, success
 from producers.gateway.openai.requests import EmbeddingBody, embedding_request
 from producers.gateway.openai.responses import EmbeddingList
+from producers.gateway.publish_once import Published
 
 _MODEL = "all-minilm-l6-v2"
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -42,14 +44,20 @@ def routes(deps: OpenAIDeps) -> APIRouter:
     )
     async def create_embeddings(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
         """One vector per text, in their order."""
-        raw = await body_of(request)
-        body = parse(EmbeddingBody, raw)
-        published = await publish(
-            deps, request, identity, raw, lambda request_id: embedding_request(body, identity.tenant, request_id)
-        )
+        published, as_base64, dimensions = await _publish(deps, request, identity)
         reply = await reply_of(published, request.receive, deps.wait_s)
-        as_base64 = body.encoding_format == "base64"
-        answer = embeddings(reply, asked(deps, published, reply), as_base64=as_base64, dimensions=body.dimensions)
+        answer = embeddings(reply, asked(deps, published, reply), as_base64=as_base64, dimensions=dimensions)
         return json_response(reply, answer)
 
     return api
+
+
+async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tuple[Published, bool, int | None]:
+    """And how the vectors are wanted. From here on nothing holds the body."""
+    raw = await body_of(request)
+    body = parse(EmbeddingBody, raw)
+    published = await publish(
+        deps, request, identity, raw, lambda request_id: embedding_request(body, identity.tenant, request_id)
+    )
+    release_body(request.scope)
+    return published, body.encoding_format == "base64", body.dimensions

@@ -3,49 +3,56 @@
 import asyncio
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from errno import errorcode
 from functools import partial
 from typing import IO, Annotated
 
 from fastapi import APIRouter, Depends, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fairlane.api_keys.roles import Scope as KeyScope
+from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.text import clean_text, without_nul
 from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
 from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
 from producers.backfill.job import Fingerprint
 from producers.backfill.seams import AwayError, JobFailedError, NoSuchInputError
+from producers.gateway.edge.body_limit import declared_bytes
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.permission import require
 from producers.gateway.identity.principal import Identity
 from producers.gateway.openai import batch_answers as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
 from producers.gateway.openai.documented import READING, errors
+from producers.gateway.openai.upload_form import MOST_FORM_BYTES, form_of
 from producers.gateway.pipeline.caller import note_object
 from producers.gateway.reply_errors import client_gone
+
+log = get_logger(__name__)
 
 QUOTA_REACHED = "insufficient_quota"
 """OpenAI's word."""
 
 LEAST_TTL_S = 3_600
 _ANCHOR = "created_at"
-_COMING_MS = 3_600_000
-"""How long an upload that is not written, because its gateway died, has its place in the quota."""
+LENGTH_REQUIRED = "length_required"
+"""The gateway's own code."""
+_COMING_MS = 2 * 3_600_000
+"""How long an upload that is not written, because its gateway died, has its place in the quota: longer than one may
+take."""
 
 _PURPOSES = (None, INPUT_PURPOSE, OUTPUT_PURPOSE)
 _ID = re.compile(r"file-[0-9a-f]{24}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _MOST_NAME_CHARS = 256
-_MOST_FIELDS = 8
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -60,31 +67,33 @@ def routes(deps: BatchDeps) -> APIRouter:
         "/files",
         summary="Upload a file",
         response_model=None,
-        responses=errors((*READING, 400, 408, 413), answers.SAID_OF_FILES) | answers.FILE,
+        responses=errors((*READING, 400, 408, 411, 413), answers.SAID_OF_FILES) | answers.FILE,
         openapi_extra=answers.upload_body(INPUT_PURPOSE, _ANCHOR, LEAST_TTL_S, deps.limits.ttl_s),
     )
     async def upload(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
-        """JSON lines for a batch. The body goes to disk as it comes."""
-        async with AsyncExitStack() as opened:
-            # From before the body comes: that takes room on the disk.
-            opened.enter_context(deps.transfers.taken(identity.tenant))
+        """JSON lines for a batch. The body goes to disk as it comes, once it has its place there."""
+        declared = declared_bytes(request.scope)
+        if declared is None:
+            raise GatewayError(411, LENGTH_REQUIRED, "the length of the body must be given", field="content-length")
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            raise _no_form()
+        with deps.transfers.taken(identity.tenant):
+            coming = await run_in_threadpool(_reserve, deps, identity.tenant, declared)
             try:
-                async with asyncio.timeout(deps.transfer_s):
-                    form = await opened.enter_async_context(request.form(max_files=1, max_fields=_MOST_FIELDS))
-            except ClientDisconnect:
-                raise client_gone(None) from None
-            except TimeoutError:
-                raise GatewayError(408, Code.INVALID, f"the body took more than {deps.transfer_s:g} s") from None
-            except (MultiPartException, HTTPException, ValueError):
-                # ValueError: the charset that a body names may be any that Python has, also one that decodes no text.
-                raise _invalid("file", "the body is no form with a file") from None
-            file, purpose = form.get("file"), form.get("purpose")
-            if not isinstance(file, UploadFile):
-                raise _invalid("file", "must be given, as a file")
-            if purpose != INPUT_PURPOSE:
-                raise _invalid("purpose", f"only {INPUT_PURPOSE} is supported")
-            ttl_s = asked_ttl_s(form, deps.limits.ttl_s)
-            return await run_in_threadpool(_keep, deps, identity.tenant, file, ttl_s)
+                form = await _received(deps, request)
+            except Exception:
+                await run_in_threadpool(_leave, deps, coming)
+                raise
+            try:
+                upload, file = _described(deps, coming, form)
+            except GatewayError:
+                await form.close()
+                await run_in_threadpool(_leave, deps, coming)
+                raise
+            try:
+                return await run_in_threadpool(_keep, deps, file, upload)
+            finally:
+                await form.close()
 
     @api.get("/files", summary="The files there are", response_model=None, responses=read | answers.FILES)
     async def list_files(
@@ -219,18 +228,67 @@ def _delete(deps: BatchDeps, tenant: str, file_id: str) -> None:
         store.remove_file(file.file_id)
 
 
-def _keep(deps: BatchDeps, tenant: str, upload: UploadFile, ttl_s: int) -> dict[str, object]:
+def _reserve(deps: BatchDeps, tenant: str, declared_bytes: int) -> StoredFile:
+    """The place of an upload in the quota, before any of it comes. Raises GatewayError: 403, 503."""
     now_ms, limits = deps.clock_ms(), deps.limits
-    name, size_bytes = stored_name(upload.filename), upload.size or 0
-    file = StoredFile(new_file_id(), tenant, INPUT_PURPOSE, name, size_bytes, now_ms, now_ms + ttl_s * 1_000)
-    note_object(file.file_id)
+    # What else is in the form is not known yet: its file has at least this, and is measured when it is whole.
+    size_bytes = max(0, declared_bytes - MOST_FORM_BYTES)
+    file = StoredFile(new_file_id(), tenant, INPUT_PURPOSE, stored_name(None), size_bytes, now_ms)
     with deps.store(tenant) as store:
         try:
             store.reserve_file(file, now_ms + _COMING_MS, limits.most_files, limits.most_bytes)
         except QuotaReachedError as error:
-            message = f"file: {error}; delete some, or wait until some expire"
-            raise GatewayError(403, QUOTA_REACHED, message, field="file") from None
-        blob = deps.blob_of(tenant, file.file_id)
+            raise _quota_reached(error) from None
+    return file
+
+
+def _leave(deps: BatchDeps, file: StoredFile) -> None:
+    """Give the place back. If Postgres is away just now, the sweep does."""
+    with suppress(GatewayError), deps.store(file.tenant) as store:
+        store.remove_file(file.file_id)
+
+
+async def _received(deps: BatchDeps, request: Request) -> FormData:
+    """The form, with its file on the disk; close it. Raises GatewayError."""
+    try:
+        async with asyncio.timeout(deps.transfer_s):
+            return await form_of(request, deps.spool_folder)
+    except ClientDisconnect:
+        raise client_gone(None) from None
+    except TimeoutError:
+        raise GatewayError(408, Code.INVALID, f"the body took more than {deps.transfer_s:g} s", field="body") from None
+    except OSError as error:
+        log.error("upload_not_spooled", error=errorcode.get(error.errno or 0, "unknown"))
+        raise unavailable() from None
+    except (MultiPartException, ValueError):
+        # ValueError: the charset that a body names may be any that Python has, also one that decodes no text.
+        raise _no_form() from None
+
+
+def _described(deps: BatchDeps, coming: StoredFile, form: FormData) -> tuple[UploadFile, StoredFile]:
+    """The file of a form, and what it is to be stored as. Raises GatewayError: 400."""
+    upload = form.get("file")
+    if not isinstance(upload, UploadFile):
+        raise _invalid("file", "must be given, as a file")
+    if form.get("purpose") != INPUT_PURPOSE:
+        raise _invalid("purpose", f"only {INPUT_PURPOSE} is supported")
+    if (upload.size or 0) > deps.limits.most_file_bytes:
+        raise GatewayError(413, Code.INVALID, f"file: has more than {deps.limits.most_file_bytes} bytes", field="file")
+    expires_at_ms = coming.created_at_ms + asked_ttl_s(form, deps.limits.ttl_s) * 1_000
+    name, size_bytes = stored_name(upload.filename), upload.size or 0
+    return upload, replace(coming, filename=name, size_bytes=size_bytes, expires_at_ms=expires_at_ms)
+
+
+def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> dict[str, object]:
+    note_object(file.file_id)
+    with deps.store(file.tenant) as store:
+        try:
+            if not store.resize_upload(file, deps.limits.most_bytes):
+                raise unavailable()
+        except QuotaReachedError as error:
+            store.remove_file(file.file_id)
+            raise _quota_reached(error) from None
+        blob = deps.blob_of(file.tenant, file.file_id)
         try:
             blob.write(_blocks(upload.file))
         except BaseException:
@@ -248,6 +306,15 @@ def _keep(deps: BatchDeps, tenant: str, upload: UploadFile, ttl_s: int) -> dict[
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:
     while block := file.read(BLOCK_BYTES):
         yield block
+
+
+def _quota_reached(error: QuotaReachedError) -> GatewayError:
+    message = f"file: {error}; delete some, or wait until some expire"
+    return GatewayError(403, QUOTA_REACHED, message, field="file")
+
+
+def _no_form() -> GatewayError:
+    return _invalid("file", "the body is no form with a file")
 
 
 def _not_found() -> GatewayError:

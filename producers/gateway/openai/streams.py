@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -90,17 +91,29 @@ class Deltas:
                 return delta
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a text is to be answered; the rest of its body is not kept while it is made."""
+
+    is_streamed: bool
+    with_usage: bool
+
+    @classmethod
+    def of(cls, body: ChatBody | CompletionBody) -> "Wish":
+        return cls(bool(body.stream), body.wants_usage)
+
+
 async def text_response(
     deps: OpenAIDeps,
     request: Request,
     published: Published,
-    body: ChatBody | CompletionBody,
+    wish: Wish,
     stream_of: Callable[[Asked], Stream],
     whole: Callable[[InferenceReply, Asked], bytes],
 ) -> Response:
-    """The answer to a text that is made: while it is made, if the body wants that. Raises GatewayError."""
-    if body.stream:
-        stream = stream_of(asked(deps, published, with_usage=body.wants_usage))
+    """The answer to a text that is made: while it is made, if that is wished. Raises GatewayError."""
+    if wish.is_streamed:
+        stream = stream_of(asked(deps, published, with_usage=wish.with_usage))
         return await stream_response(deps, request, published, stream)
     reply = await reply_of(published, request.receive, deps.wait_s)
     return json_response(reply, whole(reply, asked(deps, published, reply)))
@@ -112,7 +125,7 @@ async def stream_response(deps: OpenAIDeps, request: Request, published: Publish
     The status waits for the first text, or for ``keep_alive_s``: what is refused before that is refused as any call.
     Raises GatewayError.
     """
-    headers = dict(sse.HEADERS) | {REQUEST_ID_HEADER: published.request.request_id}
+    headers = dict(sse.HEADERS) | {REQUEST_ID_HEADER: published.request_id}
     waiting = published.source
     if isinstance(waiting, InferenceReply):
         return Response(_whole(stream, checked(waiting)), headers=headers)
@@ -123,11 +136,11 @@ async def stream_response(deps: OpenAIDeps, request: Request, published: Publish
         reply = checked(await relay.final_reply()) if first is None else None
     except ClientGoneError:
         await relay.close()
-        raise client_gone(published.request.request_id) from None
+        raise client_gone(published.request_id) from None
     except TimeoutError:
         relay.ended = True
         await relay.close()
-        raise waited_too_long(published.request.request_id, deps.wait_s) from None
+        raise waited_too_long(published.request_id, deps.wait_s) from None
     except BaseException:
         relay.ended = True
         await relay.close()
@@ -159,7 +172,7 @@ class _Relay:
         if begin := self._stream.first():
             yield begin
         sent = Continuation()
-        request_id = self._published.request.request_id
+        request_id = self._published.request_id
         try:
             delta = first
             while delta is not None:
@@ -192,7 +205,7 @@ class _Relay:
         try:
             await self._deltas.close()
             if not self.ended:
-                note_error(client_gone(self._published.request.request_id))
+                note_error(client_gone(self._published.request_id))
                 await leave(self._published)
         finally:
             self._waiting.forget()

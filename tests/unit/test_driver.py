@@ -15,8 +15,9 @@ from inference_consumers.chunks import StreamedText, chunk_of
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
+from inference_consumers.retries import MAX_ENDS
 from inference_consumers.settling import DeadLetterShare
-from tests.unit.driver_bench import OK, DriverBench, named, streaming
+from tests.unit.driver_bench import KILLED, OK, DriverBench, named, streaming
 from tests.waiting import eventually
 
 BROKEN = Problem("RuntimeError")
@@ -170,7 +171,7 @@ def test_a_pause_of_the_consumer_is_no_slow_engine() -> None:
     assert bench.start() == ["b", "c", "d", "e"]
 
 
-def test_who_killed_two_engines_runs_alone_and_is_found() -> None:
+def test_who_ends_engines_runs_alone_and_is_found() -> None:
     bench = DriverBench()
     bench.add(*(named(name) for name in "abc"))
     deaths = 0
@@ -183,12 +184,38 @@ def test_who_killed_two_engines_runs_alone_and_is_found() -> None:
         else:
             bench.tell(dict.fromkeys(range(len(ids)), OK))
             bench.end()
-    assert deaths == 3
+    assert deaths == 4
     assert outcomes(bench) == {
         "a": (Outcome.OK, None),
         "b": (Outcome.FAILED, Code.POISON),
         "c": (Outcome.OK, None),
     }
+
+
+def test_an_item_whose_engine_is_killed_from_outside_is_tried_again_and_answered() -> None:
+    bench = DriverBench()
+    bench.add(named("a"))
+    for _ in range(MAX_ENDS - 1):
+        assert bench.start() == ["a"]
+        bench.die(KILLED)
+        bench.load()
+    bench.run_all()
+    assert outcomes(bench) == {"a": (Outcome.OK, None)}
+    assert bench.replies[0].attempts == MAX_ENDS
+
+
+def test_what_is_left_of_a_batch_did_not_run_alone() -> None:
+    bench = DriverBench()
+    bench.add(named("a"), named("b"))
+    left = bench.start()[0]
+    bench.tell({1: OK})
+    bench.die()
+    bench.load()
+    assert bench.start() == [left]
+    bench.die()
+    bench.load()
+    bench.run_all()
+    assert set(outcomes(bench).values()) == {(Outcome.OK, None)}, "one end alone, and one beside another"
 
 
 def test_what_is_too_large_is_handed_back_and_then_refused() -> None:
@@ -345,10 +372,13 @@ def test_a_suspect_has_a_continuous_engine_to_itself() -> None:
     assert bench.start() == [], "neither the other suspect nor what came since"
     bench.die()
     bench.load()
-    assert outcomes(bench) == {alone: (Outcome.FAILED, Code.POISON)}
     assert bench.start() == ["b" if alone == "a" else "a"]
     bench.tell({0: OK})
     bench.end()
+    assert bench.start() == [alone], "once alone is not proof enough"
+    bench.die()
+    bench.load()
+    assert outcomes(bench)[alone] == (Outcome.FAILED, Code.POISON)
     assert bench.start() == ["c"]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from fairlane.outcomes import Code, Task
 from fairlane.records import LabelScore, Output, TokenUsage
-from inference_consumers.engines.images import ImageError, grey_pixels
+from inference_consumers.engines.images import ImageError, pixels_of
 from inference_consumers.engines.protocol import (
     Cancelled,
     EngineItem,
@@ -94,7 +94,7 @@ def _decoded(batch: Sequence[EngineItem], program: VisionProgram, observer: RunO
             observer.finished(index, Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task"))
         else:
             try:
-                pictures.append((index, grey_pixels(item.input.image or b"", program.height, program.width)))
+                pictures.append((index, pixels_of(item.input.image or b"", program.pixels)))
             except ImageError as error:
                 observer.finished(index, Failure(Code.INVALID, str(error), "input.image"))
         observer.step()
@@ -105,7 +105,10 @@ def _logits(pictures: Sequence[bytes], program: VisionProgram, device: torch.dev
     """float32 on the CPU, one row of shape (labels,) per picture."""
     # bytearray, because torch warns about memory it must not write to.
     pixels = torch.frombuffer(bytearray(b"".join(pictures)), dtype=torch.uint8).to(device)
-    scaled = pixels.reshape(len(pictures), 1, program.height, program.width).float() / 255
+    wanted = program.pixels
+    # As bytes the colours of a pixel stand together; a program takes one plane for each.
+    planes = pixels.reshape(len(pictures), wanted.height, wanted.width, wanted.channels).permute(0, 3, 1, 2)
+    scaled = planes.contiguous().float() / 255
     with torch.inference_mode():
         return iter(program.forward(scaled).float().cpu())
 

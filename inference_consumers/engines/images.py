@@ -22,9 +22,9 @@ from fairlane.image_header import MAX_PIXELS, ImageHeader, image_header
 MAX_JPEG_SCANS = 100
 """A progressive JPEG may describe every pixel again in each of thousands of scans of a few bytes."""
 
-MAX_SCANNED_PIXELS = 16 * MAX_PIXELS
-"""Pixels times scans: encoders make six to twelve scans. One of the largest picture takes some 15 ms even if it is
-empty."""
+MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
+"""Pixels times scans: encoders make six to twelve scans, and 18 for CMYK. One of the largest picture takes some 15 ms
+even if it is empty."""
 
 _ORIENTATION_TAG = 0x0112
 # What undoes each value of the tag; 1 is upright (Exif 2.32, section 4.6.4).

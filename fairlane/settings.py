@@ -170,6 +170,11 @@ class Settings(KafkaSettings):
         pattern=r"auto|cpu|cuda(:\d+)?",
         description="Where torch engines run; auto is the GPU when there is one",
     )
+    allow_unsafe_weights: bool = Field(
+        False,
+        description="Load models that can run any code on this machine while they are loaded: TorchScript, pickles "
+        "(.bin) and exported programs with parts that are not known to be harmless",
+    )
     vllm_python: Path = Field(
         Path(".venv-vllm/bin/python"), description="The Python that vLLM is installed in; `make vllm` makes it"
     )

@@ -39,13 +39,16 @@ class ClassifierEngine:
         *,
         format_: ProgramFormat = EXPORTED,
         device: torch.device | str = "cpu",
+        allow_unsafe_weights: bool = False,
     ) -> None:
+        """``allow_unsafe_weights`` loads a program that may run any code."""
         self.limits = limits
         self._model = model
         self._path = path
         self._threads = threads
         self._format = format_
         self._device = torch.device(device)
+        self._allow_unsafe_weights = allow_unsafe_weights
         self._program: VisionProgram | None = None
 
     @property
@@ -56,7 +59,14 @@ class ClassifierEngine:
     def load(self) -> None:
         """Load, and classify black pictures. Raises EngineLoadError."""
         use_threads(self._threads)
-        self._program = load_program(self._model, self._path, self._format, self._device, self.limits.max_batch_size)
+        self._program = load_program(
+            self._model,
+            self._path,
+            self._format,
+            self._device,
+            self.limits.max_batch_size,
+            allow_unsafe_weights=self._allow_unsafe_weights,
+        )
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item. A step is one picture decoded, or ``max_batch_size`` of them classified."""

@@ -16,8 +16,10 @@ from pathlib import Path
 import torch
 
 from fairlane.image_header import MAX_PIXELS
+from inference_consumers.engines.exported_archive import UnsafeArchiveError, check_exported
 from inference_consumers.engines.images import PixelFormat
 from inference_consumers.engines.memory import check_memory
+from inference_consumers.engines.model_folder import unsafe_weights
 from inference_consumers.engines.protocol import EngineLoadError
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -25,10 +27,12 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ProgramFormat:
-    """One of torch's two: the engine that serves it, its file, and what reads the file onto a device."""
+    """One of torch's two: the engine that serves it, its file, what looks whether reading it runs nothing but a model,
+    and what reads it onto a device."""
 
     engine: str
     file: str
+    check: Callable[[Path], None]
     read: Callable[[Path, torch.device], Forward]
 
 
@@ -42,9 +46,16 @@ class VisionProgram:
 
 
 def load_program(
-    model: str, path: Path, format_: ProgramFormat, device: torch.device, max_batch_size: int
+    model: str,
+    path: Path,
+    format_: ProgramFormat,
+    device: torch.device,
+    max_batch_size: int,
+    *,
+    allow_unsafe_weights: bool = False,
 ) -> VisionProgram:
-    """Load a folder and try it with one picture and with ``max_batch_size``.
+    """Load a folder and try it with one picture and with ``max_batch_size``. ``allow_unsafe_weights`` loads a program
+    that may run any code.
 
     Raises EngineLoadError, which names the model, the file at fault and the reason.
     """
@@ -57,7 +68,11 @@ def load_program(
     labels, pixels = _described(model, description)
     check_memory(model, file, file.stat().st_size, device)
     try:
+        if not allow_unsafe_weights:
+            format_.check(file)
         forward = format_.read(file, device)
+    except UnsafeArchiveError as error:
+        raise unsafe_weights(model, file, str(error)) from error
     except Exception as error:
         # The archive, what is pickled in it and what was compiled from it fail each in their own way.
         raise EngineLoadError(f"{model}: {file} cannot be loaded: {_first_line(error)}") from error
@@ -104,6 +119,10 @@ def _check_logits(logits: object, batch: int, labels: tuple[str, ...], where: st
         )
 
 
+def _check_torchscript(_file: Path) -> None:
+    raise UnsafeArchiveError("it is a program of torch.jit; export it anew with torch.export")
+
+
 def _read_exported(file: Path, device: torch.device) -> Forward:
     # Before it raises what is wrong with a file, it logs a traceback of it.
     logging.getLogger("torch.export").setLevel(logging.CRITICAL)
@@ -129,5 +148,5 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-EXPORTED = ProgramFormat("torch-classifier", "model.pt2", _read_exported)
-TORCHSCRIPT = ProgramFormat("torchscript-classifier", "model.pt", _read_torchscript)
+EXPORTED = ProgramFormat("torch-classifier", "model.pt2", check_exported, _read_exported)
+TORCHSCRIPT = ProgramFormat("torchscript-classifier", "model.pt", _check_torchscript, _read_torchscript)

@@ -67,7 +67,7 @@ def engines(digits: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> d
     scripted = replace(digits, engine=TORCHSCRIPT.engine)
     built = {
         EXPORTED.engine: create_engine(digits, MODELS_DIR, THREADS, device="cpu"),
-        TORCHSCRIPT.engine: create_engine(scripted, folder, THREADS, device="cpu"),
+        TORCHSCRIPT.engine: create_engine(scripted, folder, THREADS, device="cpu", allow_unsafe_weights=True),
     }
     for engine in built.values():
         engine.load()
@@ -76,7 +76,9 @@ def engines(digits: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> d
 
 def tiny(folder: Path, network: nn.Module | None = None, labels: int = 2, **limits: int) -> ClassifierEngine:
     save_script(folder, network or Brightness(), labels)
-    return ClassifierEngine("tiny", folder, replace(LIMITS, **limits), THREADS, format_=TORCHSCRIPT)
+    return ClassifierEngine(
+        "tiny", folder, replace(LIMITS, **limits), THREADS, format_=TORCHSCRIPT, allow_unsafe_weights=True
+    )
 
 
 class Brightness(nn.Module):

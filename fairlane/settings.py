@@ -163,7 +163,11 @@ class Settings(KafkaSettings):
         60.0, gt=0, description="An engine that made no progress for so long is ended and started again"
     )
     dead_letter_max_share: float = Field(
-        0.5, gt=0, le=1, description="A consumer ends when more than this part of its latest items are dead letters"
+        0.5,
+        gt=0,
+        le=1,
+        description="A consumer ends when more than this part of its tenants' latest items, the worst tenant's left "
+        "out, are dead letters",
     )
     device: str = Field(
         "auto",

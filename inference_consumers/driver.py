@@ -23,6 +23,7 @@ from inference_consumers.busy_window import BusyWindow
 from inference_consumers.cancellations import Cancellations
 from inference_consumers.capacity import CapacityMeter
 from inference_consumers.chunks import ChunkWriter, StreamedText
+from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.engine_ends import EngineEnd
 from inference_consumers.engine_process.messages import Ended, Loaded, Step
 from inference_consumers.engine_states import EngineState, EngineStates, Host
@@ -30,7 +31,7 @@ from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome
 from inference_consumers.overrun import Patience
 from inference_consumers.retries import Verdict, after_death, after_failure, after_problem
 from inference_consumers.runs import ActiveRun, engine_items
-from inference_consumers.settling import DeadLetterShare, Settler
+from inference_consumers.settling import Settler
 from inference_consumers.waiting import Waiting
 
 log = get_logger(__name__)
@@ -155,11 +156,11 @@ class EngineDriver:
         """Count a settled item; None for the tenant of what cannot be read. False when too many are dead letters: then
         it must not be settled, and the process ends."""
         with self.changed:
-            self.dead_letters.settled(tenant, dead=dead)
-            exceeded = dead and self.dead_letters.is_exceeded
-        if exceeded:
-            self.on_fatal(TooManyDeadLettersError(f"{self.dead_letters} went to the dead letters"))
-        return not exceeded
+            self.dead_letters.settled(tenant, dead=dead, now_ms=self.clock())
+            exceeded = self.dead_letters.exceeded() if dead else None
+        if exceeded is not None:
+            self.on_fatal(TooManyDeadLettersError(exceeded))
+        return exceeded is None
 
     def engine_loaded(self, host: Host, loaded: Loaded) -> None:
         """It can run something now."""

@@ -40,7 +40,7 @@ WORDS_PER_S = 100
 
 @pytest.fixture
 def pipeline(broker: str, tmp_path: Path, unique: str) -> Iterator[Pipeline]:
-    with Pipeline(broker, tmp_path, unique, tenants=("a",)) as pipeline:
+    with Pipeline(broker, tmp_path, unique, tenants=("a", "b")) as pipeline:
         yield pipeline
 
 
@@ -204,20 +204,39 @@ def test_a_hung_engine_is_started_again_and_others_run_what_waited_behind_it(pip
 def test_a_consumer_that_would_bury_its_topic_ends_for_good_and_says_why(pipeline: Pipeline) -> None:
     pipeline.dispatcher().wait_ready()
     pipeline.wait_all_own()
-    requests = [pipeline.request(prompt=POISON, timeout_ms=PATIENCE_MS) for _ in range(60)]
-    pipeline.publish("a", *requests)
-    consumer = troubled(pipeline)
+    requests = {name: [pipeline.request(prompt=POISON, timeout_ms=PATIENCE_MS) for _ in range(40)] for name in "ab"}
+    for name, sent in requests.items():
+        pipeline.publish(name, *sent)
+    consumer = troubled(pipeline, MAX_BATCH_SIZE="8")
     assert consumer.wait_ended(60) == NOT_AGAIN
     [event] = consumer.events("consumer_failed")
-    assert event["error"] == "20 of the latest 20 items went to the dead letters"
-    replies = pipeline.replies("a")
+    assert event["error"].startswith("10 of the latest 10 items of all tenants but the worst")
     pipeline.consumer().wait_ready()
-    ids = [request.request_id for request in requests]
-    answers = replies.wait(ids, 60)
-    buried = [answer for answer in answers.values() if answer.outcome == Outcome.FAILED]
-    assert len(buried) <= 19, "the others were left to a consumer whose engine works"
-    replies.read_to_end()
-    replies.exactly_once(ids)
+    buried = 0
+    for name, sent in requests.items():
+        replies, ids = pipeline.replies(name), [request.request_id for request in sent]
+        answers = replies.wait(ids, 60)
+        buried += sum(answer.outcome == Outcome.FAILED for answer in answers.values())
+        replies.read_to_end()
+        replies.exactly_once(ids)
+    assert buried < 60, "the others were left to a consumer whose engine works"
+
+
+def test_a_tenant_whose_items_are_all_poison_ends_no_consumer(pipeline: Pipeline) -> None:
+    consumer = troubled(pipeline)
+    pipeline.dispatcher().wait_ready()
+    pipeline.wait_all_own()
+    consumer.wait_ready()
+    poison = [pipeline.request(prompt=POISON, timeout_ms=PATIENCE_MS) for _ in range(250)]
+    pipeline.publish("a", *poison)
+    told = pipeline.replies("a").wait([request.request_id for request in poison], 60)
+    assert {answer.code for answer in told.values()} == {Code.POISON}
+    good = [pipeline.request(timeout_ms=PATIENCE_MS) for _ in range(5)]
+    pipeline.publish("b", *good)
+    answers = pipeline.replies("b").wait([request.request_id for request in good], 60)
+    assert {answer.outcome for answer in answers.values()} == {Outcome.OK}
+    assert consumer.alive
+    assert consumer.stop() == 0
 
 
 def test_an_innocent_item_whose_engine_is_killed_twice_and_stopped_once_is_answered(pipeline: Pipeline) -> None:

@@ -11,13 +11,14 @@ from inference_consumers.answers import AnswerWriter
 from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.chunks import StreamedText
+from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.driver import EngineDriver
 from inference_consumers.engine_ends import EndKind, EngineEnd
 from inference_consumers.engine_process.messages import Ended, Finished, Loaded, Step, Text
 from inference_consumers.engine_states import EngineState, EngineStates
 from inference_consumers.engines.protocol import EngineItem, ItemOutcome, Problem, Success
 from inference_consumers.overrun import Patience
-from inference_consumers.settling import DeadLetterShare, Settler
+from inference_consumers.settling import Settler
 from inference_consumers.waiting import Waiting
 from tests.unit.micro_batch_kit import MODEL, work
 

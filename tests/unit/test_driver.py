@@ -11,12 +11,13 @@ from fairlane import names
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import HistoryUse, InferenceReply, Message, Output, Passage, TokenUsage, WorkItem
 from fairlane.settlement import Settlement
+from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.chunks import StreamedText, chunk_of
+from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
 from inference_consumers.retries import MAX_ENDS
-from inference_consumers.settling import DeadLetterShare
 from tests.unit.driver_bench import KILLED, OK, DriverBench, named, streaming
 from tests.waiting import eventually
 
@@ -405,47 +406,29 @@ def test_one_that_cannot_be_loaded_ends_the_consumer() -> None:
 
 def test_a_consumer_that_would_bury_its_topic_ends_and_does_not() -> None:
     bench = DriverBench(max_items=1)
-    bench.driver.dead_letters = DeadLetterShare(0.5, least_items=4)
-    bench.add(*(named(f"id-{number}") for number in range(8)))
+    bench.driver.dead_letters = DeadLetterShare(0.5)
+    bench.add(*(of_tenant(f"id-{number}", f"tenant-{number % 3}") for number in range(30)))
     while not bench.fatal and bench.start():
         bench.end(BROKEN)
     (error,) = bench.fatal
     assert isinstance(error, TooManyDeadLettersError)
-    assert str(error) == "4 of the latest 4 items went to the dead letters"
-    assert len(bench.replies) == 3, "the one that was too many is not settled"
+    assert str(error).startswith("10 of the latest 10 items of all tenants but the worst")
+    assert len(bench.written(names.LEDGER_USAGE)) == 14, "the one that was too many is not settled"
 
 
-def test_a_few_dead_letters_among_many_answers_end_nothing() -> None:
-    share = DeadLetterShare(0.6, window_items=10, least_items=4)
-    for _ in range(50):
-        for dead in (False, True):
-            share.settled("acme", dead=dead)
-            assert not share.is_exceeded
-    for _ in range(6):
-        share.settled("acme", dead=True)
-    assert share.is_exceeded
+def of_tenant(name: str, tenant: str) -> ReceivedWork:
+    one = named(name)
+    return replace(one, item=replace(one.item, tenant=tenant))
 
 
-def test_a_tenant_whose_items_all_fail_does_not_stop_the_service_of_others() -> None:
-    share = DeadLetterShare(0.5, window_items=40, least_items=4)
-    for _ in range(5):
-        share.settled("globex", dead=False)
-    for _ in range(30):
-        share.settled("acme", dead=True)
-        assert not share.is_exceeded
-    share.settled("globex", dead=True)
-    assert share.is_exceeded, "what fails for both is not the tenant's fault"
-
-
-def test_a_topic_that_cannot_be_read_is_not_drained() -> None:
-    share = DeadLetterShare(0.5, window_items=40, least_items=4)
-    for tenant in ("acme", "globex", "initech"):
-        share.settled(tenant, dead=False)
-    for _ in range(3):
-        share.settled(None, dead=True)
-        assert not share.is_exceeded
-    share.settled(None, dead=True)
-    assert share.is_exceeded
+def test_one_tenant_ends_no_consumer_whatever_it_sends() -> None:
+    bench = DriverBench(max_items=1)
+    bench.driver.dead_letters = DeadLetterShare(0.5)
+    bench.add(*(named(f"id-{number}") for number in range(300)))
+    while bench.start():
+        bench.end(BROKEN)
+    assert not bench.fatal
+    assert len(bench.replies) == 300
 
 
 def test_what_moved_on_while_it_ran_does_not_run_again() -> None:

@@ -99,7 +99,7 @@ INTER_TOKEN_SECONDS = Histogram(
 )
 RETRIES = Counter("fairlane_retries_total", "Runs that items were given again", ["model", "reason"])
 OUT_OF_MEMORY = Counter("fairlane_out_of_memory_total", "Runs that an engine had not enough memory for", ["model"])
-ENGINE_RESTARTS = Counter("fairlane_engine_restarts_total", "Processes of engines that died", ["model"])
+ENGINE_RESTARTS = Counter("fairlane_engine_restarts_total", "Processes of engines that died", ["model", "end"])
 CHUNKS_LOST = Counter("fairlane_chunks_lost_total", "Streamed texts that did not get through", ["reason"])
 CANCELLED_RUNNING = Counter("fairlane_cancelled_running_total", "Items stopped while an engine ran them", ["model"])
 RUNNING_ITEMS = Gauge("fairlane_running_items", "Items that an engine works on", ["model"])

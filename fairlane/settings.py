@@ -189,12 +189,21 @@ class Settings(KafkaSettings):
         60.0, gt=0, description="An engine that made no progress for so long is ended and started again"
     )
     dead_letter_max_share: float = Field(
-        0.5, gt=0, le=1, description="A consumer ends when more than this part of its latest items are dead letters"
+        0.5,
+        gt=0,
+        le=1,
+        description="A consumer ends when more than this part of its tenants' latest items, the worst tenant's left "
+        "out, are dead letters",
     )
     device: str = Field(
         "auto",
         pattern=r"auto|cpu|cuda(:\d+)?",
         description="Where torch engines run; auto is the GPU when there is one",
+    )
+    allow_unsafe_weights: bool = Field(
+        False,
+        description="Load models that can run any code on this machine while they are loaded: TorchScript, pickles "
+        "(.bin) and exported programs with parts that are not known to be harmless",
     )
     vllm_python: Path = Field(
         Path(".venv-vllm/bin/python"), description="The Python that vLLM is installed in; `make vllm` makes it"

@@ -28,6 +28,7 @@ from inference_consumers.cancellations import CancellationFeed
 from inference_consumers.capacity_reporter import CapacityReporter
 from inference_consumers.chunks import ChunkWriter
 from inference_consumers.consumer import InferenceConsumer, Prefetch
+from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.driver import EngineDriver, TooManyDeadLettersError
 from inference_consumers.engine_hosts import engine_hosts
 from inference_consumers.engine_metrics import EngineMetrics
@@ -36,7 +37,7 @@ from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.group import PoolMember
 from inference_consumers.kept_answers import kept_answers_for
 from inference_consumers.overrun import Patience
-from inference_consumers.settling import DeadLetterShare, Settler
+from inference_consumers.settling import Settler
 from inference_consumers.waiting import Waiting
 
 log = logs.get_logger(__name__)

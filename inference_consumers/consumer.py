@@ -22,6 +22,7 @@ from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.capacity import Reading
 from inference_consumers.driver import EngineDriver, Settled
+from inference_consumers.engine_ends import EngineEnd
 from inference_consumers.engine_states import EngineState
 from inference_consumers.engines.protocol import Cancelled, Failure
 from inference_consumers.group import READER
@@ -31,6 +32,8 @@ log = get_logger(__name__)
 
 _POLL_S = 0.1
 _WATCH_EVERY_MS = 100
+_SILENT_MS = 1_000
+"""From then on the kernel is asked whether somebody stopped the engine."""
 
 
 class Member(Protocol):
@@ -215,23 +218,24 @@ class InferenceConsumer:
             self.driver.count_busy(now_ms)
             expired = self.driver.waiting.take_expired(now_ms)
             stuck: list[Settled] = []
-            hung: list[tuple[EngineState, float]] = []
+            hung: list[tuple[EngineState, EngineEnd]] = []
             for state in self.driver.engines:
                 watch = state.watch
                 if watch is None:
                     continue
-                watch.look(now_ms)
+                is_silent = now_ms - watch.silent_since_ms > _SILENT_MS
+                watch.look(now_ms, stopped=is_silent and state.host.is_stopped)
                 if watch.is_reported and not watch.told:
                     watch.told = True
                     stuck += self._behind(state, watch.seen_s, now_ms)
                 if watch.is_hung:
-                    hung.append((state, watch.seen_s))
+                    hung.append((state, watch.end))
         for work in expired:
             self.transactions.submit(self.driver.settler.expired(work, now_ms))
         self.driver.submit(stuck)
-        for state, seconds in hung:
-            log.error("engine_hung", model=state.host.key[0], engine=state.name, seconds=seconds)
-            state.host.kill(f"it made no progress for {seconds:.0f} s")
+        for state, end in hung:
+            log.error("engine_hung", model=state.host.key[0], engine=state.name, reason=end.reason, kind=end.kind)
+            state.host.kill(end)
 
     def _behind(self, stuck: EngineState, seconds: float, now_ms: int) -> list[Settled]:
         """What waits behind a stuck engine: another consumer may still serve it in time. Once each: what comes from now

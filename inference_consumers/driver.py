@@ -23,13 +23,15 @@ from inference_consumers.busy_window import BusyWindow
 from inference_consumers.cancellations import Cancellations
 from inference_consumers.capacity import CapacityMeter
 from inference_consumers.chunks import ChunkWriter, StreamedText
+from inference_consumers.dead_letter_share import DeadLetterShare
+from inference_consumers.engine_ends import EngineEnd
 from inference_consumers.engine_process.messages import Ended, Loaded, Step
 from inference_consumers.engine_states import EngineState, EngineStates, Host
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
 from inference_consumers.overrun import Patience
 from inference_consumers.retries import Verdict, after_death, after_failure, after_problem
 from inference_consumers.runs import ActiveRun, engine_items
-from inference_consumers.settling import DeadLetterShare, Settler
+from inference_consumers.settling import Settler
 from inference_consumers.waiting import Waiting
 
 log = get_logger(__name__)
@@ -154,11 +156,11 @@ class EngineDriver:
         """Count a settled item; None for the tenant of what cannot be read. False when too many are dead letters: then
         it must not be settled, and the process ends."""
         with self.changed:
-            self.dead_letters.settled(tenant, dead=dead)
-            exceeded = dead and self.dead_letters.is_exceeded
-        if exceeded:
-            self.on_fatal(TooManyDeadLettersError(f"{self.dead_letters} went to the dead letters"))
-        return not exceeded
+            self.dead_letters.settled(tenant, dead=dead, now_ms=self.clock())
+            exceeded = self.dead_letters.exceeded() if dead else None
+        if exceeded is not None:
+            self.on_fatal(TooManyDeadLettersError(exceeded))
+        return exceeded is None
 
     def engine_loaded(self, host: Host, loaded: Loaded) -> None:
         """It can run something now."""
@@ -208,7 +210,7 @@ class EngineDriver:
             self._measure(run, state, ended, problem, now_ms)
             verdict = Verdict()
             if problem is not None and run.open:
-                verdict = after_problem(run.open_work, problem, now_ms, self.chance())
+                verdict = after_problem(run.open_work, problem, now_ms, self.chance(), alone=len(run.work) == 1)
                 log.warning(
                     "engine_failed",
                     model=host.key[0],
@@ -223,15 +225,16 @@ class EngineDriver:
             self.changed.notify_all()
         self._tell(settled)
 
-    def engine_died(self, host: Host, reason: str) -> None:
-        """Its runs are lost; what they left without an outcome runs again, or is what kills engines."""
+    def engine_died(self, host: Host, end: EngineEnd) -> None:
+        """Its runs are lost; what they left without an outcome runs again, or is what ends engines."""
         now_ms = self.clock()
         with self.changed:
             state = self.engines.by_key[host.key]
             state.is_loaded, state.watch = False, None
             runs = self.engines.runs.end_all(host.key)
             lost = [work for run in runs for work in run.open_work]
-            verdict = after_death(lost, reason)
+            alone = len(runs) == 1 and runs[0].is_by_itself(continuous=state.is_continuous)
+            verdict = after_death(lost, end, alone=alone)
             settled = []
             if runs:
                 self.meter.finished(1.0, failed=True)
@@ -241,13 +244,14 @@ class EngineDriver:
             self._measure_busy(state, now_ms)
             self._telling += 1
             self.changed.notify_all()
-        metrics.ENGINE_RESTARTS.labels(model=host.key[0]).inc()
+        metrics.ENGINE_RESTARTS.labels(model=host.key[0], end=end.kind).inc()
         metrics.RETRIES.labels(model=host.key[0], reason="engine_died").inc(len(verdict.again))
         log.error(
             "engine_lost",
             model=host.key[0],
             engine=state.name,
-            reason=reason,
+            reason=end.reason,
+            kind=end.kind,
             request_ids=[work.request_id for work in lost],
         )
         self._tell(settled)

@@ -39,6 +39,7 @@ def _spec(settings: Settings, model: ModelVersion) -> EngineSpec:
         simulated_decode_tokens_per_s=settings.simulated_decode_tokens_per_s,
         simulated_batch_ms=settings.simulated_batch_ms,
         simulated_memory_tokens=settings.simulated_memory_tokens,
+        allow_unsafe_weights=settings.allow_unsafe_weights,
     )
 
 

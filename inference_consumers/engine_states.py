@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference_consumers.batching.received_work import ModelKey
+from inference_consumers.engine_ends import EngineEnd
 from inference_consumers.engines.protocol import EngineItem
 from inference_consumers.overrun import Patience, RunWatch
 from inference_consumers.runs import ActiveRuns
@@ -24,7 +25,10 @@ class Host(Protocol):
 
     def cancel(self, run_id: int, indexes: Sequence[int]) -> None: ...
 
-    def kill(self, reason: str) -> None: ...
+    @property
+    def is_stopped(self) -> bool: ...
+
+    def kill(self, end: EngineEnd) -> None: ...
 
     def close(self, timeout_s: float) -> None: ...
 

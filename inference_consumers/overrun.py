@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from inference_consumers.engine_ends import EndKind, EngineEnd
+
 TIMES_PREDICTED = 10
 """A run that is predicted to take long may be silent for so many times that before it is overdue, and twice that before
 it is hung, until the engine says that it came further: a slow engine is not a hung one, and not every one tells of its
@@ -49,6 +51,8 @@ class RunWatch:
     """Whether what waits behind it was handed back."""
     has_stepped: bool = False
     _seen_ms: int = 0
+    _own_ms: int = 0
+    """Of what was seen, the part in which nothing but the run can have kept it silent."""
     _looked_at_ms: int | None = None
 
     def progressed(self, now_ms: int) -> None:
@@ -56,13 +60,17 @@ class RunWatch:
         as the run."""
         self.has_stepped = True
         self.silent_since_ms = now_ms
-        self._seen_ms = 0
+        self._seen_ms = self._own_ms = 0
         self._looked_at_ms = now_ms
 
-    def look(self, now_ms: int) -> None:
-        """It still runs."""
+    def look(self, now_ms: int, *, stopped: bool = False) -> None:
+        """It still runs. ``stopped`` when its process was found to be stopped by somebody."""
         before_ms = self.silent_since_ms if self._looked_at_ms is None else self._looked_at_ms
-        self._seen_ms += min(max(0, now_ms - before_ms), _LONGEST_LOOK_MS)
+        passed_ms = max(0, now_ms - before_ms)
+        self._seen_ms += min(passed_ms, _LONGEST_LOOK_MS)
+        # After a longer gap this process or the whole machine may have been stopped, and the engine with it.
+        if not stopped and passed_ms <= _LONGEST_LOOK_MS:
+            self._own_ms += passed_ms
         self._looked_at_ms = now_ms
 
     def is_overdue(self, now_ms: int) -> bool:
@@ -78,6 +86,15 @@ class RunWatch:
     def is_hung(self) -> bool:
         """By what was seen."""
         return self._seen_ms > self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED)
+
+    @property
+    def end(self) -> EngineEnd:
+        """As what the process of a hung engine is ended. The silence is the run's own when it was long enough without
+        any time in which the process was stopped, or nobody looked."""
+        why = f"it made no progress for {self.seen_s:.0f} s"
+        if self._own_ms > self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED):
+            return EngineEnd(EndKind.HUNG, why)
+        return EngineEnd(EndKind.STOPPED, f"{why}, and was stopped for a part of that")
 
     @property
     def seen_s(self) -> float:

@@ -3,6 +3,10 @@
 The failure of one item is the failure of one item: an engine that fails on a batch is given its halves, down to the
 item that fails alone; one that dies is given the batch once more, then its items one by one, so that the item that
 kills engines is found. What may pass is tried up to three times, as long as its deadline allows.
+
+An item is poison by proof alone: it ran by itself, and the engine failed on it, or ended in a way that nobody but the
+item can have brought about (``engine_ends``). What it went through beside others, or by somebody else's hand, makes it
+run again and is never held against it; after ``MAX_ENDS`` of all kinds it is given up, as what was tried too often.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -13,6 +17,7 @@ from fairlane.conversations.turns import newest_half, use_of_less
 from fairlane.outcomes import Code, Degradation
 from fairlane.records import Passage
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
+from inference_consumers.engine_ends import EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem
 
 _CONVERSATION = "conversation_id"
@@ -20,8 +25,15 @@ _CONVERSATION = "conversation_id"
 MAX_TRIES = 3
 """Of what fails for a reason that may pass."""
 
-CRASHES_TOGETHER = 1
-"""How often an item may have been in a process that died and still run beside others: the first time may be chance."""
+ENDS_TOGETHER = 1
+"""How often an item may have been in a process that ended and still run beside others: the first time may be chance."""
+
+LONE_ENDS_OF_POISON = 2
+"""How often it must have ended the process by itself to be poison: once may be what an earlier run left behind."""
+
+MAX_ENDS = 5
+"""In so many processes an item may have been that ended, however they did: the next would most likely end as well.
+Beside others it is in two of them at most, so that an innocent one outlives two ends from outside in any case."""
 
 BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 
@@ -48,27 +60,43 @@ class Verdict:
     failed: tuple[tuple[ReceivedWork, Failure], ...] = ()
 
 
-def after_problem(work: Sequence[ReceivedWork], problem: Problem, now_ms: int, chance: float) -> Verdict:
-    """The engine failed on these items, and lives. ``chance`` in [0, 1) spreads the next try."""
+def after_problem(
+    work: Sequence[ReceivedWork], problem: Problem, now_ms: int, chance: float, *, alone: bool
+) -> Verdict:
+    """The engine failed on these items, and lives. ``chance`` in [0, 1) spreads the next try; ``alone`` says that there
+    was nothing else in the run, not even what has its outcome by now."""
     if problem.transient:
         return _tried(work, f"the engine failed: {problem.error}", now_ms, chance)
     if len(work) > 1:
         middle = len(work) // 2
         return Verdict((Again(tuple(work[:middle])), Again(tuple(work[middle:]))))
+    if not alone:
+        return Verdict((Again(tuple(work)),))
     if problem.out_of_memory:
         why = f"the engine has not enough memory for this item: {problem.error}"
         return Verdict(failed=((work[0], Failure(Code.OVERLOADED, why)),))
     return _poison(work[0], f"the engine failed on this item alone: {problem.error}")
 
 
-def after_death(work: Sequence[ReceivedWork], reason: str) -> Verdict:
-    """The process of the engine died while it ran these items."""
-    suspects = [replace(one, crashes=one.crashes + 1) for one in work]
-    if len(suspects) == 1 and suspects[0].crashes > CRASHES_TOGETHER:
-        return _poison(suspects[0], f"the engine's process dies on this item: {reason}")
-    together = tuple(one for one in suspects if one.crashes <= CRASHES_TOGETHER)
-    alone = [Again((one,), alone=True) for one in suspects if one.crashes > CRASHES_TOGETHER]
-    return Verdict((*((Again(together),) if together else ()), *alone))
+def after_death(work: Sequence[ReceivedWork], end: EngineEnd, *, alone: bool) -> Verdict:
+    """The process of the engine ended while it ran these items. ``alone`` says that there is one, and that the engine
+    ran nothing else since that began."""
+    proof = int(alone and end.is_own)
+    together: list[ReceivedWork] = []
+    apart: list[Again] = []
+    failed: list[tuple[ReceivedWork, Failure]] = []
+    for one in work:
+        suspect = replace(one, ends=one.ends + 1, lone_ends=one.lone_ends + proof)
+        if suspect.lone_ends >= LONE_ENDS_OF_POISON:
+            failed += _poison(suspect, f"the engine's process ends on this item alone: {end.reason}").failed
+        elif suspect.ends >= MAX_ENDS:
+            why = f"the engine's process ended {suspect.ends} times while it ran, at last: {end.reason}"
+            failed.append((suspect, Failure(Code.RETRIES_EXHAUSTED, why)))
+        elif suspect.ends > ENDS_TOGETHER:
+            apart.append(Again((suspect,), alone=True))
+        else:
+            together.append(suspect)
+    return Verdict((*((Again(tuple(together)),) if together else ()), *apart), tuple(failed))
 
 
 def after_failure(work: ReceivedWork, failure: Failure, now_ms: int, chance: float) -> Verdict:

@@ -37,6 +37,10 @@ class ActiveRun:
         """What has no outcome yet, in order."""
         return [self.work[index] for index in sorted(self.open)]
 
+    def is_by_itself(self, *, continuous: bool) -> bool:
+        """Whether the engine ran nothing but one item since this run began; ``continuous`` says of what kind it is."""
+        return len(self.work) == 1 and (self.alone or not continuous)
+
     @property
     def cost_tokens(self) -> int:
         """Of what has no outcome yet, as the dispatcher estimated it."""

@@ -1,8 +1,7 @@
-"""From an item's outcome to its settlement, counted; and the bound on how much may end among the dead letters."""
+"""From an item's outcome to its settlement, counted."""
 
-from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairlane import metrics, names
 from fairlane.logs import get_logger
@@ -19,49 +18,6 @@ log = get_logger(__name__)
 
 Keep = Callable[[WorkItem, InferenceReply], None]
 """Told every answer that is about to be committed. Does not wait and does not raise."""
-
-
-@dataclass(slots=True)
-class DeadLetterShare:
-    """How much of the latest work went to the dead letters. One thread at a time.
-
-    Every tenant counts the same, however much it sends: one whose items all fail must not stop the service of the
-    others. What cannot be read is no tenant's fault, and counts by itself.
-
-    Attributes:
-        max_share: more than this part of the latest items is no bad item any more, but a bad engine or topic.
-        window_items: how many items count as the latest.
-        least_items: fewer say nothing.
-    """
-
-    max_share: float
-    window_items: int = 200
-    least_items: int = 20
-    _latest: deque[tuple[str | None, bool]] = field(default_factory=deque)
-    _items: Counter[str | None] = field(default_factory=Counter)
-    _dead: Counter[str | None] = field(default_factory=Counter)
-
-    def settled(self, tenant: str | None, *, dead: bool) -> None:
-        """Another item is settled; None for the tenant of what cannot be read."""
-        self._latest.append((tenant, dead))
-        self._items[tenant] += 1
-        self._dead[tenant] += dead
-        if len(self._latest) > self.window_items:
-            tenant, dead = self._latest.popleft()
-            self._items[tenant] -= 1
-            self._dead[tenant] -= dead
-
-    @property
-    def is_exceeded(self) -> bool:
-        if len(self._latest) < self.least_items:
-            return False
-        if self._dead[None] > self.max_share * len(self._latest):
-            return True
-        shares = [self._dead[tenant] / items for tenant, items in self._items.items() if items and tenant is not None]
-        return sum(shares) > self.max_share * len(shares)
-
-    def __str__(self) -> str:
-        return f"{self._dead.total()} of the latest {len(self._latest)} items"
 
 
 @dataclass(slots=True)

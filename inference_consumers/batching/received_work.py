@@ -17,7 +17,8 @@ class ReceivedWork:
     Attributes:
         runs: how many runs of an engine it was given to so far.
         transient_failures: how many of them failed for a reason that may pass.
-        crashes: how many of them ended with the engine's process.
+        ends: how many of them ended with the engine's process.
+        lone_ends: how many of these can be nothing's doing but its own: it ran alone, and nobody ended the process.
         shortened: whether passages or turns were left out because the context was too long.
     """
 
@@ -33,7 +34,8 @@ class ReceivedWork:
     """Of the group, when it was delivered: streamed text of an earlier generation is void."""
     runs: int = 0
     transient_failures: int = 0
-    crashes: int = 0
+    ends: int = 0
+    lone_ends: int = 0
     shortened: bool = False
 
     @property

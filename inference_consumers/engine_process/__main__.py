@@ -26,6 +26,7 @@ def create(spec: EngineSpec) -> Engine:
         engine=spec.engine,
         simulated_cost=cost,
         simulated_memory_tokens=spec.simulated_memory_tokens,
+        allow_unsafe_weights=spec.allow_unsafe_weights,
     )
 
 

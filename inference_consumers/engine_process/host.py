@@ -17,6 +17,7 @@ import msgspec
 
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
+from inference_consumers.engine_ends import EndKind, EngineEnd, end_by_error, end_of
 from inference_consumers.engine_process.messages import (
     Cancel,
     Channel,
@@ -33,6 +34,7 @@ from inference_consumers.engine_process.messages import (
     Step,
     from_engine,
 )
+from inference_consumers.engine_process.process_facts import OomKills, is_stopped
 from inference_consumers.engines.protocol import EngineItem
 
 log = get_logger(__name__)
@@ -58,7 +60,7 @@ class EngineListener(Protocol):
     def engine_ended(self, host: "EngineHost", ended: Ended) -> None:
         """A run is over."""
 
-    def engine_died(self, host: "EngineHost", reason: str) -> None:
+    def engine_died(self, host: "EngineHost", end: EngineEnd) -> None:
         """Its process is gone with all its runs; unless the host is closing, it is started again."""
 
     def engine_failed(self, host: "EngineHost", reason: str) -> None:
@@ -104,7 +106,9 @@ class EngineHost:
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        self._killed_because = ""
+        self._ended_here: EngineEnd | None = None
+        self._oom_kills = OomKills()
+        self._oom_kills_before: int | None = None
         self._life = 0
         self.metrics_text = ""
         """What the engine said of itself last, in the text format of Prometheus."""
@@ -121,6 +125,12 @@ class EngineHost:
         """The number of the process, from 1: each start is another."""
         return self._life
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody stopped the process: it can make no progress, whatever it runs."""
+        pid = self.pid
+        return pid is not None and is_stopped(pid)
+
     def start(self, listener: EngineListener) -> None:
         """Start the process; returns at once."""
         self._thread = threading.Thread(target=self._serve, args=(listener,), name=f"engine-{self.key[0]}", daemon=True)
@@ -131,17 +141,19 @@ class EngineHost:
         # In this order: a channel of a later life comes with its number.
         channel = self._channel
         if life == self._life:
+            # What the kernel killed before was not for this run.
+            self._oom_kills_before = self._oom_kills.count()
             self._send(Run(run_id, tuple(items)), channel)
 
     def cancel(self, run_id: int, indexes: Sequence[int]) -> None:
         """Ask to stop items of a run."""
         self._send(Cancel(run_id, tuple(indexes)), self._channel)
 
-    def kill(self, reason: str) -> None:
-        """End the process now; it is started again. ``reason`` is what ``engine_died`` is told."""
+    def kill(self, end: EngineEnd) -> None:
+        """End the process now; it is started again. ``end`` is what ``engine_died`` is told."""
         process = self._process
         if process is not None:
-            self._killed_because = reason
+            self._ended_here = end
             _kill(process)
 
     def close(self, timeout_s: float) -> None:
@@ -151,7 +163,7 @@ class EngineHost:
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                self.kill("it did not end in time")
+                self.kill(EngineEnd(EndKind.KILLED, "it did not end in time"))
                 self._thread.join(_END_TIMEOUT_S)
 
     @staticmethod
@@ -164,11 +176,12 @@ class EngineHost:
         try:
             self._live(listener)
         except Exception as error:  # noqa: BLE001 - a thread that ends must end the consumer, not leave it without engine
-            self._killed_because = f"its listener failed: {type(error).__name__}"
+            why = f"its listener failed: {type(error).__name__}"
+            self._ended_here = EngineEnd(EndKind.KILLED, why)
             log.error("engine_listener_failed", model=self.key[0], error=type(error).__name__)
             if self._process is not None and self._channel is not None:
                 self._bury(self._process, self._channel)
-            listener.engine_failed(self, f"{self.key[0]}: {self._killed_because}")
+            listener.engine_failed(self, f"{self.key[0]}: {why}")
 
     def _live(self, listener: EngineListener) -> None:
         # The process is started here and nowhere else: the kernel ends it with the thread that started it.
@@ -182,7 +195,7 @@ class EngineHost:
                     self, f"{self.key[0]}: {self._command.python} cannot be started: {error.strerror}"
                 )
                 return
-            reason = self._listen(life)
+            end = self._listen(life)
             if life.load_failure is not None:
                 listener.engine_failed(self, life.load_failure)
                 return
@@ -190,18 +203,20 @@ class EngineHost:
                 return
             deaths = 1 if life.has_run else deaths + 1
             deaths_while_loading = 0 if life.is_loaded else deaths_while_loading + 1
-            log.error("engine_died", model=self.key[0], version=self.key[1], reason=reason, in_a_row=deaths)
+            log.error(
+                "engine_died", model=self.key[0], version=self.key[1], reason=end.reason, kind=end.kind, in_a_row=deaths
+            )
             if deaths_while_loading >= MAX_DEATHS_WHILE_LOADING:
-                why = f"its process died {deaths_while_loading} times while it loaded: {reason}"
+                why = f"its process died {deaths_while_loading} times while it loaded: {end.reason}"
                 listener.engine_failed(self, f"{self.key[0]}: {why}")
                 return
-            listener.engine_died(self, reason)
+            listener.engine_died(self, end)
             self._closing.wait(self._backoff.delay_s(deaths, self._chance()))
 
     def _start(self) -> None:
         ours, theirs = Pipe()
         with theirs:
-            self._killed_because = ""
+            self._ended_here = None
             # A session of its own: it is ended with whatever it started itself, and a terminal's Ctrl-C passes it by.
             self._process = subprocess.Popen(
                 self._command.line(theirs.fileno(), self.key[0]),
@@ -216,7 +231,7 @@ class EngineHost:
         with contextlib.suppress(OSError):
             self._channel.write(Load(self.spec))
 
-    def _listen(self, life: "_Life") -> str:
+    def _listen(self, life: "_Life") -> EngineEnd:
         """Hand on what it tells until it is gone. Returns why it is."""
         process, channel = self._process, self._channel
         assert process is not None and channel is not None  # noqa: S101, PT018 - set by _start
@@ -228,17 +243,26 @@ class EngineHost:
                 elif process.poll() is not None:
                     break
                 elif not life.is_loaded and monotonic() - started > _LOAD_TIMEOUT_S:
-                    self.kill(f"it was not loaded within {_LOAD_TIMEOUT_S:.0f} s")
+                    self.kill(EngineEnd(EndKind.HUNG, f"it was not loaded within {_LOAD_TIMEOUT_S:.0f} s"))
         except (EOFError, OSError):
             pass
         except msgspec.DecodeError as error:
-            self._killed_because = f"it sent what is no message: {type(error).__name__}"
+            why = f"it sent what is no message: {type(error).__name__}"
+            self._ended_here = EngineEnd(EndKind.EXITED, why)
         status = self._bury(process, channel)
-        return self._killed_because or life.died_of or _reason(status)
+        if self._ended_here is not None:
+            return self._ended_here
+        if life.died_of:
+            return end_by_error(life.died_of)
+        return end_of(status, kernel_killed=self._kernel_killed())
+
+    def _kernel_killed(self) -> bool:
+        before, now = self._oom_kills_before, self._oom_kills.count()
+        return before is not None and now is not None and now > before
 
     def _bury(self, process: "subprocess.Popen[bytes]", channel: Channel) -> int:
         """End the process, unless it does so by itself, and what belongs to it. Returns its exit status."""
-        if not self._killed_because:
+        if self._ended_here is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_TIMEOUT_S if self._closing.is_set() else _LOOK_EVERY_S)
         _kill(process)
@@ -282,9 +306,3 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     """The process and whatever it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _reason(status: int) -> str:
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}"

@@ -26,6 +26,8 @@ class EngineSpec(msgspec.Struct, frozen=True):
     simulated_decode_tokens_per_s: float = 0.0
     simulated_batch_ms: float = 0.0
     simulated_memory_tokens: int = 0
+    allow_unsafe_weights: bool = False
+    """Whether files may be loaded that can run any code."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):

@@ -73,8 +73,10 @@ class CausalLmEngine:
         dtype: torch.dtype = torch.float32,
         int8: bool = False,
         device: torch.device | str = "cpu",
+        allow_unsafe_weights: bool = False,
     ) -> None:
-        """``int8`` is for the weights of linear layers; what is between them is of type ``dtype``."""
+        """``int8`` is for the weights of linear layers; what is between them is of type ``dtype``.
+        ``allow_unsafe_weights`` loads pickles."""
         self.limits = limits
         self._model = model
         self._path = path
@@ -82,13 +84,20 @@ class CausalLmEngine:
         self._dtype = dtype
         self._int8 = int8
         self._device = torch.device(device)
+        self._allow_unsafe_weights = allow_unsafe_weights
         self._loaded: _Loaded | None = None
 
     def load(self) -> None:
         """Load and generate a little. Raises EngineLoadError."""
         use_threads(self._threads)
         network, tokenizer = load_pretrained(
-            AutoModelForCausalLM, self._model, self._path, self._dtype, int8=self._int8, device=self._device
+            AutoModelForCausalLM,
+            self._model,
+            self._path,
+            self._dtype,
+            int8=self._int8,
+            device=self._device,
+            allow_unsafe_weights=self._allow_unsafe_weights,
         )
         self._check(network)
         encoder = PromptEncoder(tokenizer, read_passages_template(self._model, self._path))

@@ -8,7 +8,7 @@ import torch
 
 from fairlane.outcomes import Code, Task
 from fairlane.records import LabelScore, Output, TokenUsage
-from inference_consumers.engines.images import ImageError, grey_pixels
+from inference_consumers.engines.images import ImageError, pixels_of
 from inference_consumers.engines.protocol import (
     Cancelled,
     EngineItem,
@@ -39,13 +39,16 @@ class ClassifierEngine:
         *,
         format_: ProgramFormat = EXPORTED,
         device: torch.device | str = "cpu",
+        allow_unsafe_weights: bool = False,
     ) -> None:
+        """``allow_unsafe_weights`` loads a program that may run any code."""
         self.limits = limits
         self._model = model
         self._path = path
         self._threads = threads
         self._format = format_
         self._device = torch.device(device)
+        self._allow_unsafe_weights = allow_unsafe_weights
         self._program: VisionProgram | None = None
 
     @property
@@ -56,7 +59,14 @@ class ClassifierEngine:
     def load(self) -> None:
         """Load, and classify black pictures. Raises EngineLoadError."""
         use_threads(self._threads)
-        self._program = load_program(self._model, self._path, self._format, self._device, self.limits.max_batch_size)
+        self._program = load_program(
+            self._model,
+            self._path,
+            self._format,
+            self._device,
+            self.limits.max_batch_size,
+            allow_unsafe_weights=self._allow_unsafe_weights,
+        )
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item. A step is one picture decoded, or ``max_batch_size`` of them classified."""
@@ -94,7 +104,7 @@ def _decoded(batch: Sequence[EngineItem], program: VisionProgram, observer: RunO
             observer.finished(index, Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task"))
         else:
             try:
-                pictures.append((index, grey_pixels(item.input.image or b"", program.height, program.width)))
+                pictures.append((index, pixels_of(item.input.image or b"", program.pixels)))
             except ImageError as error:
                 observer.finished(index, Failure(Code.INVALID, str(error), "input.image"))
         observer.step()
@@ -105,7 +115,10 @@ def _logits(pictures: Sequence[bytes], program: VisionProgram, device: torch.dev
     """float32 on the CPU, one row of shape (labels,) per picture."""
     # bytearray, because torch warns about memory it must not write to.
     pixels = torch.frombuffer(bytearray(b"".join(pictures)), dtype=torch.uint8).to(device)
-    scaled = pixels.reshape(len(pictures), 1, program.height, program.width).float() / 255
+    wanted = program.pixels
+    # As bytes the colours of a pixel stand together; a program takes one plane for each.
+    planes = pixels.reshape(len(pictures), wanted.height, wanted.width, wanted.channels).permute(0, 3, 1, 2)
+    scaled = planes.contiguous().float() / 255
     with torch.inference_mode():
         return iter(program.forward(scaled).float().cpu())
 

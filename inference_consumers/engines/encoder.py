@@ -42,8 +42,10 @@ class EncoderEngine(ABC):
         dtype: torch.dtype = torch.float32,
         int8: bool = False,
         device: torch.device | str = "cpu",
+        allow_unsafe_weights: bool = False,
     ) -> None:
-        """``int8`` is for the weights of linear layers; what is between them is of type ``dtype``."""
+        """``int8`` is for the weights of linear layers; what is between them is of type ``dtype``.
+        ``allow_unsafe_weights`` loads pickles."""
         self.limits = limits
         self._model = model
         self._path = path
@@ -51,13 +53,20 @@ class EncoderEngine(ABC):
         self._dtype = dtype
         self._int8 = int8
         self._device = torch.device(device)
+        self._allow_unsafe_weights = allow_unsafe_weights
         self._loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None
 
     def load(self) -> None:
         """Load, and run two small items. Raises EngineLoadError."""
         use_threads(self._threads)
         network, tokenizer = load_pretrained(
-            self.auto_class, self._model, self._path, self._dtype, int8=self._int8, device=self._device
+            self.auto_class,
+            self._model,
+            self._path,
+            self._dtype,
+            int8=self._int8,
+            device=self._device,
+            allow_unsafe_weights=self._allow_unsafe_weights,
         )
         held = _held_positions(network)
         if held is not None and self.limits.max_context_tokens > held:

@@ -1,9 +1,9 @@
-"""Pictures from strangers, as the grey pixels that a model takes. Imports no torch.
+"""Pictures from strangers, as the pixels that a model takes. Imports no torch.
 
-A PNG, JPEG or WebP file becomes grey by luminance (ITU-R BT.601: 0.299 red, 0.587 green, 0.114 blue), 16-bit values
-are scaled to 8 bits, transparency is laid over black, and the orientation that a camera noted is applied. It is then
-stretched to the model's size, whatever its own proportions: each pixel is the mean of the area it covers (Pillow's box
-filter), which leaves a picture of the right size as it is.
+A PNG, JPEG or WebP file becomes red, green and blue, or grey by luminance (ITU-R BT.601: 0.299 red, 0.587 green, 0.114
+blue), 16-bit values are scaled to 8 bits, transparency is laid over black, and the orientation that a camera noted is
+applied. It is then stretched to the model's size, whatever its own proportions: each pixel is the mean of the area it
+covers (Pillow's box filter), which leaves a picture of the right size as it is.
 """
 
 import contextlib
@@ -17,11 +17,14 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-MAX_PIXELS = 16_777_216
-"""Most pixels of a picture before it is resized, 4,096 x 4,096: at four bytes each, the memory of a decoder."""
+from fairlane.image_header import MAX_PIXELS, ImageHeader, image_header
 
 MAX_JPEG_SCANS = 100
 """A progressive JPEG may describe every pixel again in each of thousands of scans of a few bytes."""
+
+MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
+"""Pixels times scans: encoders make six to twelve scans, and 18 for CMYK. One of the largest picture takes some 15 ms
+even if it is empty."""
 
 _ORIENTATION_TAG = 0x0112
 # What undoes each value of the tag; 1 is upright (Exif 2.32, section 4.6.4).
@@ -41,38 +44,53 @@ class ImageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
-    """``check`` looks at a file before it is opened. The class is called directly: Pillow's own choice would try other
-    formats, and warn where a picture is far too large instead of refusing it."""
+class PixelFormat:
+    """What a model takes: so many rows and columns, of one byte for grey or three for red, green and blue."""
 
-    name: str
-    open: Callable[[BytesIO], ImageFile.ImageFile]
-    check: Callable[[bytes], None]
+    height: int
+    width: int
+    channels: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        return self.height * self.width * self.channels
+
+    @property
+    def mode(self) -> str:
+        """Pillow's name for it."""
+        return "L" if self.channels == 1 else "RGB"
+
+    def __str__(self) -> str:
+        return f"{self.height} x {self.width} {'grey' if self.channels == 1 else 'RGB'} pixels, {self.size_bytes} bytes"
 
 
-def grey_pixels(image: bytes, height: int, width: int) -> bytes:
-    """``height * width`` bytes, row by row, 0 for black and 255 for white.
+# Called directly: Pillow's own choice would try other formats, and warn where a picture is far too large instead of
+# refusing it.
+_Open = Callable[[BytesIO], ImageFile.ImageFile]
+
+
+def pixels_of(image: bytes, wanted: PixelFormat) -> bytes:
+    """The pixels row by row, 0 for black and 255 for white, with the colours of a pixel next to one another.
 
     ``image`` is a PNG, JPEG or WebP file, or just these bytes. Raises ImageError.
     """
-    kind = _format_of(image)
-    if len(image) == height * width and (kind is None or _may_be_pixels(image)):
+    kind = _kind_of(image)
+    if len(image) == wanted.size_bytes and (kind is None or _may_be_pixels(image)):
         return image
     if kind is None:
-        raise ImageError(
-            f"must be a PNG, JPEG or WebP file, or {height} x {width} grey pixels, {height * width} bytes; "
-            f"got {len(image)} bytes of something else"
-        )
-    return _decode(image, kind).resize((width, height), Image.Resampling.BOX).tobytes()
+        raise ImageError(f"must be a PNG, JPEG or WebP file, or {wanted}; got {len(image)} bytes of something else")
+    name, opener = kind
+    decoded = _decoded(image, name, opener, wanted.mode)
+    return decoded.resize((wanted.width, wanted.height), Image.Resampling.BOX).tobytes()
 
 
-def _format_of(image: bytes) -> _Format | None:
+def _kind_of(image: bytes) -> tuple[str, _Open] | None:
     if image.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _PNG
+        return "PNG", PngImageFile
     if image.startswith(b"\xff\xd8\xff"):
-        return _JPEG
+        return "JPEG", JpegImageFile
     if image.startswith(b"RIFF") and image[8:12] == b"WEBP":
-        return _WEBP
+        return "WebP", WebPImageFile
     return None
 
 
@@ -81,27 +99,46 @@ def _may_be_pixels(image: bytes) -> bool:
     return image.startswith(b"\xff\xd8") and not image.endswith(b"\xff\xd9")
 
 
-def _decode(image: bytes, kind: _Format) -> Image.Image:
-    """Upright and of mode L."""
-    kind.check(image)
+def _decoded(image: bytes, name: str, opener: _Open, mode: str) -> Image.Image:
+    """Upright and of that mode. What it may cost is known, and bounded, before a decoder sees it."""
+    header = image_header(image)
+    if header is None:
+        raise _damaged(name)
+    _check_size(header)
+    _check_scans(header, header.scans(image))
     try:
-        with kind.open(BytesIO(image)) as opened:
-            _check_size(kind.name, opened.width, opened.height)
-            _check_still(kind.name, opened)
+        with opener(BytesIO(image)) as opened:
+            # The decoder's word on the size counts, wherever it found it.
+            _check_size(ImageHeader(name, opened.width, opened.height))
+            _check_still(name, opened)
             opened.load()
-            grey = _grey(opened)
+            converted = _converted(opened, mode)
             orientation = _orientation(opened)
     except (ImageError, MemoryError):
         raise
     except Exception as error:
         # A decoder fails on damaged bytes in any way it likes; its words may quote them.
-        raise ImageError(f"the {kind.name} cannot be decoded: it is damaged or incomplete") from error
-    return grey.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else grey
+        raise _damaged(name) from error
+    return converted.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else converted
 
 
-def _check_size(name: str, width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise ImageError(f"the {name} has {width} x {height} pixels; at most {MAX_PIXELS} are taken")
+def _damaged(name: str) -> ImageError:
+    return ImageError(f"the {name} cannot be decoded: it is damaged or incomplete")
+
+
+def _check_size(header: ImageHeader) -> None:
+    if header.refusal is not None:
+        raise ImageError(header.refusal)
+
+
+def _check_scans(header: ImageHeader, scans: int) -> None:
+    if scans > MAX_JPEG_SCANS:
+        raise ImageError(f"the {header.format} has {scans} scans; at most {MAX_JPEG_SCANS} are taken")
+    if header.pixels * scans > MAX_SCANNED_PIXELS:
+        raise ImageError(
+            f"the {header.format} has {header.width} x {header.height} pixels in {scans} scans; "
+            f"at most {MAX_SCANNED_PIXELS} pixels times scans are taken"
+        )
 
 
 def _check_still(name: str, image: Image.Image) -> None:
@@ -109,17 +146,21 @@ def _check_still(name: str, image: Image.Image) -> None:
         raise ImageError(f"the {name} is animated; one still picture is needed")
 
 
-def _grey(image: Image.Image) -> Image.Image:
+def _converted(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I;16"):
         # Pillow would cut values off at 255.
-        return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+        grey = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+        return grey.convert(mode)
     if "transparency" in image.info:
         image = image.convert("RGBA")
     if image.mode in {"LA", "RGBA", "PA"}:
-        return ImageChops.multiply(image.convert("L"), image.getchannel("A"))
+        alpha, opaque = image.getchannel("A"), image.convert(mode)
+        if mode == "L":
+            return ImageChops.multiply(opaque, alpha)
+        return Image.composite(opaque, Image.new(mode, image.size), alpha)
     if image.mode == "CMYK":
         image = image.convert("RGB")
-    return image.convert("L")
+    return image.convert(mode)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -127,32 +168,3 @@ def _orientation(image: Image.Image) -> int:
     with contextlib.suppress(Exception):
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     return 1
-
-
-def _check_nothing(_image: bytes) -> None:
-    """Pillow reads no more than the header when it opens these."""
-
-
-def _check_scans(image: bytes) -> None:
-    scans = image.count(b"\xff\xda")
-    if scans > MAX_JPEG_SCANS:
-        raise ImageError(f"the JPEG has {scans} scans; at most {MAX_JPEG_SCANS} are taken")
-
-
-def _check_canvas(image: bytes) -> None:
-    """Pillow allocates the canvas when it opens a WebP (RFC 9649, sections 2.5 to 2.7, for where its size stands)."""
-    body = image[20:30]
-    match image[12:16]:
-        case b"VP8X":
-            width, height = (1 + int.from_bytes(body[start : start + 3], "little") for start in (4, 7))
-        case b"VP8L":
-            bits = int.from_bytes(body[1:5], "little")
-            width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-        case _:
-            width, height = (int.from_bytes(body[start : start + 2], "little") & 0x3FFF for start in (6, 8))
-    _check_size("WebP", width, height)
-
-
-_PNG = _Format("PNG", PngImageFile, _check_nothing)
-_JPEG = _Format("JPEG", JpegImageFile, _check_scans)
-_WEBP = _Format("WebP", WebPImageFile, _check_canvas)

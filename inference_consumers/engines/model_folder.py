@@ -21,10 +21,18 @@ _TOKENIZERS = (
 _BITS = re.compile(r"\d+")
 
 
-def check_model_folder(model: str, path: Path, max_context_tokens: int) -> None:
+def unsafe_weights(model: str, file: Path, why: str) -> EngineLoadError:
+    """Why a file is not loaded: whoever wrote it could run code here."""
+    return EngineLoadError(
+        f"{model}: {file} is not loaded, because that could run any code on this machine: {why}. "
+        "ALLOW_UNSAFE_WEIGHTS=true loads it all the same"
+    )
+
+
+def check_model_folder(model: str, path: Path, max_context_tokens: int, *, allow_unsafe_weights: bool = False) -> None:
     """Whether there is a model, with a tokenizer, its weights are whole and it holds that context.
 
-    Raises EngineLoadError, which names the file.
+    Raises EngineLoadError, which names the file; also for weights that are pickles, unless they are allowed.
     """
     if not path.is_dir():
         raise EngineLoadError(f"{model}: {path} holds no model (there is no such folder); prepare the models first")
@@ -44,6 +52,8 @@ def check_model_folder(model: str, path: Path, max_context_tokens: int) -> None:
     for weights in weight_files(model, path):
         if weights.suffix == ".safetensors":
             _tensor_bytes(model, weights, None)
+        elif not allow_unsafe_weights:
+            raise unsafe_weights(model, weights, "it is a pickle; save the weights as safetensors")
 
 
 def tokenizer_file(path: Path) -> Path:

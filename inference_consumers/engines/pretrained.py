@@ -29,13 +29,14 @@ def load_pretrained(
     *,
     int8: bool = False,
     device: torch.device | str = "cpu",
+    allow_unsafe_weights: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model in evaluation mode on its device, and its tokenizer.
 
     Raises EngineLoadError, whatever the reason: files that are missing, damaged or not of this kind of model, weights
     that need more memory than there is.
     """
-    check_model_folder(model, path, 0)
+    check_model_folder(model, path, 0, allow_unsafe_weights=allow_unsafe_weights)
     device = torch.device(device)
     if dtype == torch.float16 and device.type == "cpu":
         raise EngineLoadError(f"{model}: {path}: float16 is for a GPU; on the CPU use bfloat16 or float32")
@@ -55,7 +56,13 @@ def load_pretrained(
         # From here on it may be the configuration that the weights do not fit, or the weights.
         at_fault = path
         network, info = auto_class.from_pretrained(
-            path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            path,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            # None: safetensors if there are any, or else a pickle.
+            use_safetensors=None if allow_unsafe_weights else True,
+            **options,
         )
     except EngineLoadError:
         raise

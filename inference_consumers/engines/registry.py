@@ -37,11 +37,13 @@ def create_engine(
     engine: str | None = None,
     simulated_cost: SimulatedCost = FREE,
     simulated_memory_tokens: int = 0,
+    allow_unsafe_weights: bool = False,
 ) -> Engine:
     """The engine of a model, not loaded yet; ``engine`` overrides the one that models.yaml names.
 
-    ``device`` (auto, cpu, cuda, cuda:N) and ``threads`` on the CPU (0 means one per core) are torch's. Raises
-    EngineLoadError for a name no engine has, and for what models.yaml asks of an engine that cannot do it.
+    ``device`` (auto, cpu, cuda, cuda:N) and ``threads`` on the CPU (0 means one per core) are torch's.
+    ``allow_unsafe_weights`` loads files that may run any code while they are loaded. Raises EngineLoadError for a name
+    no engine has, and for what models.yaml asks of an engine that cannot do it.
     """
     # OpenMP reads this once, when torch is imported. By default its threads spin while they wait for one another,
     # which made generation 5 to 9 times slower on cores that other processes use as well.
@@ -62,6 +64,7 @@ def create_engine(
                 dtype=dtype_of(model),
                 int8=is_int8(model),
                 device=device_of(model, device),
+                allow_unsafe_weights=allow_unsafe_weights,
             )
         case "torch-embedding" | "torch-cross-encoder":
             from inference_consumers.engines.cross_encoder import CrossEncoderEngine
@@ -77,6 +80,7 @@ def create_engine(
                 dtype=dtype_of(model),
                 int8=is_int8(model),
                 device=device_of(model, device),
+                allow_unsafe_weights=allow_unsafe_weights,
             )
         case "torch-classifier" | "torchscript-classifier":
             from inference_consumers.engines.classifier import ClassifierEngine
@@ -86,13 +90,25 @@ def create_engine(
             check_as_saved(model)
             format_ = EXPORTED if name == EXPORTED.engine else TORCHSCRIPT
             return ClassifierEngine(
-                model.model, path, limits, threads, format_=format_, device=device_of(model, device)
+                model.model,
+                path,
+                limits,
+                threads,
+                format_=format_,
+                device=device_of(model, device),
+                allow_unsafe_weights=allow_unsafe_weights,
             )
         case "vllm":
             from inference_consumers.engines.vllm_client import VllmOptions
             from inference_consumers.engines.vllm_engine import VllmEngine
 
-            options = VllmOptions(model.dtype, model.quantization, model.tensor_parallel_size, device)
+            options = VllmOptions(
+                model.dtype,
+                model.quantization,
+                model.tensor_parallel_size,
+                device,
+                allow_unsafe_weights=allow_unsafe_weights,
+            )
             return VllmEngine(model.model, path, limits, threads, options)
         case "simulated":
             return SimulatedEngine(limits, simulated_cost, memory_tokens=simulated_memory_tokens)

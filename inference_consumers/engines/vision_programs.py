@@ -1,8 +1,9 @@
 """Image classifiers that were saved as programs, in either of torch's two formats.
 
 A folder holds the program, ``model.pt2`` of torch.export or ``model.pt`` of torch.jit, and ``model.json`` with the
-``labels``, and the ``height`` and ``width`` of the pictures. The program maps float32 pixels in 0..1 of shape
-(batch, 1, height, width), for batches of any size, to logits of shape (batch, labels), in the order of the labels.
+``labels``, the ``height`` and ``width`` of the pictures, and their ``channels``: 1 for grey, which is the default, or 3
+for red, green and blue. The program maps float32 pixels in 0..1 of shape (batch, channels, height, width), for batches
+of any size, to logits of shape (batch, labels), in the order of the labels.
 """
 
 import json
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import torch
 
-from inference_consumers.engines.images import MAX_PIXELS
+from fairlane.image_header import MAX_PIXELS
+from inference_consumers.engines.exported_archive import UnsafeArchiveError, check_exported
+from inference_consumers.engines.images import PixelFormat
 from inference_consumers.engines.memory import check_memory
+from inference_consumers.engines.model_folder import unsafe_weights
 from inference_consumers.engines.protocol import EngineLoadError
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -23,10 +27,12 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ProgramFormat:
-    """One of torch's two: the engine that serves it, its file, and what reads the file onto a device."""
+    """One of torch's two: the engine that serves it, its file, what looks whether reading it runs nothing but a model,
+    and what reads it onto a device."""
 
     engine: str
     file: str
+    check: Callable[[Path], None]
     read: Callable[[Path, torch.device], Forward]
 
 
@@ -36,14 +42,20 @@ class VisionProgram:
 
     forward: Forward
     labels: tuple[str, ...]
-    height: int
-    width: int
+    pixels: PixelFormat
 
 
 def load_program(
-    model: str, path: Path, format_: ProgramFormat, device: torch.device, max_batch_size: int
+    model: str,
+    path: Path,
+    format_: ProgramFormat,
+    device: torch.device,
+    max_batch_size: int,
+    *,
+    allow_unsafe_weights: bool = False,
 ) -> VisionProgram:
-    """Load a folder and try it with one picture and with ``max_batch_size``.
+    """Load a folder and try it with one picture and with ``max_batch_size``. ``allow_unsafe_weights`` loads a program
+    that may run any code.
 
     Raises EngineLoadError, which names the model, the file at fault and the reason.
     """
@@ -53,28 +65,33 @@ def load_program(
             raise EngineLoadError(
                 f"{model}: {path} holds no model ({needed.name} is missing); prepare the models first"
             )
-    labels, height, width = _described(model, description)
+    labels, pixels = _described(model, description)
     check_memory(model, file, file.stat().st_size, device)
     try:
+        if not allow_unsafe_weights:
+            format_.check(file)
         forward = format_.read(file, device)
+    except UnsafeArchiveError as error:
+        raise unsafe_weights(model, file, str(error)) from error
     except Exception as error:
         # The archive, what is pickled in it and what was compiled from it fail each in their own way.
         raise EngineLoadError(f"{model}: {file} cannot be loaded: {_first_line(error)}") from error
     for batch in sorted({1, max_batch_size}):
-        shape = (batch, 1, height, width)
+        shape = (batch, pixels.channels, pixels.height, pixels.width)
         try:
             with torch.inference_mode():
                 logits = forward(torch.zeros(shape, device=device))
         except Exception as error:
             raise EngineLoadError(f"{model}: {file} does not take pixels {shape}: {_first_line(error)}") from error
         _check_logits(logits, batch, labels, f"{model}: {file}", description.name)
-    return VisionProgram(forward, labels, height, width)
+    return VisionProgram(forward, labels, pixels)
 
 
-def _described(model: str, file: Path) -> tuple[tuple[str, ...], int, int]:
+def _described(model: str, file: Path) -> tuple[tuple[str, ...], PixelFormat]:
     try:
         described = json.loads(file.read_text(encoding="utf-8"))
         labels, height, width = described["labels"], described["height"], described["width"]
+        channels = described.get("channels", 1)
     except KeyError as error:
         raise EngineLoadError(f"{model}: {file} has no {error}") from error
     except (OSError, ValueError, TypeError) as error:
@@ -86,9 +103,11 @@ def _described(model: str, file: Path) -> tuple[tuple[str, ...], int, int]:
     for name, side in (("height", height), ("width", width)):
         if type(side) is not int or side < 1:
             raise EngineLoadError(f"{model}: {file}: {name} must be a whole number from 1, not {side!r}")
+    if type(channels) is not int or channels not in {1, 3}:
+        raise EngineLoadError(f"{model}: {file}: channels must be 1 (grey) or 3 (RGB), not {channels!r}")
     if height * width > MAX_PIXELS:
         raise EngineLoadError(f"{model}: {file}: {height} x {width} pixels are more than {MAX_PIXELS}")
-    return tuple(labels), height, width
+    return tuple(labels), PixelFormat(height, width, channels)
 
 
 def _check_logits(logits: object, batch: int, labels: tuple[str, ...], where: str, description: str) -> None:
@@ -98,6 +117,10 @@ def _check_logits(logits: object, batch: int, labels: tuple[str, ...], where: st
         raise EngineLoadError(
             f"{where} gives logits {tuple(logits.shape)} for {batch} pictures; {description} has {len(labels)} labels"
         )
+
+
+def _check_torchscript(_file: Path) -> None:
+    raise UnsafeArchiveError("it is a program of torch.jit; export it anew with torch.export")
 
 
 def _read_exported(file: Path, device: torch.device) -> Forward:
@@ -125,5 +148,5 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-EXPORTED = ProgramFormat("torch-classifier", "model.pt2", _read_exported)
-TORCHSCRIPT = ProgramFormat("torchscript-classifier", "model.pt", _read_torchscript)
+EXPORTED = ProgramFormat("torch-classifier", "model.pt2", check_exported, _read_exported)
+TORCHSCRIPT = ProgramFormat("torchscript-classifier", "model.pt", _check_torchscript, _read_torchscript)

@@ -41,6 +41,8 @@ class VllmOptions:
     tensor_parallel_size: int = 1
     device: str = "auto"
     gpu_memory_utilization: float | None = None
+    allow_unsafe_weights: bool = False
+    """Whether pickles may be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,8 @@ def arguments_of(model: ServedModel, *, on_cpu: bool) -> dict[str, Any]:
         "model": str(model.path),
         "tokenizer": str(model.path),
         "served_model_name": model.name,
+        # auto: safetensors if there are any, or else pickles.
+        "load_format": "auto" if options.allow_unsafe_weights else "safetensors",
         "dtype": options.dtype or ("float32" if on_cpu else "auto"),
         "quantization": options.quantization,
         "tensor_parallel_size": options.tensor_parallel_size,

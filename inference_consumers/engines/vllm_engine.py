@@ -93,7 +93,12 @@ class VllmEngine:
     def load(self) -> None:
         """Load and generate a little. Raises EngineLoadError."""
         model = self._model
-        check_model_folder(model.name, model.path, self.limits.max_context_tokens)
+        check_model_folder(
+            model.name,
+            model.path,
+            self.limits.max_context_tokens,
+            allow_unsafe_weights=model.options.allow_unsafe_weights,
+        )
         tokenizer = self._load_tokenizer()
         encoder = PromptEncoder(tokenizer, read_passages_template(model.name, model.path))
         thread = LoopThread("vllm")

@@ -22,7 +22,7 @@ from stream_processors.dispatcher.scheduling.degradation import Ladder, degrade,
 from stream_processors.dispatcher.scheduling.quotas import Ask, Exceeded, buckets_of, has_quotas
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
-from stream_processors.dispatcher.validation import Refusal, size_of_input
+from stream_processors.dispatcher.validation import Refusal, charged_bytes
 
 _PAID_AT_ONCE = 64
 """Debts of a tenant that are tried together."""
@@ -200,7 +200,7 @@ class Admitter:
             request = replace(request, priority=Priority.LOW)
         if not steps:
             return queued
-        input_bytes = size_of_input(request.input)
+        input_bytes = charged_bytes(request.input)
         adds_context = request.retrieval is not None or request.conversation_id is not None
         expected_tokens = queued.expected_tokens if adds_context else 0
         cost = self.costs.estimate(queued.tenant, made.model, input_bytes, request.parameters.max_tokens)

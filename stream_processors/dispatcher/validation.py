@@ -5,10 +5,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fairlane.image_header import image_header, image_tokens
 from fairlane.names import SHARED_REPLIES, is_replies_of, is_request_id, replies_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, CacheMode, Code, Priority, RetrievalMode, Task
 from fairlane.record_bounds import MAX_METADATA_BYTES, MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_HEADERS, MAX_STOP_STRINGS
 from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
+from stream_processors.dispatcher.scheduling.cost import BYTES_PER_TOKEN
 
 DEFAULT_BACKFILL_TIMEOUT_MS = 86_400_000
 
@@ -55,7 +57,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Valid:
-    """The model that will run the request, where its reply goes, and its size."""
+    """The model that will run the request, where its reply goes, and its size as ``charged_bytes`` has it."""
 
     model: ModelVersion
     reply_topic: str
@@ -100,7 +102,8 @@ def validate(
     if timeout_ms is None:
         default_ms = DEFAULT_BACKFILL_TIMEOUT_MS if backfill else DEFAULT_TIMEOUT_MS[request.priority]
         timeout_ms = min(default_ms, limits.max_timeout_ms)
-    return Valid(model, request.reply_to or replies_topic(tenant), timeout_ms, input_bytes)
+    charged = charged_bytes(request.input)
+    return Valid(model, request.reply_to or replies_topic(tenant), timeout_ms, charged)
 
 
 def validate_cancel(cancel: CancelRequest, tenant: str) -> Refusal | None:
@@ -162,6 +165,15 @@ def size_of_input(content: RequestInput) -> int:
         if text is not None:
             size += _utf8_bytes(text)
     return size + len(content.image or b"")
+
+
+def charged_bytes(content: RequestInput) -> int:
+    """The size of the input as its cost is estimated from it: an image counts as so many bytes of text as its pixels
+    are worth, for a file of a few bytes can hold very many of them."""
+    image = content.image or b""
+    if not image:
+        return size_of_input(content)
+    return size_of_input(content) - len(image) + BYTES_PER_TOKEN * image_tokens(image)
 
 
 def _utf8_bytes(text: str) -> int:
@@ -273,6 +285,9 @@ def _input(request: InferenceRequest, limits: Limits, input_bytes: int) -> Itera
         if message.role not in _ROLES:
             # Not quoted, even if it looks like a name: a client that mixes up role and content has its text here.
             yield _invalid(f"input.messages[{index}].role", "must be system, user or assistant")
+    header = image_header(content.image or b"")
+    if header is not None and header.refusal is not None:
+        yield _invalid("input.image", header.refusal)
     if content.messages and not any(message.content for message in content.messages):
         yield _invalid("input.messages", "all messages are empty")
 

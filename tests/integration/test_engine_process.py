@@ -7,18 +7,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
 from fairlane.backoff import Backoff
 from fairlane.records import ModelVersion, Parameters, RequestInput
+from inference_consumers.engine_ends import EndKind, EngineEnd
 from inference_consumers.engine_hosts import without_settings
 from inference_consumers.engine_process.host import MAX_DEATHS_WHILE_LOADING, EngineCommand, EngineHost
 from inference_consumers.engine_process.messages import Ended, EngineSpec, Loaded, Step
+from inference_consumers.engine_process.process_facts import OomKills
 from inference_consumers.engines.protocol import Cancelled, EngineItem, Failure, ItemOutcome, Success
 from tests.integration.continuous_engine import UNJOINABLE
-from tests.integration.troubled_engine import ALWAYS, DEADLY, ENDLESS, POISON, TOO_LARGE
+from tests.integration.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, POISON, TOO_LARGE
 from tests.waiting import eventually
 
 MODEL = ModelVersion("m", "1", "p", "simulated", ("generate",), "m", 2048, 512)
@@ -44,8 +47,8 @@ class Heard:
     def engine_ended(self, host: EngineHost, ended: Ended) -> None:
         self.told.put(ended)
 
-    def engine_died(self, host: EngineHost, reason: str) -> None:
-        self.told.put(f"died: {reason}")
+    def engine_died(self, host: EngineHost, end: EngineEnd) -> None:
+        self.told.put(end)
 
     def engine_failed(self, host: EngineHost, reason: str) -> None:
         self.told.put(f"failed: {reason}")
@@ -131,20 +134,55 @@ def test_a_dead_process_is_told_and_another_takes_its_place() -> None:
     with engine(FAST) as (host, heard):
         first = host.pid
         host.run(1, [item(DEADLY)], host.life)
-        assert heard.next() == "died: killed by SIGKILL"
+        assert heard.next() == EngineEnd(EndKind.CRASHED, "killed by SIGSEGV")
         loaded, life = heard.loaded()
         assert (loaded.name, life) == ("simulated", 2)
         assert host.pid != first
         host.run(2, [item()], 1)  # meant for the one before
         host.run(3, [item()], 2)
         assert heard.run_until_end()[2].run_id == 3
+        host.run(4, [item(KILLED)], 2)
+        assert heard.next() == EngineEnd(EndKind.KILLED, "killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("by", "kind"),
+    [(signal.SIGKILL, EndKind.KILLED), (signal.SIGHUP, EndKind.KILLED), (signal.SIGABRT, EndKind.CRASHED)],
+)
+def test_an_end_by_a_signal_says_who_can_have_sent_it(by: signal.Signals, kind: EndKind) -> None:
+    with engine(FAST) as (host, heard):
+        host.run(1, [item(ENDLESS)], host.life)
+        assert host.pid is not None
+        assert not host.is_stopped
+        os.kill(host.pid, by)
+        assert heard.next() == EngineEnd(kind, f"killed by {by.name}")
+        heard.loaded()
+
+
+def test_a_kill_that_the_kernel_counted_for_want_of_memory_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/")
+    counters = tmp_path / "memory.events"
+    counters.write_text("oom_kill 4\n")
+    with engine(FAST) as (host, heard):
+        host._oom_kills = OomKills(tmp_path, tmp_path)
+        host.run(1, [item(ENDLESS)], host.life)
+        counters.write_text("oom_kill 5\n")
+        assert host.pid is not None
+        os.kill(host.pid, signal.SIGKILL)
+        assert heard.next() == EngineEnd(EndKind.OUT_OF_MEMORY, "killed by SIGKILL: out of memory")
+        assert heard.loaded()[1] == 2
+        host.run(2, [item(KILLED)], 2)
+        assert heard.next() == EngineEnd(EndKind.KILLED, "killed by SIGKILL")
+        heard.loaded()
 
 
 def test_a_process_that_hangs_can_be_ended() -> None:
     with engine(FAST) as (host, heard):
         host.run(1, [item(ENDLESS)], host.life)
-        host.kill("it hangs")
-        assert heard.next() == "died: it hangs"
+        hung = EngineEnd(EndKind.HUNG, "it hangs")
+        host.kill(hung)
+        assert heard.next() == hung
         assert heard.loaded()[1] == 2
 
 
@@ -263,7 +301,7 @@ def test_a_process_that_dies_whenever_it_loads_is_given_up() -> None:
     host = EngineHost(FAST, EngineCommand(sys.executable, "tests.no_such_module"), QUICK)
     host.start(heard)
     told = [heard.next() for _ in range(MAX_DEATHS_WHILE_LOADING)]
-    assert told[:-1] == ["died: exit status 1"] * (MAX_DEATHS_WHILE_LOADING - 1)
+    assert told[:-1] == [EngineEnd(EndKind.EXITED, "exit status 1")] * (MAX_DEATHS_WHILE_LOADING - 1)
     assert told[-1] == "failed: m: its process died 3 times while it loaded: exit status 1"
     host.close(WAIT_S)
 

@@ -22,6 +22,7 @@ from tests.integration.troubled_engine import (
     ALWAYS,
     DEADLY,
     ENDLESS,
+    KILLED,
     ONCE,
     PADDED,
     PADDING_TOKENS,
@@ -39,7 +40,7 @@ WORDS_PER_S = 100
 
 @pytest.fixture
 def pipeline(broker: str, tmp_path: Path, unique: str) -> Iterator[Pipeline]:
-    with Pipeline(broker, tmp_path, unique, tenants=("a",)) as pipeline:
+    with Pipeline(broker, tmp_path, unique, tenants=("a", "b")) as pipeline:
         yield pipeline
 
 
@@ -91,7 +92,10 @@ def check_troubles_are_counted(pipeline: Pipeline, consumer: ServiceProcess) -> 
     # By itself, and again after it was handed back.
     assert consumer.metric("fairlane_out_of_memory_total", model=model) >= 2
     assert consumer.metric("fairlane_handed_back_total", model=model) == 1
-    assert consumer.metric("fairlane_engine_restarts_total", model=model) == 3
+    restarts = "fairlane_engine_restarts_total"
+    assert consumer.metric(restarts, model=model) in range(6, 10), "four and five, some of them in common"
+    assert consumer.metric(restarts, model=model, end="crashed") >= 2
+    assert consumer.metric(restarts, model=model, end="killed") >= 3
 
 
 def check_streams_are_measured(pipeline: Pipeline, consumer: ServiceProcess, replies: Replies) -> None:
@@ -127,7 +131,7 @@ def check_streams_are_measured(pipeline: Pipeline, consumer: ServiceProcess, rep
 
 
 def test_each_trouble_is_answered_as_what_it_is_and_costs_nobody_else(pipeline: Pipeline) -> None:
-    prompts = (POISON, DEADLY, TOO_LARGE, ALWAYS)
+    prompts = (POISON, DEADLY, KILLED, TOO_LARGE, ALWAYS)
     pipeline.dispatcher().wait_ready()
     pipeline.wait_all_own()
     bad = {prompt: pipeline.request(prompt=prompt, timeout_ms=PATIENCE_MS) for prompt in prompts}
@@ -148,11 +152,13 @@ def test_each_trouble_is_answered_as_what_it_is_and_costs_nobody_else(pipeline: 
     assert told == {
         POISON: (Outcome.FAILED, Code.POISON),
         DEADLY: (Outcome.FAILED, Code.POISON),
+        KILLED: (Outcome.FAILED, Code.RETRIES_EXHAUSTED),
         TOO_LARGE: (Outcome.REJECTED, Code.OVERLOADED),
         ALWAYS: (Outcome.FAILED, Code.RETRIES_EXHAUSTED),
     }
     assert "died" not in (answers[bad[POISON].request_id].message or "")
-    assert "SIGKILL" in (answers[bad[DEADLY].request_id].message or "")
+    assert "SIGSEGV" in (answers[bad[DEADLY].request_id].message or "")
+    assert "SIGKILL" in (answers[bad[KILLED].request_id].message or "")
 
     once = pipeline.request(prompt=ONCE, timeout_ms=PATIENCE_MS)
     pipeline.publish("a", once)
@@ -198,20 +204,68 @@ def test_a_hung_engine_is_started_again_and_others_run_what_waited_behind_it(pip
 def test_a_consumer_that_would_bury_its_topic_ends_for_good_and_says_why(pipeline: Pipeline) -> None:
     pipeline.dispatcher().wait_ready()
     pipeline.wait_all_own()
-    requests = [pipeline.request(prompt=POISON, timeout_ms=PATIENCE_MS) for _ in range(60)]
-    pipeline.publish("a", *requests)
-    consumer = troubled(pipeline)
+    requests = {name: [pipeline.request(prompt=POISON, timeout_ms=PATIENCE_MS) for _ in range(40)] for name in "ab"}
+    for name, sent in requests.items():
+        pipeline.publish(name, *sent)
+    consumer = troubled(pipeline, MAX_BATCH_SIZE="8")
     assert consumer.wait_ended(60) == NOT_AGAIN
     [event] = consumer.events("consumer_failed")
-    assert event["error"] == "20 of the latest 20 items went to the dead letters"
-    replies = pipeline.replies("a")
+    assert event["error"].startswith("10 of the latest 10 items of all tenants but the worst")
     pipeline.consumer().wait_ready()
-    ids = [request.request_id for request in requests]
-    answers = replies.wait(ids, 60)
-    buried = [answer for answer in answers.values() if answer.outcome == Outcome.FAILED]
-    assert len(buried) <= 19, "the others were left to a consumer whose engine works"
-    replies.read_to_end()
-    replies.exactly_once(ids)
+    buried = 0
+    for name, sent in requests.items():
+        replies, ids = pipeline.replies(name), [request.request_id for request in sent]
+        answers = replies.wait(ids, 60)
+        buried += sum(answer.outcome == Outcome.FAILED for answer in answers.values())
+        replies.read_to_end()
+        replies.exactly_once(ids)
+    assert buried < 60, "the others were left to a consumer whose engine works"
+
+
+def test_a_tenant_whose_items_are_all_poison_ends_no_consumer(pipeline: Pipeline) -> None:
+    consumer = troubled(pipeline)
+    pipeline.dispatcher().wait_ready()
+    pipeline.wait_all_own()
+    consumer.wait_ready()
+    poison = [pipeline.request(prompt=POISON, timeout_ms=PATIENCE_MS) for _ in range(250)]
+    pipeline.publish("a", *poison)
+    told = pipeline.replies("a").wait([request.request_id for request in poison], 60)
+    assert {answer.code for answer in told.values()} == {Code.POISON}
+    good = [pipeline.request(timeout_ms=PATIENCE_MS) for _ in range(5)]
+    pipeline.publish("b", *good)
+    answers = pipeline.replies("b").wait([request.request_id for request in good], 60)
+    assert {answer.outcome for answer in answers.values()} == {Outcome.OK}
+    assert consumer.alive
+    assert consumer.stop() == 0
+
+
+def test_an_innocent_item_whose_engine_is_killed_twice_and_stopped_once_is_answered(pipeline: Pipeline) -> None:
+    consumer = troubled(pipeline, SIMULATED_DECODE_TOKENS_PER_S="20", ENGINE_HANG_TIMEOUT_S="5")
+    pipeline.dispatcher().wait_ready()
+    pipeline.wait_all_own()
+    consumer.wait_ready()
+    replies, chunks = pipeline.replies("a"), pipeline.reader(f"chunks.{pipeline.tenant('a')}")
+    request = pipeline.request(timeout_ms=PATIENCE_MS)
+    request = replace(request, parameters=Parameters(max_tokens=60, stream=True))
+    pipeline.publish("a", request)
+
+    def engine_of_attempt(number: int) -> psutil.Process:
+        """The process that runs it for this time, as soon as it has said a word."""
+        chunks.wait(
+            lambda: any(chunk.attempt == number for chunk in pipeline.decoded(chunks, ReplyChunk)), what="a word"
+        )
+        model = pipeline.model_for(Task.GENERATE)
+        return next(child for child in psutil.Process(consumer.pid).children() if model in child.cmdline())
+
+    engine_of_attempt(1).kill()
+    engine_of_attempt(2).kill()
+    engine_of_attempt(3).suspend()
+    answer = replies.wait([request.request_id], 60)[request.request_id]
+    assert (answer.outcome, answer.attempts) == (Outcome.OK, 4)
+    assert answer.usage.completion_tokens == 60
+    assert [event["kind"] for event in consumer.events("engine_lost")] == ["killed", "killed", "stopped"]
+    assert consumer.metric("fairlane_dead_letters_total") == 0
+    assert consumer.stop() == 0
 
 
 def test_what_runs_is_finished_before_the_end_and_what_streams_too(pipeline: Pipeline) -> None:

@@ -59,7 +59,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ModelVer
 
 @pytest.fixture(scope="module")
 def engines(models: dict[str, tuple[ModelVersion, Path]]) -> Iterator[dict[str, Engine]]:
-    built = {name: create_engine(model, folder, THREADS, device="cpu") for name, (model, folder) in models.items()}
+    built = {
+        name: create_engine(model, folder, THREADS, device="cpu", allow_unsafe_weights=name.startswith("torchscript"))
+        for name, (model, folder) in models.items()
+    }
     for engine in built.values():
         engine.load()
     yield built
@@ -170,7 +173,7 @@ def test_a_model_that_is_damaged_is_a_load_error_that_names_the_file(
         else:
             (folder / file.name).symlink_to(file)
     with pytest.raises(EngineLoadError, match=f"{model.model}: .*{damaged}.* cannot be loaded"):
-        create_engine(model, tmp_path, THREADS).load()
+        create_engine(model, tmp_path, THREADS, allow_unsafe_weights=True).load()
 
 
 def test_torch_says_that_memory_ran_out_in_the_words_we_know() -> None:

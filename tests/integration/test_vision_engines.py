@@ -39,7 +39,7 @@ from inference_consumers.engines.protocol import (
 )
 from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT
-from tests.integration.vision_kit import describe, save_script
+from tests.integration.vision_kit import describe, save_exported, save_script
 
 pytestmark = pytest.mark.model
 
@@ -67,7 +67,7 @@ def engines(digits: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> d
     scripted = replace(digits, engine=TORCHSCRIPT.engine)
     built = {
         EXPORTED.engine: create_engine(digits, MODELS_DIR, THREADS, device="cpu"),
-        TORCHSCRIPT.engine: create_engine(scripted, folder, THREADS, device="cpu"),
+        TORCHSCRIPT.engine: create_engine(scripted, folder, THREADS, device="cpu", allow_unsafe_weights=True),
     }
     for engine in built.values():
         engine.load()
@@ -76,7 +76,9 @@ def engines(digits: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> d
 
 def tiny(folder: Path, network: nn.Module | None = None, labels: int = 2, **limits: int) -> ClassifierEngine:
     save_script(folder, network or Brightness(), labels)
-    return ClassifierEngine("tiny", folder, replace(LIMITS, **limits), THREADS, format_=TORCHSCRIPT)
+    return ClassifierEngine(
+        "tiny", folder, replace(LIMITS, **limits), THREADS, format_=TORCHSCRIPT, allow_unsafe_weights=True
+    )
 
 
 class Brightness(nn.Module):
@@ -170,6 +172,52 @@ def test_a_value_that_is_not_a_number_fails_its_item_only(tmp_path: Path) -> Non
     dark, broken, bright = run_batch(engine, [classify(bytes([shade]) * 64) for shade in (20, 255, 240)])
     assert (best(dark), best(bright)) == ("0", "1")
     assert broken == Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+
+
+class Colours(nn.Module):
+    """Which of its colours a picture has the most of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength = nn.Parameter(torch.ones(3))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return 10 * self.strength * pixels.mean([2, 3])
+
+
+def test_a_model_of_three_colours_sees_them_raw_and_from_files(tmp_path: Path) -> None:
+    save_exported(tmp_path, Colours(), ["red", "green", "blue"], channels=3)
+    engine = ClassifierEngine("colours", tmp_path, LIMITS, THREADS)
+    engine.load()
+    shades = {"red": (200, 30, 40), "green": (20, 180, 10), "blue": (0, 60, 250)}
+    raw = [classify(bytes(shade) * 64) for shade in shades.values()]
+    outcomes = run_batch(engine, raw)
+    assert list(map(best, outcomes)) == list(shades)
+    files, grey = [], Image.new("L", (20, 20), 90)
+    for shade in shades.values():
+        buffer = BytesIO()
+        Image.new("RGB", (40, 30), shade).save(buffer, "PNG")
+        files.append(classify(buffer.getvalue()))
+    assert run_batch(engine, files) == outcomes
+    buffer = BytesIO()
+    grey.save(buffer, "PNG")
+    (equal,) = run_batch(engine, [classify(buffer.getvalue())])
+    assert isinstance(equal, Success)
+    assert [entry.score for entry in equal.output.labels or ()] == pytest.approx([1 / 3] * 3)
+    (refused,) = run_batch(engine, [classify(bytes(64))])
+    assert refused == Failure(
+        Code.INVALID,
+        "must be a PNG, JPEG or WebP file, or 8 x 8 RGB pixels, 192 bytes; got 64 bytes of something else",
+        "input.image",
+    )
+
+
+@pytest.mark.parametrize("channels", [0, 2, 4, "3", True])
+def test_a_number_of_channels_that_is_none_is_a_load_error(tmp_path: Path, channels: object) -> None:
+    save_exported(tmp_path, Colours(), ["red", "green", "blue"], channels=3)
+    describe(tmp_path, ["red", "green", "blue"], channels=channels)
+    with pytest.raises(EngineLoadError, match=r"model\.json: channels must be 1 \(grey\) or 3 \(RGB\), not"):
+        ClassifierEngine("colours", tmp_path, LIMITS, THREADS).load()
 
 
 class Impatient(Outcomes):

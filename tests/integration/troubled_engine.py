@@ -3,6 +3,7 @@ prompts. Its answers begin with its process id. A consumer that starts it in the
 ``tests.integration.troubled_consumer``.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from inference_consumers.engines.simulated import SimulatedEngine
 
 POISON = "this one breaks the engine"
 DEADLY = "this one kills the engine"
+KILLED = "this one has the engine killed"
 ENDLESS = "this one never ends"
 TOO_LARGE = "there is no memory for this one"
 ONCE = "this one fails once"
@@ -42,6 +44,9 @@ class TroubledEngine(SimulatedEngine):
             if POISON in prompt:
                 raise RuntimeError(f"cannot digest {prompt!r}")
             if DEADLY in prompt:
+                ctypes.string_at(0)
+            if KILLED in prompt:
+                # As from outside: nobody can tell.
                 os.kill(os.getpid(), signal.SIGKILL)
             if ENDLESS in prompt:
                 threading.Event().wait()

@@ -11,17 +11,21 @@ from inference_consumers.answers import AnswerWriter
 from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.chunks import StreamedText
+from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.driver import EngineDriver
+from inference_consumers.engine_ends import EndKind, EngineEnd
 from inference_consumers.engine_process.messages import Ended, Finished, Loaded, Step, Text
 from inference_consumers.engine_states import EngineState, EngineStates
 from inference_consumers.engines.protocol import EngineItem, ItemOutcome, Problem, Success
 from inference_consumers.overrun import Patience
-from inference_consumers.settling import DeadLetterShare, Settler
+from inference_consumers.settling import Settler
 from inference_consumers.waiting import Waiting
 from tests.unit.micro_batch_kit import MODEL, work
 
 OK = Success(Output(text="yes"), TokenUsage(prompt_tokens=7, completion_tokens=3))
 PATIENCE = Patience(120_000)
+CRASHED = EngineEnd(EndKind.CRASHED, "killed by SIGSEGV")
+KILLED = EngineEnd(EndKind.KILLED, "killed by SIGKILL")
 
 
 @dataclass
@@ -32,7 +36,8 @@ class FakeHost:
     life: int = 1
     given: list[tuple[int, tuple[EngineItem, ...]]] = field(default_factory=list)
     cancelled: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    killed: list[str] = field(default_factory=list)
+    killed: list[EngineEnd] = field(default_factory=list)
+    is_stopped: bool = False
     before_run: Callable[[], None] = lambda: None
 
     def run(self, run_id: int, items: Sequence[EngineItem], life: int) -> None:
@@ -43,8 +48,8 @@ class FakeHost:
     def cancel(self, run_id: int, indexes: Sequence[int]) -> None:
         self.cancelled.append((run_id, tuple(indexes)))
 
-    def kill(self, reason: str) -> None:
-        self.killed.append(reason)
+    def kill(self, end: EngineEnd) -> None:
+        self.killed.append(end)
 
     def close(self, timeout_s: float) -> None: ...
 
@@ -128,8 +133,8 @@ class DriverBench:
     def end(self, problem: Problem | None = None, run_id: int = 0, seconds: float = 0.1) -> None:
         self.driver.engine_ended(self.host, Ended(run_id or self.run_id, seconds, problem=problem))
 
-    def die(self, reason: str = "killed by SIGKILL") -> None:
-        self.driver.engine_died(self.host, reason)
+    def die(self, end: EngineEnd = CRASHED) -> None:
+        self.driver.engine_died(self.host, end)
         self.host.life += 1
 
     def run_all(self, outcome: ItemOutcome = OK) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlane.image_header import MAX_PIXELS, PIXELS_PER_TOKEN
 from fairlane.outcomes import Code, Priority, Task
 from fairlane.records import (
     CancelRequest,
@@ -18,6 +19,7 @@ from fairlane.records import (
     Retrieval,
     TenantSpec,
 )
+from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.validation import (
     Limits,
     Refusal,
@@ -247,6 +249,36 @@ def test_an_answer_is_at_most_what_its_tenant_may_have(
     embed = replace(given, task="embed")
     assert within_tenant_bound(embed, ALL_TASKS, spec) is embed
     assert within_tenant_bound(given, ALL_TASKS, None) is given
+
+
+def png_of(width: int, height: int) -> bytes:
+    return b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + width.to_bytes(4) + height.to_bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "said"),
+    [
+        (50_000, 50_000, f"the PNG has 50000 x 50000 pixels; at most {MAX_PIXELS} are taken"),
+        (MAX_PIXELS + 1, 1, f"the PNG has {MAX_PIXELS + 1} x 1 pixels; at most {MAX_PIXELS} are taken"),
+        (0, 8, "the PNG has 0 x 8 pixels, which is none"),
+    ],
+)
+def test_an_image_of_a_size_that_is_not_taken_is_refused_by_its_header(width: int, height: int, said: str) -> None:
+    image = replace(GOOD, task="classify", input=RequestInput(image=png_of(width, height)))
+    assert verdict(image) == Refusal(Code.INVALID, "input.image", said)
+
+
+def test_a_small_file_of_many_pixels_is_charged_by_its_pixels() -> None:
+    costs = CostModel()
+
+    def cost(image: bytes) -> int:
+        found = verdict(replace(GOOD, task="classify", input=RequestInput(image=image)))
+        assert isinstance(found, Valid)
+        return costs.estimate("acme", NO_OUTPUT, found.input_bytes, None).total
+
+    assert cost(bytes(64)) == 1
+    assert cost(png_of(4_096, 4_096)) == MAX_PIXELS // PIXELS_PER_TOKEN
+    assert cost(b"GIF89a, of which only the engine knows what it is") == 1
 
 
 def test_a_long_prompt_is_not_refused_on_an_estimate() -> None:

@@ -11,12 +11,14 @@ from fairlane import names
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import HistoryUse, InferenceReply, Message, Output, Passage, TokenUsage, WorkItem
 from fairlane.settlement import Settlement
+from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.chunks import StreamedText, chunk_of
+from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
-from inference_consumers.settling import DeadLetterShare
-from tests.unit.driver_bench import OK, DriverBench, named, streaming
+from inference_consumers.retries import MAX_ENDS
+from tests.unit.driver_bench import KILLED, OK, DriverBench, named, streaming
 from tests.waiting import eventually
 
 BROKEN = Problem("RuntimeError")
@@ -170,7 +172,7 @@ def test_a_pause_of_the_consumer_is_no_slow_engine() -> None:
     assert bench.start() == ["b", "c", "d", "e"]
 
 
-def test_who_killed_two_engines_runs_alone_and_is_found() -> None:
+def test_who_ends_engines_runs_alone_and_is_found() -> None:
     bench = DriverBench()
     bench.add(*(named(name) for name in "abc"))
     deaths = 0
@@ -183,12 +185,38 @@ def test_who_killed_two_engines_runs_alone_and_is_found() -> None:
         else:
             bench.tell(dict.fromkeys(range(len(ids)), OK))
             bench.end()
-    assert deaths == 3
+    assert deaths == 4
     assert outcomes(bench) == {
         "a": (Outcome.OK, None),
         "b": (Outcome.FAILED, Code.POISON),
         "c": (Outcome.OK, None),
     }
+
+
+def test_an_item_whose_engine_is_killed_from_outside_is_tried_again_and_answered() -> None:
+    bench = DriverBench()
+    bench.add(named("a"))
+    for _ in range(MAX_ENDS - 1):
+        assert bench.start() == ["a"]
+        bench.die(KILLED)
+        bench.load()
+    bench.run_all()
+    assert outcomes(bench) == {"a": (Outcome.OK, None)}
+    assert bench.replies[0].attempts == MAX_ENDS
+
+
+def test_what_is_left_of_a_batch_did_not_run_alone() -> None:
+    bench = DriverBench()
+    bench.add(named("a"), named("b"))
+    left = bench.start()[0]
+    bench.tell({1: OK})
+    bench.die()
+    bench.load()
+    assert bench.start() == [left]
+    bench.die()
+    bench.load()
+    bench.run_all()
+    assert set(outcomes(bench).values()) == {(Outcome.OK, None)}, "one end alone, and one beside another"
 
 
 def test_what_is_too_large_is_handed_back_and_then_refused() -> None:
@@ -345,10 +373,13 @@ def test_a_suspect_has_a_continuous_engine_to_itself() -> None:
     assert bench.start() == [], "neither the other suspect nor what came since"
     bench.die()
     bench.load()
-    assert outcomes(bench) == {alone: (Outcome.FAILED, Code.POISON)}
     assert bench.start() == ["b" if alone == "a" else "a"]
     bench.tell({0: OK})
     bench.end()
+    assert bench.start() == [alone], "once alone is not proof enough"
+    bench.die()
+    bench.load()
+    assert outcomes(bench)[alone] == (Outcome.FAILED, Code.POISON)
     assert bench.start() == ["c"]
 
 
@@ -375,47 +406,29 @@ def test_one_that_cannot_be_loaded_ends_the_consumer() -> None:
 
 def test_a_consumer_that_would_bury_its_topic_ends_and_does_not() -> None:
     bench = DriverBench(max_items=1)
-    bench.driver.dead_letters = DeadLetterShare(0.5, least_items=4)
-    bench.add(*(named(f"id-{number}") for number in range(8)))
+    bench.driver.dead_letters = DeadLetterShare(0.5)
+    bench.add(*(of_tenant(f"id-{number}", f"tenant-{number % 3}") for number in range(30)))
     while not bench.fatal and bench.start():
         bench.end(BROKEN)
     (error,) = bench.fatal
     assert isinstance(error, TooManyDeadLettersError)
-    assert str(error) == "4 of the latest 4 items went to the dead letters"
-    assert len(bench.replies) == 3, "the one that was too many is not settled"
+    assert str(error).startswith("10 of the latest 10 items of all tenants but the worst")
+    assert len(bench.written(names.LEDGER_USAGE)) == 14, "the one that was too many is not settled"
 
 
-def test_a_few_dead_letters_among_many_answers_end_nothing() -> None:
-    share = DeadLetterShare(0.6, window_items=10, least_items=4)
-    for _ in range(50):
-        for dead in (False, True):
-            share.settled("acme", dead=dead)
-            assert not share.is_exceeded
-    for _ in range(6):
-        share.settled("acme", dead=True)
-    assert share.is_exceeded
+def of_tenant(name: str, tenant: str) -> ReceivedWork:
+    one = named(name)
+    return replace(one, item=replace(one.item, tenant=tenant))
 
 
-def test_a_tenant_whose_items_all_fail_does_not_stop_the_service_of_others() -> None:
-    share = DeadLetterShare(0.5, window_items=40, least_items=4)
-    for _ in range(5):
-        share.settled("globex", dead=False)
-    for _ in range(30):
-        share.settled("acme", dead=True)
-        assert not share.is_exceeded
-    share.settled("globex", dead=True)
-    assert share.is_exceeded, "what fails for both is not the tenant's fault"
-
-
-def test_a_topic_that_cannot_be_read_is_not_drained() -> None:
-    share = DeadLetterShare(0.5, window_items=40, least_items=4)
-    for tenant in ("acme", "globex", "initech"):
-        share.settled(tenant, dead=False)
-    for _ in range(3):
-        share.settled(None, dead=True)
-        assert not share.is_exceeded
-    share.settled(None, dead=True)
-    assert share.is_exceeded
+def test_one_tenant_ends_no_consumer_whatever_it_sends() -> None:
+    bench = DriverBench(max_items=1)
+    bench.driver.dead_letters = DeadLetterShare(0.5)
+    bench.add(*(named(f"id-{number}") for number in range(300)))
+    while bench.start():
+        bench.end(BROKEN)
+    assert not bench.fatal
+    assert len(bench.replies) == 300
 
 
 def test_what_moved_on_while_it_ran_does_not_run_again() -> None:

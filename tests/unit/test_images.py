@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageFilter
 from PIL.WebPImagePlugin import WebPImageFile
 
-from inference_consumers.engines.images import MAX_JPEG_SCANS, MAX_PIXELS, ImageError, grey_pixels
+from fairlane.image_header import MAX_PIXELS, image_header, image_tokens
+from inference_consumers.engines.images import MAX_JPEG_SCANS, MAX_SCANNED_PIXELS, ImageError, PixelFormat, pixels_of
 
 HEIGHT, WIDTH = 16, 24
+GREY, RGB = PixelFormat(HEIGHT, WIDTH), PixelFormat(HEIGHT, WIDTH, 3)
 FORMATS = ("PNG", "JPEG", "WEBP")
 SIZE = f"{HEIGHT} x {WIDTH} grey pixels"
 
@@ -34,7 +38,11 @@ def saved(image: Image.Image, format_: str, **options: Any) -> bytes:
 
 
 def decoded(image: bytes, height: int = HEIGHT, width: int = WIDTH) -> npt.NDArray[np.int64]:
-    return np.frombuffer(grey_pixels(image, height, width), np.uint8).reshape(height, width).astype(np.int64)
+    return np.frombuffer(pixels_of(image, PixelFormat(height, width)), np.uint8).reshape(height, width).astype(np.int64)
+
+
+def coloured(image: bytes) -> npt.NDArray[np.int64]:
+    return np.frombuffer(pixels_of(image, RGB), np.uint8).reshape(HEIGHT, WIDTH, 3).astype(np.int64)
 
 
 def grey_of(image: Image.Image) -> npt.NDArray[np.int64]:
@@ -59,7 +67,7 @@ def webp(kind: bytes, body: bytes) -> bytes:
 
 def reason(image: bytes) -> str:
     with pytest.raises(ImageError) as refused:
-        grey_pixels(image, HEIGHT, WIDTH)
+        pixels_of(image, GREY)
     return str(refused.value)
 
 
@@ -71,15 +79,15 @@ def test_a_colour_picture_becomes_grey_by_luminance(format_: str) -> None:
 
 def test_raw_pixels_stay_what_they_are() -> None:
     pixels = bytes(number % 256 for number in range(HEIGHT * WIDTH))
-    assert grey_pixels(pixels, HEIGHT, WIDTH) == pixels
+    assert pixels_of(pixels, GREY) == pixels
     like_a_jpeg = b"\xff\xd8\xff" + pixels[3:]
-    assert grey_pixels(like_a_jpeg, HEIGHT, WIDTH) == like_a_jpeg
+    assert pixels_of(like_a_jpeg, GREY) == like_a_jpeg
 
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_file_of_as_many_bytes_as_the_model_has_pixels_is_a_file(format_: str) -> None:
     picture = saved(smooth_picture(), format_)
-    assert grey_pixels(picture, 1, len(picture)) != picture
+    assert pixels_of(picture, PixelFormat(1, len(picture))) != picture
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -202,6 +210,99 @@ def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     assert "scans; at most" in reason(progressive[:-2] + b"\xff\xda" * MAX_JPEG_SCANS + b"\xff\xd9")
 
 
+def test_a_large_jpeg_of_many_scans_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scan costs time for every pixel, even if it takes ten bytes."""
+    whole = saved(Image.new("RGB", (4_096, 4_096), (9, 9, 9)), "JPEG", progressive=True)
+    last = whole[whole.rfind(b"\xff\xda") : -2]
+    scans = whole.count(b"\xff\xda")
+    most = MAX_SCANNED_PIXELS // MAX_PIXELS
+    assert decoded(whole[:-2] + (most - scans) * last + b"\xff\xd9").std() == 0
+
+    def decode(*_given: object) -> None:
+        raise AssertionError("it is decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
+    bomb = whole[:-2] + (most - scans + 1) * last + b"\xff\xd9"
+    assert reason(bomb) == (
+        f"the JPEG has 4096 x 4096 pixels in {most + 1} scans; "
+        f"at most {MAX_SCANNED_PIXELS} pixels times scans are taken"
+    )
+
+
+def test_scans_of_a_thumbnail_are_none_of_the_picture() -> None:
+    thumbnail = saved(smooth_picture(64, 64), "JPEG", progressive=True)
+    whole = saved(smooth_picture(), "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", 2 + len(thumbnail)) + thumbnail
+    header = image_header(whole[:2] + segment + whole[2:])
+    assert header is not None
+    assert (header.width, header.height) == (WIDTH, HEIGHT)
+    assert header.scans(whole[:2] + segment + whole[2:]) == 1
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_model_of_three_colours_gets_them(format_: str) -> None:
+    picture = smooth_picture()
+    assert np.abs(coloured(saved(picture, format_)) - np.asarray(picture).astype(np.int64)).max() <= 3
+
+
+def test_every_kind_of_picture_becomes_rgb() -> None:
+    picture = smooth_picture()
+    colours, grey = np.asarray(picture).astype(np.int64), grey_of(picture)
+    assert np.abs(coloured(saved(picture.convert("CMYK"), "JPEG")) - colours).max() <= 4
+    assert np.abs(coloured(saved(picture.quantize(256), "PNG")) - colours).mean() < 8
+    assert set(np.unique(coloured(saved(picture.convert("1"), "PNG")))) == {0, 255}
+    grey16 = Image.fromarray((grey * 257).astype(np.uint16))
+    for image in (grey16, picture.convert("L")):
+        assert np.abs(coloured(saved(image, "PNG")) - grey[:, :, None]).max() <= 1
+    half = picture.convert("RGBA")
+    half.putalpha(128)
+    assert np.abs(coloured(saved(half, "PNG")) - colours * 128 / 255).max() <= 2
+    assert np.abs(coloured(saved(half.convert("LA"), "PNG")) - grey[:, :, None] * 128 / 255).max() <= 2
+    assert coloured(saved(picture.quantize(256), "PNG", transparency=bytes(256))).max() == 0
+
+
+def test_raw_colours_stay_what_they_are_and_grey_ones_are_not_enough() -> None:
+    pixels = bytes(number % 251 for number in range(3 * HEIGHT * WIDTH))
+    assert pixels_of(pixels, RGB) == pixels
+    with pytest.raises(ImageError, match=rf"or {HEIGHT} x {WIDTH} RGB pixels, {3 * HEIGHT * WIDTH} bytes; got 384"):
+        pixels_of(bytes(HEIGHT * WIDTH), RGB)
+
+
+@pytest.mark.parametrize(
+    "nothing", [png(0, 8, 8, 0, b""), png(8, 0, 8, 2, b""), jpeg_header(0)], ids=["no-width", "no-height", "jpeg"]
+)
+def test_a_picture_without_pixels_is_refused(nothing: bytes) -> None:
+    assert "pixels, which is none" in reason(nothing)
+
+
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\xe1\0\x02", b"\xff\xd0"])
+def test_a_header_is_not_looked_for_without_end(filler: bytes) -> None:
+    whole = saved(smooth_picture(), "JPEG")
+    assert image_header(whole[:2] + 10 * filler + whole[2:]) is not None
+    endless = whole[:2] + 10_000 * filler + whole[2:]
+    assert image_header(endless) is None
+    assert reason(endless) == "the JPEG cannot be decoded: it is damaged or incomplete"
+
+
+@given(st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", b""]), st.binary(max_size=200))
+def test_any_bytes_have_a_header_or_none(start: bytes, rest: bytes) -> None:
+    image = start + rest
+    header = image_header(image)
+    assert header is None or header.scans(image) >= 1
+    assert image_tokens(image) >= 1
+
+
+def test_an_image_costs_by_its_pixels_or_by_its_bytes_if_they_are_more() -> None:
+    flat = saved(Image.new("L", (1_024, 1_024)), "PNG")
+    assert len(flat) < 5_000
+    assert image_tokens(flat) == 1_024
+    assert image_tokens(bytes(64)) == image_tokens(b"") == 1
+    assert image_tokens(bytes(10_240)) == 10
+    assert image_tokens(png(BOMB_SIDE, BOMB_SIDE, 8, 2, b"")) == 1, "it is refused, not charged"
+    stuffed = png(8, 8, 8, 0, bytes(72))
+    assert image_tokens(stuffed[:33] + chunk(b"tEXt", bytes(20_000)) + stuffed[33:]) == 20
+
+
 @pytest.mark.parametrize("format_", ["PNG", "WEBP"])
 def test_an_animation_is_refused(format_: str) -> None:
     picture = smooth_picture()
@@ -227,7 +328,7 @@ def test_damaged_bytes_are_decoded_or_refused_and_nothing_else(format_: str) -> 
         for _ in range(chance.choice((1, 3, 20))):
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         try:
-            assert len(grey_pixels(bytes(damaged), HEIGHT, WIDTH)) == HEIGHT * WIDTH
+            assert len(pixels_of(bytes(damaged), GREY)) == HEIGHT * WIDTH
         except ImageError:
             refused += 1
     assert refused > 0
@@ -250,4 +351,4 @@ def test_memory_that_runs_out_is_not_the_pictures_fault(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Image.Image, "convert", out_of_memory)
     with pytest.raises(MemoryError):
-        grey_pixels(saved(smooth_picture(), "PNG"), HEIGHT, WIDTH)
+        pixels_of(saved(smooth_picture(), "PNG"), GREY)

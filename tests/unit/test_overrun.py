@@ -12,6 +12,7 @@ from fairlane.schema_files import default_codec
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.capacity import CapacityMeter, MeasuredRun
 from inference_consumers.consumer import InferenceConsumer, Prefetch
+from inference_consumers.engine_ends import EndKind, EngineEnd
 from inference_consumers.overrun import MOST_TIMES_LONGER, REPORTED_AFTER_MS, RunWatch
 from tests.unit.driver_bench import OK, PATIENCE, DriverBench, named
 
@@ -130,8 +131,29 @@ def test_a_hung_engine_is_ended(made: Stuck, capsys: pytest.CaptureFixture[str])
     made.poll_for(PATIENCE.hung_ms)
     assert not made.bench.host.killed
     made.poll_for(STEP_MS)
-    assert made.bench.host.killed == ["it made no progress for 120 s"]
+    assert made.bench.host.killed == [EngineEnd(EndKind.HUNG, "it made no progress for 120 s")]
     assert "engine_hung" in "".join(capsys.readouterr())
+
+
+def test_an_engine_that_somebody_stopped_is_ended_but_did_not_hang(made: Stuck) -> None:
+    made.poll_for(PATIENCE.hung_ms // 2)
+    made.bench.host.is_stopped = True
+    made.poll_for(PATIENCE.hung_ms // 2 + STEP_MS)
+    (end,) = made.bench.host.killed
+    assert (end.kind, end.is_own) == (EndKind.STOPPED, False)
+
+
+def test_a_hang_that_was_not_watched_all_the_time_is_no_proof() -> None:
+    watch = RunWatch(PATIENCE, 0, None)
+    late_ms = 60_000
+    for now_ms in (*range(0, 60_001, 1_000), *range(60_000 + late_ms, 300_000, 1_000)):
+        watch.look(now_ms)
+        if watch.is_hung:
+            break
+    assert watch.is_hung
+    assert not watch.end.is_own
+    watch.look(now_ms + 1_000)
+    assert watch.end.is_own, "for as long without the gap"
 
 
 def test_what_was_cancelled_is_answered_wherever_it_is(made: Stuck) -> None:

@@ -1,6 +1,6 @@
 """What becomes of work whose run failed: the item at fault is found, and no other pays for it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -10,8 +10,11 @@ from fairlane.conversations.turns import newest_half
 from fairlane.outcomes import Code
 from fairlane.records import HistoryUse, Message, Passage
 from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.engine_ends import EndKind, EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem
 from inference_consumers.retries import (
+    LONE_ENDS_OF_POISON,
+    MAX_ENDS,
     MAX_TRIES,
     Again,
     RetryQueue,
@@ -20,7 +23,7 @@ from inference_consumers.retries import (
     after_failure,
     after_problem,
 )
-from tests.unit.driver_bench import named
+from tests.unit.driver_bench import CRASHED, KILLED, named
 
 BROKEN = Problem("RuntimeError")
 NO_MEMORY = Problem("MemoryError", out_of_memory=True)
@@ -51,7 +54,11 @@ def settle_all(works: list[ReceivedWork], bad: set[str], *, kills: bool) -> tupl
             assert not served & ids(again.work)
             served |= ids(again.work)
             continue
-        verdict = after_death(again.work, "gone") if kills else after_problem(again.work, BROKEN, 0, 0.0)
+        alone = len(again.work) == 1
+        if kills:
+            verdict = after_death(again.work, CRASHED, alone=alone)
+        else:
+            verdict = after_problem(again.work, BROKEN, 0, 0.0, alone=alone)
         for work, failure in verdict.failed:
             assert work.request_id not in failed
             failed[work.request_id] = failure
@@ -70,10 +77,10 @@ def test_exactly_the_items_at_fault_fail(count: int, bad_numbers: set[int], kill
 
 
 @given(st.integers(2, 32), st.integers(0, 31))
-def test_one_that_kills_engines_kills_three(count: int, number: int) -> None:
-    """The batch, the batch again, and then it alone; its neighbours run apart from it."""
+def test_one_that_kills_engines_kills_four(count: int, number: int) -> None:
+    """The batch, the batch again, and then it alone, twice; its neighbours run apart from it."""
     _, _, runs = settle_all(items(count), {f"id-{number % count}"}, kills=True)
-    assert runs == 2 + count
+    assert runs == 3 + count
 
 
 def test_one_that_breaks_a_run_costs_as_many_runs_as_there_are_halves() -> None:
@@ -82,39 +89,105 @@ def test_one_that_breaks_a_run_costs_as_many_runs_as_there_are_halves() -> None:
 
 
 def test_a_lone_one_in_a_dying_process_is_tried_once_more_too() -> None:
-    verdict = after_death(items(1), "gone")
+    verdict = after_death(items(1), CRASHED, alone=True)
     assert [again.alone for again in verdict.again] == [False]
-    assert after_death(verdict.again[0].work, "killed by SIGKILL").failed[0][1] == Failure(
-        Code.POISON, "the engine's process dies on this item: killed by SIGKILL"
+    assert after_death(verdict.again[0].work, CRASHED, alone=True).failed[0][1] == Failure(
+        Code.POISON, "the engine's process ends on this item alone: killed by SIGSEGV"
     )
+
+
+@pytest.mark.parametrize("kind", [EndKind.KILLED, EndKind.STOPPED, EndKind.LOST])
+def test_what_others_did_to_the_engine_is_not_the_items_doing(kind: EndKind) -> None:
+    work = tuple(items(1))
+    for _ in range(MAX_ENDS - 1):
+        verdict = after_death(work, EngineEnd(kind, "gone"), alone=True)
+        assert not verdict.failed
+        (again,) = verdict.again
+        work = again.work
+    ((_, failure),) = after_death(work, EngineEnd(kind, "gone"), alone=True).failed
+    assert (failure.code, failure.message) == (
+        Code.RETRIES_EXHAUSTED,
+        "the engine's process ended 5 times while it ran, at last: gone",
+    )
+
+
+def test_what_an_item_went_through_beside_others_is_no_proof() -> None:
+    (suspect,) = items(1)
+    suspect = replace(suspect, ends=1)
+    for _ in range(MAX_ENDS - 2):
+        (again,) = after_death([suspect], CRASHED, alone=False).again
+        assert again.alone
+        (suspect,) = again.work
+    assert suspect.lone_ends == 0
+    (again,) = after_problem([suspect], BROKEN, 0, 0.0, alone=False).again
+    assert again.work == (suspect,)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What happened to a run: the kind of its end, and how many neighbours there were."""
+
+    kind: EndKind
+    neighbours: int
+
+
+@given(st.lists(st.builds(Ended, st.sampled_from(EndKind), st.integers(0, 3)), min_size=12, max_size=12))
+def test_only_what_ended_an_engine_alone_is_poison_and_everything_ends(history: list[Ended]) -> None:
+    """Whatever happens to an item: its verdict comes within a bounded number of runs, and needs its own proof."""
+    work, proofs, told = named("innocent"), 0, ""
+    for number, ended in enumerate(history, 1):
+        others = [named(f"other-{place}") for place in range(ended.neighbours)]
+        alone = not others
+        verdict = after_death([work, *others], EngineEnd(ended.kind, "gone"), alone=alone)
+        proofs += alone and EngineEnd(ended.kind, "gone").is_own
+        told = next((failure.code for one, failure in verdict.failed if one.request_id == "innocent"), "")
+        again = [one for entry in verdict.again for one in entry.work if one.request_id == "innocent"]
+        assert len(again) + bool(told) == 1, "an item is either answered or run again"
+        if told:
+            assert number <= MAX_ENDS
+            break
+        (work,) = again
+    assert told
+    assert (told == Code.POISON) == (proofs >= LONE_ENDS_OF_POISON)
+
+
+@given(st.lists(st.sampled_from([kind for kind in EndKind if not EngineEnd(kind, "").is_own]), max_size=2))
+def test_an_innocent_item_outlives_two_ends_from_outside_after_two_bad_neighbours(outside: list[EndKind]) -> None:
+    (first,) = after_death([named("a"), named("b")], CRASHED, alone=False).again
+    second = after_death(first.work, CRASHED, alone=False).again
+    work = next(again.work for again in second if again.work[0].request_id == "a")
+    for kind in outside:
+        verdict = after_death(work, EngineEnd(kind, "gone"), alone=True)
+        assert not verdict.failed
+        ((work),) = (again.work for again in verdict.again)
 
 
 def test_who_was_in_two_crashes_runs_alone_and_the_others_together() -> None:
     known, new = items(2), [named("new-1"), named("new-2")]
-    twice = [replace(work, crashes=1) for work in known]
-    verdict = after_death([*twice, *new], "gone")
+    twice = [replace(work, ends=1) for work in known]
+    verdict = after_death([*twice, *new], KILLED, alone=False)
     together, *alone = verdict.again
     assert (ids(together.work), together.alone) == ({"new-1", "new-2"}, False)
     assert [(ids(again.work), again.alone) for again in alone] == [({"id-0"}, True), ({"id-1"}, True)]
 
 
 def test_what_is_too_large_alone_is_overloaded() -> None:
-    halves = after_problem(items(4), NO_MEMORY, 0, 0.0)
+    halves = after_problem(items(4), NO_MEMORY, 0, 0.0, alone=False)
     assert [len(again.work) for again in halves.again] == [2, 2]
-    ((_, failure),) = after_problem(items(1), NO_MEMORY, 0, 0.0).failed
+    ((_, failure),) = after_problem(items(1), NO_MEMORY, 0, 0.0, alone=True).failed
     assert (failure.code, "MemoryError" in failure.message) == (Code.OVERLOADED, True)
 
 
 def test_what_may_pass_is_tried_three_times_with_growing_pauses() -> None:
     works, now_ms, pauses = tuple(items(3)), 1_000, []
     for _ in range(MAX_TRIES - 1):
-        verdict = after_problem(works, PASSING, now_ms, 0.0)
+        verdict = after_problem(works, PASSING, now_ms, 0.0, alone=False)
         assert not verdict.failed
         (at_ms,) = {again.not_before_ms for again in verdict.again}
         pauses.append((at_ms - now_ms, len(verdict.again)))
         works, now_ms = tuple(work for again in verdict.again for work in again.work), at_ms
     assert pauses == [(100, 1), (200, 3)], "the last try is each one's own"
-    verdict = after_problem(works, PASSING, now_ms, 0.0)
+    verdict = after_problem(works, PASSING, now_ms, 0.0, alone=False)
     assert not verdict.again
     assert {failure.code for _, failure in verdict.failed} == {Code.RETRIES_EXHAUSTED}
     assert {failure.message for _, failure in verdict.failed} == {
@@ -124,7 +197,7 @@ def test_what_may_pass_is_tried_three_times_with_growing_pauses() -> None:
 
 def test_no_try_is_made_past_the_deadline() -> None:
     late, early = named("late", deadline_at_ms=1_100), named("early", deadline_at_ms=9_000)
-    verdict = after_problem([late, early], PASSING, 1_000, 0.0)
+    verdict = after_problem([late, early], PASSING, 1_000, 0.0, alone=False)
     assert [ids(again.work) for again in verdict.again] == [{"early"}]
     ((work, failure),) = verdict.failed
     assert (work.request_id, failure.code) == ("late", Code.RETRIES_EXHAUSTED)

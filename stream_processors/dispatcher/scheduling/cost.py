@@ -7,7 +7,7 @@ from fairlane.cost_tokens import cost_tokens
 from fairlane.outcomes import Outcome
 from fairlane.records import ModelVersion, UsageEvent
 
-_BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 _EXPECTED_OUTPUT_TOKENS = 256
 _MIN_RATIO, _MAX_RATIO = 1 / 256, 16.0
 
@@ -100,7 +100,7 @@ class CostModel:
 
 
 def _plain_prompt_tokens(input_bytes: int) -> int:
-    return max(1, input_bytes // _BYTES_PER_TOKEN)
+    return max(1, input_bytes // BYTES_PER_TOKEN)
 
 
 def actual_cost(usage: UsageEvent) -> int:

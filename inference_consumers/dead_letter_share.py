@@ -1,0 +1,81 @@
+"""When so much of the work ends among the dead letters that the engine or the topic must be at fault. Pure.
+
+Every tenant counts the same, however much it sends: it has a window of its own, so that a flood of one pushes nobody
+else's items out, and the one that fares worst does not count at all. So no single tenant can end a consumer, whatever
+it sends. What that gives up: as long as one tenant alone is served, its dead letters do not end the consumer, even if
+the engine is at fault; the consumer's reports of its health and the alarm on dead letters tell of that.
+
+What cannot be read is no tenant's fault, and counts by itself.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+WINDOW_ITEMS = 200
+"""The latest items of all, for what cannot be read."""
+
+TENANT_ITEMS = 20
+"""The latest items of one tenant."""
+
+LEAST_ITEMS = 10
+"""Fewer say nothing."""
+
+MAX_AGE_MS = 600_000
+"""What is older is no reason to end anything: a tenant of which nothing was heard since is not one that fares badly."""
+
+MAX_TENANTS = 1_000
+"""Beyond it the one that was heard of longest ago is forgotten."""
+
+
+@dataclass(slots=True)
+class _Latest:
+    """A tenant's latest items; ``heard_at_ms`` is the time of the last."""
+
+    dead: deque[bool]
+    heard_at_ms: int = 0
+
+    @property
+    def share(self) -> float:
+        return sum(self.dead) / len(self.dead)
+
+
+@dataclass(slots=True)
+class DeadLetterShare:
+    """How much of the latest work went to the dead letters. One thread at a time.
+
+    Attributes:
+        max_share: more than this part of the latest items is no bad item any more, but a bad engine or topic.
+    """
+
+    max_share: float
+    _tenants: OrderedDict[str, _Latest] = field(default_factory=OrderedDict)
+    _unreadable: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW_ITEMS))
+
+    def settled(self, tenant: str | None, *, dead: bool, now_ms: int) -> None:
+        """Another item is settled; None for the tenant of what cannot be read."""
+        self._unreadable.append(tenant is None and dead)
+        if tenant is None:
+            return
+        latest = self._tenants.get(tenant)
+        if latest is None:
+            latest = self._tenants[tenant] = _Latest(deque(maxlen=TENANT_ITEMS))
+        latest.dead.append(dead)
+        latest.heard_at_ms = now_ms
+        self._tenants.move_to_end(tenant)
+        while len(self._tenants) > MAX_TENANTS or self._oldest_at_ms() < now_ms - MAX_AGE_MS:
+            self._tenants.popitem(last=False)
+
+    def exceeded(self) -> str | None:
+        """What to say of it when there is too much; None when there is not."""
+        unreadable = sum(self._unreadable)
+        if len(self._unreadable) >= LEAST_ITEMS and unreadable > self.max_share * len(self._unreadable):
+            return f"{unreadable} of the latest {len(self._unreadable)} items could not be read"
+        counted = sorted(self._tenants.values(), key=lambda latest: (latest.share, len(latest.dead)))[:-1]
+        items = sum(len(latest.dead) for latest in counted)
+        if items < LEAST_ITEMS or sum(latest.share for latest in counted) <= self.max_share * len(counted):
+            return None
+        dead = sum(sum(latest.dead) for latest in counted)
+        return f"{dead} of the latest {items} items of all tenants but the worst went to the dead letters"
+
+    def _oldest_at_ms(self) -> int:
+        return next(iter(self._tenants.values())).heard_at_ms

@@ -1,0 +1,59 @@
+"""What the kernel says of processes. Nothing here fails: what cannot be read is not known."""
+
+import contextlib
+from pathlib import Path
+
+from inference_consumers.engine_ends import oom_kills
+
+_STOPPED = ("T", "t")
+"""By a signal, and by a debugger (proc(5), the state in /proc/PID/stat)."""
+
+
+def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether somebody stopped a process, or one that it started."""
+    waiting = [str(pid)]
+    while waiting:
+        folder = proc / waiting.pop()
+        # The name of the program stands in parentheses, and may hold any character.
+        if _text(folder / "stat").rpartition(")")[2].strip()[:1] in _STOPPED:
+            return True
+        with contextlib.suppress(OSError):
+            for children in folder.glob("task/*/children"):
+                waiting += _text(children).split()
+    return False
+
+
+class OomKills:
+    """How many processes of this one's control group the kernel has ended for want of memory."""
+
+    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+        """An engine's process is in the same group as its consumer."""
+        self._file = next((file for file in _counters(proc, cgroups) if _read(file) is not None), None)
+
+    def count(self) -> int | None:
+        """None where the kernel does not say."""
+        return None if self._file is None else _read(self._file)
+
+
+def _counters(proc: Path, cgroups: Path) -> list[Path]:
+    """Where the count may stand. In a container, the group's own folder is often the root of what can be seen."""
+    files = []
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:
+            files += [cgroups / path.lstrip("/") / "memory.events", cgroups / "memory.events"]
+        elif "memory" in controllers.split(","):
+            memory = cgroups / "memory"
+            files += [memory / path.lstrip("/") / "memory.oom_control", memory / "memory.oom_control"]
+    return files
+
+
+def _read(file: Path) -> int | None:
+    return oom_kills(_text(file))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

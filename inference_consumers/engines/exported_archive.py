@@ -1,0 +1,160 @@
+"""Whether loading an exported program runs nothing but what a model is made of. ``torch.export.load`` does not ask.
+
+Its archive (``.pt2``) may hold pickles, which it unpickles without a limit (weights and constants that say so, objects,
+and sample inputs that are no plain tensors); libraries that were compiled from the program, which it loads; expressions
+and guards, which it evaluates as Python; and the names of what the program calls, which may be anything inside torch.
+Everything that is not on a list here is refused before torch looks at it.
+"""
+
+import ast
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Archive(Protocol):
+    """torch's own reader, so that what is checked is what is loaded."""
+
+    def get_file_names(self) -> list[str]: ...
+
+    def read_bytes(self, file_name: str) -> bytes: ...
+
+
+class UnsafeArchiveError(Exception):
+    """Loading the archive could run code; the message names the part."""
+
+
+_PROGRAM = "models/model.json"
+_SAMPLES = "data/sample_inputs/model.pt"
+_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_PARTS = re.compile(
+    r"archive_format|archive_version|byteorder|\.data/version|\.data/serialization_id|\.format_version"
+    r"|\.storage_alignment|data/weights/weight_\d+|data/constants/tensor_\d+"
+    r"|" + "|".join(map(re.escape, (_PROGRAM, _SAMPLES, *_CONFIGS)))
+)
+
+# What a program calls: operators on tensors, and arithmetic on their sizes.
+_OPERATOR = re.compile(
+    r"torch\.ops\.(aten|prims|quantized|quantized_decomposed)\.\w+(\.\w+)?"
+    r"|torch\.ops\.higher_order\.(wrap_with_set_grad_enabled|wrap_with_autocast|cond|while_loop|map_impl|scan)"
+    r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pos|abs|eq|ne|lt|le|gt|ge|and_|or_|getitem|pow)"
+    r"|math\.(ceil|floor|trunc|sqrt|prod)|torch\.sym_(int|float|max|min|not|sum|ite|sqrt)|torch\._sym_sqrt"
+)
+# Of these operators, the ones that read or write files.
+_FILES = re.compile(r"torch\.ops\.aten\.(from_file|save)\b.*")
+
+# What expressions of sizes and guards on them are made of; no name that begins with an underscore, no other attribute.
+_NODES = (
+    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Call, ast.keyword, ast.Subscript, ast.Attribute,
+    ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
+_CALLED = frozenset(
+    {
+        *("Symbol", "Integer", "Float", "Rational", "Pow", "Add", "Mul", "Max", "Min", "Eq", "Ne", "Lt", "Le"),
+        *("Gt", "Ge"),
+        *("FloorDiv", "ModularIndexing", "Where", "PythonMod", "Mod", "CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv"),
+        *("LShift", "RShift", "PowByNatural", "FloatPow", "FloatTrueDiv", "IntTrueDiv", "TruncToFloat", "TruncToInt"),
+        *("RoundToInt", "RoundDecimal", "ToFloat", "Identity", "IsNonOverlappingAndDenseIndicator"),
+    }
+)  # fmt: skip
+_ATTRIBUTES = frozenset({"size", "shape", "ndim"})
+
+
+def check_exported(file: Path) -> None:
+    """Raises UnsafeArchiveError, and whatever torch raises for a file that is no such archive: one of an older form
+    for instance, which ``torch.export.load`` would take for a zip file full of pickles."""
+    from torch.export.pt2_archive._package import PT2ArchiveReader
+
+    with PT2ArchiveReader(str(file)) as archive:
+        check_archive(archive)
+
+
+def check_archive(archive: Archive) -> None:
+    """Raises UnsafeArchiveError for an archive with something in it that is not known to be harmless."""
+    names = archive.get_file_names()
+    for name in names:
+        if _PARTS.fullmatch(name) is None:
+            raise UnsafeArchiveError(f"it holds {_shown(name)}")
+    for config in _CONFIGS:
+        if config in names:
+            _check_config(config, archive.read_bytes(config))
+    if _SAMPLES in names:
+        _check_samples(archive.read_bytes(_SAMPLES))
+    if _PROGRAM in names:
+        _check_program(json.loads(archive.read_bytes(_PROGRAM)))
+
+
+def _check_config(name: str, content: bytes) -> None:
+    entries = json.loads(content)["config"]
+    for entry in entries.values():
+        part = str(entry.get("path_name"))
+        if entry.get("use_pickle") is not False or re.fullmatch(r"(weight|tensor)_\d+", part) is None:
+            raise UnsafeArchiveError(f"{name} names a pickle, {_shown(part)}")
+
+
+def _check_samples(content: bytes) -> None:
+    """torch tries it without code first, and then with."""
+    import torch
+
+    try:
+        torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:
+        raise UnsafeArchiveError(f"{_SAMPLES} is a pickle of more than tensors") from error
+
+
+def _check_program(program: Any) -> None:
+    for guard in program.get("guards_code") or ():
+        _check_expression("a guard", guard)
+    for part in _parts(program):
+        if "expr_str" in part:
+            _check_expression("an expression", part["expr_str"])
+        if "target" in part and "inputs" in part:
+            target = str(part["target"])
+            if _OPERATOR.fullmatch(target) is None or _FILES.fullmatch(target) is not None:
+                raise UnsafeArchiveError(f"the program calls {_shown(target)}")
+
+
+def _parts(node: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a JSON text, however deep."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+
+
+def _check_expression(what: str, text: Any) -> None:
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise UnsafeArchiveError(f"{what} of the program is none: {_shown(str(text))}") from error
+    for node in ast.walk(tree):
+        if not _is_harmless(node):
+            raise UnsafeArchiveError(f"{what} of the program may run code: {_shown(str(text))}")
+
+
+def _is_harmless(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name in _CALLED
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return name in _ATTRIBUTES
+        case ast.Name(id=name):
+            return not name.startswith("_")
+        case ast.Attribute(attr=name):
+            return name in _ATTRIBUTES
+        case ast.Constant(value=str(text)):
+            # A symbol's name, or that of an input in a guard.
+            return re.fullmatch(r"\w{0,64}", text) is not None
+        case _:
+            return isinstance(node, _NODES) and not isinstance(node, ast.Call)
+
+
+def _shown(text: str) -> str:
+    return repr(text[:80])

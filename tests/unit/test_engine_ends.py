@@ -1,0 +1,92 @@
+"""Why an engine's process ended, and what the kernel says of it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inference_consumers.engine_ends import EndKind, EngineEnd, end_by_error, end_of, oom_kills
+from inference_consumers.engine_process.process_facts import OomKills, is_stopped
+from tests.waiting import eventually
+
+
+@pytest.mark.parametrize(
+    ("status", "kernel_killed", "end", "is_own"),
+    [
+        (-signal.SIGSEGV, False, EngineEnd(EndKind.CRASHED, "killed by SIGSEGV"), True),
+        (-signal.SIGABRT, True, EngineEnd(EndKind.CRASHED, "killed by SIGABRT"), True),
+        (-signal.SIGKILL, False, EngineEnd(EndKind.KILLED, "killed by SIGKILL"), False),
+        (-signal.SIGKILL, True, EngineEnd(EndKind.OUT_OF_MEMORY, "killed by SIGKILL: out of memory"), True),
+        (-signal.SIGTERM, True, EngineEnd(EndKind.KILLED, "killed by SIGTERM"), False),
+        (-signal.SIGHUP, False, EngineEnd(EndKind.KILLED, "killed by SIGHUP"), False),
+        (-(signal.SIGRTMIN + 1), False, EngineEnd(EndKind.KILLED, f"killed by signal {signal.SIGRTMIN + 1}"), False),
+        (0, False, EngineEnd(EndKind.EXITED, "exit status 0"), True),
+        (3, True, EngineEnd(EndKind.EXITED, "exit status 3"), True),
+    ],
+)
+def test_an_exit_status_says_whose_doing_it_was(status: int, kernel_killed: bool, end: EngineEnd, is_own: bool) -> None:
+    found = end_of(status, kernel_killed=kernel_killed)
+    assert (found, found.is_own) == (end, is_own)
+
+
+def test_an_engine_that_lost_another_process_is_not_at_fault() -> None:
+    assert end_by_error("EngineDeadError") == EngineEnd(EndKind.LOST, "EngineDeadError")
+    assert end_by_error("AcceleratorError").is_own
+    assert not end_by_error("EngineDeadError").is_own
+
+
+def test_the_kernels_count_is_read_in_both_of_its_forms() -> None:
+    assert oom_kills("low 0\nhigh 2\nmax 31\noom 4\noom_kill 3\noom_group_kill 1\n") == 3
+    assert oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n") == 7
+    assert oom_kills("oom_kill_disable 0\nunder_oom 0\n") is None
+    assert oom_kills("") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("0::/system.slice/fairlane", "system.slice/fairlane/memory.events"),
+        ("0::/not-seen-from-here", "memory.events"),
+        ("4:cpu,memory:/pod/1", "memory/pod/1/memory.oom_control"),
+        ("4:memory:/docker/1", "memory/memory.oom_control"),
+    ],
+)
+def test_the_count_is_that_of_the_own_group(tmp_path: Path, line: str, file: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"7:pids:/\n{line}\n")
+    counters = tmp_path / "cgroup" / file
+    counters.parent.mkdir(parents=True)
+    counters.write_text("oom_kill 1\n")
+    kills = OomKills(tmp_path / "proc", tmp_path / "cgroup")
+    assert kills.count() == 1
+    counters.write_text("oom_kill 2\n")
+    assert kills.count() == 2
+    counters.unlink()
+    assert kills.count() is None
+
+
+def test_where_nothing_is_counted_nothing_is_known(tmp_path: Path) -> None:
+    assert OomKills(tmp_path, tmp_path).count() is None
+
+
+def test_a_process_that_was_stopped_is_seen_to_be_and_so_is_its_child() -> None:
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "input()\n"
+        "child.communicate()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        for pid in (process.pid, int(process.stdout.readline())):
+            assert not is_stopped(process.pid)
+            os.kill(pid, signal.SIGSTOP)
+            eventually(lambda: is_stopped(process.pid), 10, "a stopped process")
+            os.kill(pid, signal.SIGCONT)
+            eventually(lambda: not is_stopped(process.pid), 10, "a process that runs on")
+        process.communicate("\n", timeout=10)
+    assert not is_stopped(process.pid)

@@ -14,7 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import fairlane
 from deploy.local.__main__ import app as stack_app
 from deploy.local.layout import PROJECT_ROOT
-from deploy.settings_docs import COMPOSE_VARIABLES
+from deploy.settings_docs import COMPOSE_VARIABLES, STORAGE_VARIABLES
 from fairlane import metrics
 from fairlane.cli.app import app as fairlane_app
 from fairlane.client import RequestFields
@@ -114,7 +114,7 @@ def test_every_command_that_is_named_exists(document: Path) -> None:
 
 @each_document
 def test_every_variable_that_is_named_is_a_setting(document: Path) -> None:
-    settings = {name.upper() for name in Settings.model_fields} | COMPOSE_VARIABLES.keys()
+    settings = {name.upper() for name in Settings.model_fields} | COMPOSE_VARIABLES.keys() | STORAGE_VARIABLES.keys()
     for span in code_spans(document):
         if (found := re.fullmatch(r"([A-Z]+(?:_[A-Z]+)+)(?:=\S*)?", span)) and found[1] not in OTHER_VARIABLES:
             assert found[1] in settings, f"{document.name}: {found[1]}"

@@ -14,11 +14,21 @@ CORPUS = Path(__file__).parent / "corpus"
 """A folder for each target; every input in it is tried as it is before any mutation."""
 FINDINGS = PROJECT_ROOT / ".fairlane" / "fuzz"
 
-_CHAT = {"model": "words", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}
+_CHAT = {
+    "model": "words",
+    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+}
 _BODIES: tuple[Mapping[str, Any], ...] = (
     {**_CHAT, "max_tokens": 4, "stream": False, "stop": ["\n"], "metadata": {"job": "1"}, "seed": 7, "user": "u"},
     {**_CHAT, "fairlane": {"priority": "low", "timeout_ms": 5_000, "retrieval": {"collection": "docs", "top_k": 2}}},
-    {**_CHAT, "temperature": 0.5, "top_p": 0.9, "logprobs": True, "top_logprobs": 2, "response_format": {"type": "text"}},
+    {
+        **_CHAT,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "response_format": {"type": "text"},
+    },
     {"model": "words", "prompt": "Once", "max_tokens": 4, "logprobs": 1, "stop": "."},
     {"model": "words", "input": ["one", "two"], "encoding_format": "base64"},
     {

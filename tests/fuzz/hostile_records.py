@@ -38,7 +38,9 @@ def action(rng: Random, valid: InferenceRequest, without: frozenset[str]) -> Act
             batch = some_batch(rng, values, now_ms())
             return _batch(kind, repaired(mutated_bytes(batch, rng, values)))
         case "codecs":
-            return _records(kind, rng.choice(CODECS), [_mutated(rng, encoded, values) for _ in range(rng.randint(1, 20))])
+            return _records(
+                kind, rng.choice(CODECS), [_mutated(rng, encoded, values) for _ in range(rng.randint(1, 20))]
+            )
         case "odd-parts":
             return _records(kind, codec, [_odd(rng, encoded) for _ in range(rng.randint(1, 5))])
         case "counts":
@@ -75,13 +77,13 @@ def _mutated(rng: Random, encoded: bytes, values: Sequence[bytes]) -> dict[str, 
 def _odd(rng: Random, encoded: bytes) -> dict[str, Any]:
     key = rng.choice((None, b"", rng.randbytes(65_536), b"\xff\xfe"))
     names = ("traceparent", "ce_id", "", "x" * 20_000, "\r\n", "content-type", "é")
-    headers = [(rng.choice(names), rng.randbytes(rng.choice((0, 1, 55, 10_000)))) for _ in range(rng.choice((0, 3, 100)))]
+    headers = [
+        (rng.choice(names), rng.randbytes(rng.choice((0, 1, 55, 10_000)))) for _ in range(rng.choice((0, 3, 100)))
+    ]
     return _part(rng.choice((encoded, None, b"", rng.randbytes(900_000))), key, headers)
 
 
-def _part(
-    value: bytes | None, key: bytes | None = b"key", headers: Sequence[tuple[str, bytes]] = ()
-) -> dict[str, Any]:
+def _part(value: bytes | None, key: bytes | None = b"key", headers: Sequence[tuple[str, bytes]] = ()) -> dict[str, Any]:
     return {"value": _text(value), "key": _text(key), "headers": [(name, _text(given)) for name, given in headers]}
 
 

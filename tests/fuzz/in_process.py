@@ -36,12 +36,9 @@ def run(target: str, seconds: float, seed: int, replay: Path | None = None) -> O
         return Outcome(target, said["cases"], taken_s)
     if not number:
         raise RuntimeError(f"{target}: the process tried nothing and ended with {child.returncode}")
-    if stalled:
-        reason = stalled
-    else:
-        reason = said["reason"] if said else f"the process ended with {child.returncode}"
+    reason = stalled or (said["reason"] if said else f"the process ended with {child.returncode}")
     file = corpus.keep(target, data) if replay is None else replay
-    return Outcome(target, number, taken_s, reason, file, f"python -m tests.fuzz --target {target} --input {file}")
+    return Outcome(target, number, taken_s, reason, file, f"python -m tests.fuzz --input {file}")
 
 
 def _watch(child: subprocess.Popen[bytes], slot: Path) -> str | None:

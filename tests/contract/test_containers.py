@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -51,7 +52,8 @@ def test_our_images_carry_the_version_of_the_project_and_are_built_once() -> Non
         r'^version = "(.+)"', (PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert version is not None
-    assert {service.image for service in OWN_CONTAINERS} == {f"fairlane:{version[1]}", f"fairlane-models:{version[1]}"}
+    names = ("fairlane", "fairlane-models", "fairlane-vllm")
+    assert {service.image for service in OWN_CONTAINERS} == {f"{name}:{version[1]}" for name in names}
     builders = {service.image: service.raw["build"] for service in OWN_CONTAINERS if "build" in service.raw}
     assert builders.keys() == {service.image for service in OWN_CONTAINERS}
     assert sum("build" in service.raw for service in OWN_CONTAINERS) == len(builders)
@@ -150,7 +152,7 @@ def targets() -> set[str]:
 
 
 def test_the_stages_that_are_built_exist_and_the_services_are_the_default() -> None:
-    assert targets() == {"service", "model-preparation"}
+    assert targets() == {"service", "model-preparation", "vllm"}
     assert targets() <= stages().keys()
     assert list(stages())[-1] == services()["setup"].raw["build"]["target"]
 
@@ -174,14 +176,61 @@ def test_what_is_installed_is_pinned() -> None:
     for instruction, arguments in dockerfile():
         if instruction == "RUN":
             for command in re.findall(r"pip install ([^&]+)", arguments):
-                named = command.replace("${FAIRLANE_PIP_ARGS}", "").replace("--no-deps", "").split()
+                named = re.sub(r'--index-url "\$\{TORCH_INDEX_URL\}"|\$\{FAIRLANE_PIP_ARGS\}', "", command).split()
                 files = [named[i + 1] for i, word in enumerate(named) if word in {"-r", "-c"}]
                 packages = [word for i, word in enumerate(named) if not word.startswith("-") and word not in files]
                 pinned = "".join(requirements(Path(file).name) for file in files)
                 assert all(re.search(rf"^{package}==", pinned, re.MULTILINE) for package in packages)
-    for file in ("base.txt", "models.txt", "dev.txt"):
+    for file in ("base.txt", "models.txt", "dev.txt", "vllm.txt"):
         for line in requirements(file).splitlines():
             assert re.fullmatch(r"(#.*|[\w.\[\],-]+==[\w.+]+)?", line.strip()), f"{file}: {line}"
+
+
+def test_torch_comes_from_the_index_of_its_cpu_builds_and_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No image is built without that index, or with a build for CUDA that it had."""
+    (build,) = (arguments for _, arguments in stages()["packages"] if "-m venv" in arguments)
+    *_, torch, rest, check = (step.strip() for step in build.split("&&"))
+    assert torch == 'pip install --index-url "${TORCH_INDEX_URL}" --no-deps -c /requirements/base.txt torch'
+    assert rest == "pip install ${FAIRLANE_PIP_ARGS} -r /requirements/base.txt"
+    program = re.fullmatch(r"python -c '([^']+)'", check)
+    assert program is not None
+    for cuda, ends_with in ((None, None), ("13.0", "torch for CUDA 13.0: no CPU build")):
+        torch_module = SimpleNamespace(version=SimpleNamespace(cuda=cuda))
+        monkeypatch.setitem(sys.modules, "torch", torch_module)
+        with pytest.raises(SystemExit) as ended:
+            exec(program[1], {})  # noqa: S102 - our own Dockerfile
+        assert ended.value.code == ends_with
+    (refusal,) = (arguments for name, arguments in stages()["packages"] if name == "RUN" and "test -n" in arguments)
+    for url, status in (("", 1), ("https://index.test/cpu", 0)):
+        done = subprocess.run(
+            ("/bin/sh", "-c", refusal), env={"TORCH_INDEX_URL": url}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status
+        assert ("TORCH_INDEX_URL" in done.stderr) is bool(status)
+
+
+@pytest.mark.parametrize("service", [service for service in OWN_CONTAINERS if "build" in service.raw], ids=str)
+def test_every_image_is_built_with_the_arguments_that_its_stages_read(service: ComposeService) -> None:
+    read = {
+        arguments.partition("=")[0]
+        for instructions in stages().values()
+        for name, arguments in instructions
+        if name == "ARG"
+    }
+    assert service.raw["build"]["args"].keys() == read
+
+
+def test_the_environment_of_vllm_is_where_its_consumers_look_for_it() -> None:
+    (made,) = (arguments for _, arguments in stages()["vllm-packages"] if "-m venv" in arguments)
+    assert "--no-deps -r /requirements/vllm.txt" in made
+    (copied_from,) = (
+        arguments for name, arguments in stages()["vllm"] if name == "COPY" and "vllm-packages" in arguments
+    )
+    source, target = copied_from.removeprefix("--from=vllm-packages ").split()
+    assert source == target
+    assert f"-m venv {target}" in made
+    (service,) = (service for service in our_services() if service.is_optional)
+    assert service.environment["VLLM_PYTHON"] == f"{target}/bin/python"
 
 
 def requirements(name: str) -> str:
@@ -266,7 +315,11 @@ def find_spec(name: str) -> ModuleSpec | None:
 
 @pytest.mark.parametrize(
     ("target", "files"),
-    [("service", ["base.txt"]), ("model-preparation", ["base.txt", "models.txt", "dev.txt"])],
+    [
+        ("service", ["base.txt"]),
+        ("vllm", ["base.txt"]),
+        ("model-preparation", ["base.txt", "models.txt", "dev.txt"]),
+    ],
 )
 def test_every_package_that_is_imported_is_installed(target: str, files: list[str]) -> None:
     """Late imports too: what tests and tools bring along is not in the image."""

@@ -14,7 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import fairlane
 from deploy.local.__main__ import app as stack_app
 from deploy.local.layout import PROJECT_ROOT
-from deploy.settings_docs import COMPOSE_VARIABLES
+from deploy.settings_docs import COMPOSE_VARIABLES, STORAGE_VARIABLES
 from fairlane import metrics
 from fairlane.cli.app import app as fairlane_app
 from fairlane.client import RequestFields
@@ -85,6 +85,21 @@ def test_every_path_that_is_named_exists(document: Path) -> None:
             assert span in MADE_WHEN_NEEDED or (PROJECT_ROOT / span).exists(), f"{document.name}: {span}"
 
 
+def test_every_row_of_the_threat_model_names_a_test_and_every_hostile_test_is_named() -> None:
+    """What holds somebody without a proof is a hope; it belongs to what is not held."""
+    text = (PROJECT_ROOT / "docs" / "threat-model.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    proofs = [re.findall(r"`(tests/\S+?\.py)`", row.rsplit(" | ", 1)[-1]) for row in rows]
+    heads = [index for index, row in enumerate(rows) if row.endswith("| proof |")]
+    trusted = 1 + next(index for index, row in enumerate(rows) if row.startswith("| stranger who"))
+    held = [index for index in range(trusted, len(rows)) if index not in heads]
+    assert heads
+    assert [rows[index] for index in held if not proofs[index]] == []
+    named = {proof for of_row in proofs for proof in of_row}
+    hostile = {str(file.relative_to(PROJECT_ROOT)) for file in (PROJECT_ROOT / "tests" / "hostile").glob("test_*.py")}
+    assert hostile <= named
+
+
 @each_document
 def test_every_make_target_that_is_named_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (PROJECT_ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -114,7 +129,7 @@ def test_every_command_that_is_named_exists(document: Path) -> None:
 
 @each_document
 def test_every_variable_that_is_named_is_a_setting(document: Path) -> None:
-    settings = {name.upper() for name in Settings.model_fields} | COMPOSE_VARIABLES.keys()
+    settings = {name.upper() for name in Settings.model_fields} | COMPOSE_VARIABLES.keys() | STORAGE_VARIABLES.keys()
     for span in code_spans(document):
         if (found := re.fullmatch(r"([A-Z]+(?:_[A-Z]+)+)(?:=\S*)?", span)) and found[1] not in OTHER_VARIABLES:
             assert found[1] in settings, f"{document.name}: {found[1]}"

@@ -13,10 +13,13 @@ from deploy.settings_docs import (
     COMPOSE_VARIABLES,
     ENV_EXAMPLE,
     SETTINGS_PAGE,
+    STORAGE_VARIABLES,
     Variable,
+    env_example,
     main,
     read_compose,
     setting_variables,
+    settings_page,
     stale,
 )
 from fairlane.settings import KafkaSettings, Settings
@@ -36,20 +39,20 @@ def test_the_files_are_up_to_date() -> None:
 def test_every_setting_and_every_variable_of_compose_is_in_the_example_once() -> None:
     named = names_in((PROJECT_ROOT / ENV_EXAMPLE).read_text(encoding="utf-8"))
     assert len(set(named)) == len(named)
-    assert set(named) == SETTINGS | {variable.name for variable in COMPOSE.variables}
+    assert set(named) == SETTINGS | {variable.name for variable in COMPOSE.variables} | STORAGE_VARIABLES.keys()
 
 
 def test_every_setting_and_every_variable_of_compose_is_in_the_document_once() -> None:
     page = (PROJECT_ROOT / SETTINGS_PAGE).read_text(encoding="utf-8")
     named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert sorted(named) == sorted([*SETTINGS, *(variable.name for variable in COMPOSE.variables)])
+    assert sorted(named) == sorted([*SETTINGS, *STORAGE_VARIABLES, *(variable.name for variable in COMPOSE.variables)])
 
 
 def test_only_what_is_needed_is_asked_for_and_the_example_gives_no_password() -> None:
     text = (PROJECT_ROOT / ENV_EXAMPLE).read_text(encoding="utf-8")
     asked = dict(re.findall(r"^([A-Z0-9_]+)=(.*)$", text, re.MULTILINE))
     assert asked == {variable.name: "" for variable in COMPOSE.variables if variable.needed}
-    assert all(name.endswith("_PASSWORD") for name in asked)
+    assert {name for name in asked if not name.endswith("_PASSWORD")} == {"TORCH_INDEX_URL"}
 
 
 def test_every_explained_variable_is_used_and_every_used_one_explained() -> None:
@@ -57,6 +60,15 @@ def test_every_explained_variable_is_used_and_every_used_one_explained() -> None
     assert not COMPOSE_VARIABLES.keys() & SETTINGS
     with pytest.raises(KeyError, match="NOT_EXPLAINED"):
         read_compose("services: {a: {image: '${NOT_EXPLAINED:-b}'}}")
+
+
+def test_a_setting_may_have_another_default_in_containers() -> None:
+    compose = read_compose("services: {a: {image: b, environment: {FILES_URL: '${FILES_URL:-/elsewhere}'}}}")
+    assert compose.defaults == {"FILES_URL": "/elsewhere"}
+    assert not compose.variables
+    assert "FILES_URL" not in compose.fixed
+    assert re.search(r"^\| `FILES_URL` .*\| from .env, else `/elsewhere` \|$", settings_page(compose), re.MULTILINE)
+    assert "; in containers /elsewhere\n# FILES_URL=.fairlane/files\n" in env_example(compose)
 
 
 def test_an_uncommented_example_is_a_valid_environment(monkeypatch: pytest.MonkeyPatch) -> None:

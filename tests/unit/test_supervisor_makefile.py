@@ -24,6 +24,7 @@ TARGETS = (
     "format",
     "bench",
     "faults",
+    "fuzz",
     "up",
     "down",
     "clean",

@@ -44,6 +44,8 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
 
+LONG_AGO_S = "10000000000"
+
 SMALL_BATCH = {"RECORDER_BATCH_RECORDS": "10"}
 """Many transactions, so that there is a middle to be killed in."""
 
@@ -97,6 +99,9 @@ def start_recorder(
             "POSTGRES_DSN": dsn or database.dsn,
             "GROUP_PREFIX": unique,
             "LOG_FORMAT": "json",
+            # Records of these tests are from whenever is easy to read.
+            "USAGE_TTL_S": LONG_AGO_S,
+            "AUDIT_TTL_S": LONG_AGO_S,
         }
         process = ServiceProcess(service, shared, claims.take(name), tmp_path / f"{name}.log")
         started.append(process)

@@ -15,7 +15,6 @@ from fairlane.outcomes import Decision, Outcome
 from fairlane.records import Output
 from fairlane.request_story import RecordedReply
 from producers.gateway.edge.call_log import CallLog
-from producers.gateway.native.lookup_routes import RESULT_LIFE_MS
 from producers.gateway.pipeline.refusals import away, not_confirmed
 from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, UNCERTAIN
 from tests.unit.native_kit import (
@@ -372,12 +371,23 @@ def test_anothers_request_is_as_unknown_as_none(bench: Bench, path: str, method:
 def test_a_result_is_told_for_a_day(bench: Bench) -> None:
     reply = recorded(1, request_id=ID, at_ms=DAY_MS)
     bench.store.record(reply)
-    bench.now_ms = DAY_MS + RESULT_LIFE_MS
+    bench.now_ms = 2 * DAY_MS
     assert get(bench, f"/v1/results/{ID}").json()["output"] == {"text": "answer 1"}
     assert get(bench, f"/results/{ID}").json()["ended_at_ms"] == DAY_MS
     bench.now_ms += 1
     assert error(get(bench, f"/v1/results/{ID}")) == (404, "result_expired", None)
     assert get(bench, f"/v1/requests/{ID}").json()["status"] == "done"
+
+
+def test_a_result_that_was_removed_has_expired_and_its_decisions_are_told(bench: Bench) -> None:
+    bench.store.decide(decided(Decision.ACCEPTED, 1), decided(Decision.CACHED, 9))
+    bench.now_ms = DAY_MS
+    assert get(bench, f"/v1/results/{ID}").status_code == 202
+    bench.now_ms = DAY_MS + 10
+    assert error(get(bench, f"/v1/results/{ID}")) == (404, "result_expired", None)
+    status = get(bench, f"/v1/requests/{ID}").json()
+    assert (status["status"], status["ended_at_ms"]) == ("done", 9)
+    assert [event["event"] for event in status["events"]] == ["accepted", "cached"]
 
 
 def test_a_result_of_whatever_outcome_is_a_result(bench: Bench) -> None:
@@ -445,6 +455,7 @@ def test_a_request_that_was_refused_is_known_to_nobody(bench: Bench, monkeypatch
 
 
 def test_a_status_tells_decisions_with_their_reasons(bench: Bench) -> None:
+    bench.now_ms = 10
     bench.store.decide(
         decided(Decision.ACCEPTED, 1, inputs={"predicted_ms": "7"}),
         decided(Decision.REFUSED, 9, code="deadline_unmeetable", message="after 8 ms the deadline cannot be met"),

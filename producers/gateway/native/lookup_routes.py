@@ -21,9 +21,6 @@ from producers.gateway.native.errors import RESULT_EXPIRED, unknown_request
 from producers.gateway.native.responses import answered, not_yet
 from producers.gateway.results.request_status import Status
 
-RESULT_LIFE_MS = 86_400_000
-"""How long after its end a result is told."""
-
 RequestId = Annotated[str, Path(description="Of the request", examples=[documents.EXAMPLE_ID])]
 
 _ERRORS = documents.errors(*documents.READING)
@@ -56,16 +53,18 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
     @router.get("/results/{request_id}", responses=_RESULT, tags=["aliases"])
     @router.get("/v1/results/{request_id}", responses=_RESULT, tags=["requests"])
     async def get_result(request_id: RequestId, caller: Caller) -> Response:
-        """The final reply to a request, for 24 hours from its end; 202 while there is none yet."""
+        """The final reply to a request, for 24 hours from its end unless set otherwise; 202 while there is none yet."""
         may_read(caller)
         found = await deps.results.find(caller.tenant, checked_id(request_id))
         if found is not None:
-            if deps.clock_ms() - found.replied_at_ms > RESULT_LIFE_MS:
-                raise GatewayError(404, RESULT_EXPIRED, "results are told for 24 hours", request_id=request_id)
+            if deps.clock_ms() - found.replied_at_ms > deps.results.kept_ms:
+                raise _expired(deps, request_id)
             return answered(result_answer(found))
         known = await deps.results.status(caller.tenant, request_id)
         if known is None:
             raise unknown_request()
+        if known.status is Status.DONE and known.reply is None:
+            raise _expired(deps, request_id)
         return not_yet(request_id, known.status)
 
     @router.delete("/v1/requests/{request_id}", status_code=202, responses=_CANCEL, tags=["requests"])
@@ -87,3 +86,8 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
             return answered(status_answer(known))
         await deps.submitter.cancel(tenant, request_id)
         return answered(accepted_answer(request_id, known.status), 202)
+
+
+def _expired(deps: NativeDeps, request_id: str) -> GatewayError:
+    hours = deps.results.kept_ms / 3_600_000
+    return GatewayError(404, RESULT_EXPIRED, f"results are kept for {hours:g} hours", request_id=request_id)

@@ -48,7 +48,7 @@ class RequestStatus:
     Attributes:
         request_id: of the request.
         status: where it stands.
-        reply: once it is done, without its output where that was not looked up.
+        reply: once it is done and as long as it is kept, without its output where that was not looked up.
         submitted_at_ms: when the broker took it, as far as that is known; None before anything is recorded.
         ended_at_ms: when it was answered.
         model: that was asked for or, of one that is done, that answered; None where neither is known.
@@ -73,7 +73,7 @@ def status_of(
     accepted: Accepted | None = None,
     kept_since_ms: int = 0,
 ) -> RequestStatus | None:
-    """None when nothing is known of it, or its reply is no longer kept.
+    """None when nothing is known of it.
 
     Args:
         request_id: of the request.
@@ -96,11 +96,11 @@ def status_of(
     submitted = next((event.at_ms for event in events if event.event == "arrived"), events[0].at_ms)
     if recorded is None:
         status = _STATUS_OF_STATE.get(place.state, Status.QUEUED)
-        if status is Status.FINISHING and events[-1].at_ms < kept_since_ms:
-            return None
-        return RequestStatus(
-            request_id, status, submitted_at_ms=submitted, model=asked_model, task=asked_task, events=events
-        )
+        # Its reply was removed: that it ended is known from its decisions and costs.
+        ended_at_ms = events[-1].at_ms if status is Status.FINISHING and events[-1].at_ms < kept_since_ms else None
+        if ended_at_ms is not None:
+            status = Status.DONE
+        return RequestStatus(request_id, status, None, submitted, ended_at_ms, asked_model, asked_task, events)
     reply = recorded.reply
     model, task = reply.model or asked_model, reply.task or asked_task
     return RequestStatus(request_id, Status.DONE, reply, submitted, recorded.replied_at_ms, model, task, events)

@@ -93,6 +93,11 @@ class Results:
         await self._store.close()
 
     @property
+    def kept_ms(self) -> int:
+        """How long replies are kept, in milliseconds."""
+        return 1_000 * self._kept_s
+
+    @property
     def is_cache_available(self) -> bool:
         """Whether Redis answered of late."""
         return self._cache.is_available
@@ -178,7 +183,7 @@ class Results:
         if accepted is None and seen is None and not (history.decisions or history.replies):
             key = _accepted_key(tenant, request_id)
             accepted = await self._cache.get(key, lambda payload: decode_accepted(request_id, payload))
-        kept_since_ms = self._clock_ms() - 1_000 * self._kept_s
+        kept_since_ms = self._clock_ms() - self.kept_ms
         return status_of(request_id, history, seen, accepted, kept_since_ms)
 
     async def ended(

@@ -18,33 +18,45 @@ _CHAT = {
     "model": "words",
     "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
 }
-_BODIES: tuple[Mapping[str, Any], ...] = (
-    {**_CHAT, "max_tokens": 4, "stream": False, "stop": ["\n"], "metadata": {"job": "1"}, "seed": 7, "user": "u"},
-    {**_CHAT, "fairlane": {"priority": "low", "timeout_ms": 5_000, "retrieval": {"collection": "docs", "top_k": 2}}},
-    {
-        **_CHAT,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "logprobs": True,
-        "top_logprobs": 2,
-        "response_format": {"type": "text"},
-    },
-    {"model": "words", "prompt": "Once", "max_tokens": 4, "logprobs": 1, "stop": "."},
-    {"model": "words", "input": ["one", "two"], "encoding_format": "base64"},
-    {
-        "model": "words",
-        "task": "generate",
-        "input": {"messages": [{"role": "user", "content": "Hello"}]},
-        "parameters": {"max_tokens": 4, "temperature": 0.1, "stop": ["x"], "seed": 1, "logprobs": 2},
-        "priority": "high",
-        "metadata": {"a": "b"},
-        "group": "search",
-        "conversation_id": "c-1",
-    },
-    {"model": "words", "task": "embed", "input": {"texts": ["one", "two"]}, "timeout_ms": 2_000},
-    {"model": "words", "query": "which?", "documents": ["this", "that"], "top_n": 1},
-    {"model": "words", "image": base64.b64encode(bytes(64)).decode(), "top_n": 2},
-    {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h", "metadata": {"a": "b"}},
+_CALLS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    (
+        "/v1/chat/completions",
+        {**_CHAT, "max_tokens": 4, "stream": False, "stop": ["\n"], "metadata": {"job": "1"}, "seed": 7, "user": "u"},
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            **_CHAT,
+            "fairlane": {"priority": "low", "timeout_ms": 5_000, "retrieval": {"collection": "docs", "top_k": 2}},
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {**_CHAT, "temperature": 0.5, "top_p": 0.9, "logprobs": True, "top_logprobs": 2, "stream": True},
+    ),
+    ("/v1/completions", {"model": "words", "prompt": "Once", "max_tokens": 4, "logprobs": 1, "stop": "."}),
+    ("/v1/embeddings", {"model": "words", "input": ["one", "two"], "encoding_format": "base64"}),
+    (
+        "/v1/requests",
+        {
+            "model": "words",
+            "task": "generate",
+            "input": {"messages": [{"role": "user", "content": "Hello"}]},
+            "parameters": {"max_tokens": 4, "temperature": 0.1, "stop": ["x"], "seed": 1, "logprobs": 2},
+            "priority": "high",
+            "metadata": {"a": "b"},
+            "conversation_id": "c-1",
+        },
+    ),
+    ("/inference", {"model": "words", "task": "embed", "input": {"texts": ["one", "two"]}, "timeout_ms": 2_000}),
+    ("/v1/rank", {"model": "words", "query": "which?", "documents": ["this", "that"], "top_n": 1}),
+    ("/v1/classify", {"model": "words", "image": base64.b64encode(bytes(64)).decode(), "top_n": 2}),
+    (
+        "/v1/batches",
+        {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}},
+    ),
+)
+_ROWS: tuple[Mapping[str, Any], ...] = (
     {"custom_id": "row-1", "method": "POST", "url": "/v1/chat/completions", "body": {**_CHAT, "max_tokens": 2}},
     {"id": "row-2", "prompt": "Once", "model": "words", "max_tokens": 2},
 )
@@ -65,8 +77,15 @@ def records() -> tuple[bytes, ...]:
 
 @cache
 def bodies() -> tuple[bytes, ...]:
-    """Valid bodies of every call that takes one, and the inputs to remember."""
-    return (*remembered("bodies"), *(json.dumps(body).encode() for body in _BODIES))
+    """Valid bodies of every call that takes one, rows of files, and the inputs to remember."""
+    rows = (json.dumps(row).encode() for row in _ROWS)
+    return (*remembered("bodies"), *(body for _, body in calls()), *rows)
+
+
+@cache
+def calls() -> tuple[tuple[str, bytes], ...]:
+    """Paths of the gateway, each with a valid body."""
+    return tuple((path, json.dumps(body).encode()) for path, body in _CALLS)
 
 
 def keep(name: str, content: bytes) -> Path:

@@ -13,10 +13,6 @@ Action = Mapping[str, Any]
 KINDS = ("bodies", "lookups", "headers", "files", "sockets")
 """What ``--without`` may leave out."""
 _WEIGHTS = (60, 10, 10, 5, 15)
-_SENDING = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/requests", "/v1/rank", "/v1/classify"),
-    *("/v1/batches", "/inference"),
-)
 _LOOKUPS = (
     *("/v1/requests/{}", "/v1/requests/{}/result", "/v1/requests/{}/events", "/v1/files/{}", "/v1/files/{}/content"),
     *(
@@ -78,7 +74,10 @@ def action(rng: Random, model: str, without: frozenset[str]) -> Action:
     kinds = [(kind, weight) for kind, weight in zip(KINDS, _WEIGHTS, strict=True) if kind not in without]
     (kind,) = rng.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])
     headers = {"content-type": "application/json"}
-    body = mutated_json(rng.choice(corpus.bodies()), rng, corpus.bodies()).replace(b'"words"', f'"{model}"'.encode())
+    path, valid = rng.choice(corpus.calls())
+    seed = valid if rng.random() < 0.8 else rng.choice(corpus.bodies())
+    body = seed if rng.random() < 0.05 else mutated_json(seed, rng, corpus.bodies())
+    body = body.replace(b'"words"', f'"{model}"'.encode())
     match kind:
         case "lookups":
             method = rng.choice(("GET", "GET", "DELETE", "POST", "PUT"))
@@ -86,7 +85,7 @@ def action(rng: Random, model: str, without: frozenset[str]) -> Action:
         case "headers":
             for _ in range(rng.randint(1, 5)):
                 headers[rng.choice(_HEADERS)] = _printable(rng)
-            return _call(kind, "POST", rng.choice(_SENDING), headers, body)
+            return _call(kind, "POST", path, headers, body)
         case "files":
             boundary = rng.choice(("b", "", "x" * 300))
             head = f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'.encode()
@@ -100,7 +99,7 @@ def action(rng: Random, model: str, without: frozenset[str]) -> Action:
             given = data if rng.random() < 0.3 else mutated_bytes(data, rng, _SOCKETS)
             return {"door": "socket", "kind": kind, "data": base64.b64encode(given).decode()}
         case _:
-            return _call(kind, "POST", rng.choice(_SENDING), headers, body)
+            return _call(kind, "POST", path, headers, body)
 
 
 def _call(kind: str, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Action:

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -43,6 +44,10 @@ def pipeline(broker: str, tmp_path: Path, unique: str, registry: RegistryDouble)
         yield pipeline
 
 
+def _is_past(at: float) -> bool:
+    return monotonic() >= at
+
+
 def register_newer(registry: RegistryDouble) -> int:
     """Another spelling of the request's schema, as a newer client would register it; returns its id."""
     newer = json.loads(json.dumps(committed_schemas().writer("InferenceRequest")[1]))
@@ -62,7 +67,7 @@ def test_unknown_ids_at_2000_a_second_delay_nobody_and_hammer_no_registry(
     began = monotonic()
     with Neighbour(pipeline, "other") as neighbour:
         for second in range(FLOOD_S):
-            eventually(lambda at=began + second: monotonic() >= at, 30.0, "the next second")
+            eventually(partial(_is_past, began + second), 30.0, "the next second")
             records = [(None, under(next(ids), good)) for _ in range(FLOOD_PER_S)]
             pipeline.write(requests_topic(pipeline, "hostile"), records)
         last = pipeline.request()

@@ -46,6 +46,12 @@ class Registry:
             raise KeyError(schema_id)
         return "InferenceReply", self._files.writer("InferenceReply")[1]
 
+    def is_loaded(self, schema_id: int) -> bool:
+        return schema_id not in (NEW_ID, NO_ID)
+
+    def refresh(self) -> None:
+        raise AssertionError("a reader asks for what it meets")
+
 
 class World:
     """A decoder, and what came late."""

@@ -94,7 +94,7 @@ class ReplyLetters:
         headers = dead_letter_headers(
             where, record.timestamp_ms or None, why, self._signature, tenant=self._tenant, model=model
         )
-        key, value, headers = letter_content(record.key or b"", record.value or b"", (*headers, *record.trace))
+        key, value, headers = letter_content(record.key, record.value or b"", (*headers, *record.trace))
         try:
             self._producer.produce(
                 self.topic,

@@ -6,9 +6,10 @@ from typing import Protocol
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from fairlane import metrics, names
-from fairlane.codec import Codec, DecodeError
+from fairlane.codec import Codec, DecodeError, SchemaNotLoadedError
 from fairlane.logs import get_logger
 from fairlane.records import CapacityReport, DispatchReport, UsageEvent
+from fairlane.registry import RegistryError
 from fairlane.unreadable import message_headers
 from stream_processors.dispatcher.capacity_history import CapacityHistory
 from stream_processors.dispatcher.log_clock import LogClock
@@ -34,6 +35,10 @@ RECORD_TYPES: dict[str, type[UsageEvent] | type[CapacityReport] | type[DispatchR
 
 READER = "work_feed"
 """Of the metric of unreadable records."""
+
+_ASK_AGAIN_MS = 30_000
+"""After a schema registry did not answer. Until then what has an unknown schema is passed over: a feed that waited for
+it would hold up the decisions about everything else."""
 
 _SKEW_BEGINS_MS = 1_000
 _SKEW_ENDS_MS = 500
@@ -61,6 +66,7 @@ class WorkRecords:
         """Whether what was there before the start is done."""
         self._clock = LogClock()
         self._is_skewed = False
+        self._ask_from_ms = 0
 
     def read(self, record: Record, now_ms: int) -> FeedEvent | None:
         """The event that a record is; None when it is none, or cannot be read, or is kept."""
@@ -70,9 +76,9 @@ class WorkRecords:
             if record_type is None:
                 # Headers only: the prompt stays where it is.
                 return WorkSeen(WorkId(topic, partition, offset), dispatched_from(message_headers(record, READER)))
-            read = self._codec.decode_as(record_type, record.value())
+            read = self._decoded(record_type, record.value(), now_ms)
             check_numbers(read)
-        except (ValueError, DecodeError) as error:
+        except (ValueError, SchemaNotLoadedError) as error:
             why = error.problem if isinstance(error, DecodeError) else str(error)
             metrics.WORK_FEED_UNREADABLE.labels(topic=topic).inc()
             log.error("work_feed_unreadable", topic=topic, partition=partition, offset=offset, problem=why)
@@ -86,6 +92,20 @@ class WorkRecords:
         if isinstance(read, DispatchReport) and read.instance_id == self._instance_id and by_broker:
             self._clock.heard(read.reported_at_ms, at_ms, now_ms)
         return None if isinstance(read, UsageEvent) and not is_of_a_pool(read) else read
+
+    def _decoded(
+        self,
+        record_type: type[UsageEvent] | type[CapacityReport] | type[DispatchReport],
+        value: bytes | None,
+        now_ms: int,
+    ) -> UsageEvent | CapacityReport | DispatchReport:
+        """Raises DecodeError, or SchemaNotLoadedError while the registry that would have to be asked is away."""
+        try:
+            return self._codec.decode_any((record_type,), value, may_ask=now_ms >= self._ask_from_ms)
+        except RegistryError as error:
+            self._ask_from_ms = now_ms + _ASK_AGAIN_MS
+            log.warning("work_feed_schema_not_known", reason=str(error))
+            return self._codec.decode_any((record_type,), value, may_ask=False)
 
     def heard(self, now_ms: int) -> list[CapacityHeard]:
         """What consumers reported since the last call, with its age. Call it first when what was there at the start is

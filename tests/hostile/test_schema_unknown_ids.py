@@ -44,7 +44,7 @@ def pipeline(broker: str, tmp_path: Path, unique: str, registry: RegistryDouble)
         yield pipeline
 
 
-def _has_come(at: float) -> bool:
+def _is_past(at: float) -> bool:
     return monotonic() >= at
 
 
@@ -67,7 +67,7 @@ def test_unknown_ids_at_2000_a_second_delay_nobody_and_hammer_no_registry(
     began = monotonic()
     with Neighbour(pipeline, "other") as neighbour:
         for second in range(FLOOD_S):
-            eventually(partial(_has_come, began + second), 30.0, "the next second")
+            eventually(partial(_is_past, began + second), 30.0, "the next second")
             records = [(None, under(next(ids), good)) for _ in range(FLOOD_PER_S)]
             pipeline.write(requests_topic(pipeline, "hostile"), records)
         last = pipeline.request()

@@ -63,7 +63,7 @@ def test_damaged_bytes_pass_if_and_only_if_they_decode(record: Any, data: st.Dat
         decodes = True
     found = scan_of(record).explain(bytes(damaged), 5)
     if decodes:
-        assert found is None or found.reason.startswith(("a block of", "a number of more than"))
+        assert found is None or "a block of" in found.reason
     else:
         assert found is not None
         assert found.field
@@ -72,12 +72,12 @@ def test_damaged_bytes_pass_if_and_only_if_they_decode(record: Any, data: st.Dat
 @given(st.sampled_from(sorted(IDS)), st.binary(max_size=300))
 def test_any_bytes_pass_or_are_a_scan_error(name: str, body: bytes) -> None:
     for check in (SCANS[name].check, SCANS[name].explain):
-        error: object = None
+        found: ScanError | None = None
         try:
-            error = check(body, 0)
-        except ScanError as raised:
-            error = raised
-        assert not isinstance(error, ScanError) or "" not in {error.field, error.reason}
+            check(body, 0)
+        except ScanError as error:
+            found = error
+        assert found is None or (found.field and found.reason)
 
 
 @pytest.mark.parametrize(

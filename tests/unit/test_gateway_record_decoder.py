@@ -49,7 +49,8 @@ class Registry:
     def is_loaded(self, schema_id: int) -> bool:
         return schema_id not in (NEW_ID, NO_ID)
 
-    def refresh(self) -> None: ...
+    def refresh(self) -> None:
+        raise AssertionError("a reader asks for what it meets")
 
 
 class World:

@@ -1,7 +1,7 @@
 """From records of the log to events: what cannot be true is passed over, and what is old is known to be old."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from fairlane import headers, names
+from fairlane.codec import Codec
 from fairlane.outcomes import Outcome
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, SourceCoordinate, UsageEvent
-from fairlane.schema_files import default_codec
+from fairlane.registry import RegistryError
+from fairlane.schema_files import committed_schemas, default_codec
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState
 from stream_processors.dispatcher.work_events import CapacityHeard
 from stream_processors.dispatcher.work_records import WorkRecords
@@ -46,6 +48,7 @@ class Record:
     at_ms: int = NOW_MS
     kind: int = TIMESTAMP_LOG_APPEND_TIME
     carries: Any = None
+    schema_id: int | None = None
 
     def topic(self) -> str:
         return self.on
@@ -57,7 +60,10 @@ class Record:
         return 7
 
     def value(self) -> bytes | None:
-        return None if self.content is None else default_codec().encode(self.content)
+        if self.content is None:
+            return None
+        value = default_codec().encode(self.content)
+        return value if self.schema_id is None else b"\0" + self.schema_id.to_bytes(4, "big") + value[5:]
 
     def headers(self) -> Any:
         return self.carries
@@ -130,6 +136,48 @@ def test_a_bill_that_cannot_be_is_passed_over(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cost", [b"-1", b"9" * 400])
 def test_work_at_a_cost_that_cannot_be_is_passed_over(cost: bytes) -> None:
     is_passed_over("priority.llm.high", carries=[(headers.COST_TOKENS, cost), *WORK[1:]])
+
+
+def test_an_unknown_schema_ends_no_feed_while_the_registry_is_away() -> None:
+    """It is asked again after a while, and not for every heartbeat."""
+    registry = AwayRegistry()
+    records = WorkRecords(Codec(registry), "me")
+    records.heard(NOW_MS)
+    of_a_newer = Record(names.CONTROL_CAPACITY, REPORT, schema_id=900)
+    before = unreadable(names.CONTROL_CAPACITY)
+    for at_ms in (0, 250, 29_000):
+        assert records.read(of_a_newer, NOW_MS + at_ms) is None
+    assert (registry.asked, unreadable(names.CONTROL_CAPACITY)) == (1, before + 3)
+    assert records.read(Record(names.CONTROL_CAPACITY, REPORT), NOW_MS + 29_000) is None
+    assert len(records.heard(NOW_MS + 29_000)) == 1
+    registry.is_away = False
+    assert records.read(of_a_newer, NOW_MS + 31_000) is None
+    assert len(records.heard(NOW_MS + 31_000)) == 1
+    assert registry.asked == 2
+
+
+class AwayRegistry:
+    """A registry that has one more id of capacity reports than the files."""
+
+    def __init__(self) -> None:
+        self.is_away, self.asked = True, 0
+
+    def writer(self, record_name: str) -> tuple[int, Mapping[str, Any]]:
+        return committed_schemas().writer(record_name)
+
+    def reader(self, schema_id: int) -> tuple[str, Mapping[str, Any]]:
+        if schema_id != 900:
+            return committed_schemas().reader(schema_id)
+        self.asked += 1
+        if self.is_away:
+            raise RegistryError("away")
+        return "CapacityReport", committed_schemas().writer("CapacityReport")[1]
+
+    def is_loaded(self, schema_id: int) -> bool:
+        return schema_id != 900
+
+    def refresh(self) -> None:
+        raise AssertionError("a reader asks for what it meets")
 
 
 def is_passed_over(topic: str, content: Any = None, carries: Any = None) -> None:

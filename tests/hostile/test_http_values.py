@@ -15,7 +15,7 @@ from tests.integration.gateway_kit import Served, serving
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.alone, pytest.mark.timeout(900)]
 
 MOST_GROWTH_BYTES = 64 * 1024 * 1024
 DEEP: Final = 100_000

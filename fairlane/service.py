@@ -3,10 +3,14 @@
 import json
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import FrameType
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -16,6 +20,8 @@ from fairlane.logs import get_logger
 log = get_logger(__name__)
 
 _SCRAPE_TIMEOUT_S = 5.0
+LONGEST_SCRAPE_S = 10.0
+MOST_SCRAPES = 16
 
 
 class Readiness:
@@ -41,10 +47,44 @@ class Readiness:
 
 
 class _Server(ThreadingHTTPServer):
+    """At most ``MOST_SCRAPES`` connections, each with a thread; for one more the oldest is ended. None lasts longer
+    than ``LONGEST_SCRAPE_S``, however its other side dawdles."""
+
     daemon_threads = True
     # A new process may follow its predecessor on the port; two live ones must not share it.
     allow_reuse_address = True
     request_queue_size = 16
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[socket.socket, float] = {}
+        """Since when, the oldest first."""
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= MOST_SCRAPES:
+                self._end(next(iter(self._open)))
+            self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+            super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called twice a second."""
+        too_old_s = time.monotonic() - LONGEST_SCRAPE_S
+        with self._lock:
+            for request in [one for one, began_s in self._open.items() if began_s < too_old_s]:
+                self._end(request)
+
+    def _end(self, request: socket.socket) -> None:
+        """Its thread finds the connection closed, and ends."""
+        del self._open[request]
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's signature
         log.debug("health_request_failed", client=str(client_address))
@@ -83,6 +123,8 @@ class HealthServer:
 def _handler(readiness: Readiness) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _SCRAPE_TIMEOUT_S
+        error_message_format = "%(code)d\n"
+        error_content_type = "text/plain"
 
         def do_GET(self) -> None:
             if self.path == "/health":
@@ -102,6 +144,12 @@ def _handler(readiness: Readiness) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def send_response(self, code: int, message: str | None = None) -> None:
+            # Without the base class's banner.
+            self.send_response_only(code, message)
+            self.send_header("Date", self.date_time_string())
+            self.send_header("X-Content-Type-Options", "nosniff")
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
             pass

@@ -355,3 +355,28 @@ def test_examples_are_taken(app: FastAPI, post: Callable[[str, Any], httpx.Respo
 def operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for methods in document["paths"].values():
         yield from methods.values()
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (b'{"model": "a", "model": "b"}', "model"),
+        (b'{"model": "a", "messages": [{"role": "user", "content": "x", "content": "y"}]}', "content"),
+        (b'{"a secret of the caller\'s": 1, "a secret of the caller\'s": 2}', None),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(raw: bytes, field: str | None) -> None:
+    with pytest.raises(GatewayError) as raised:
+        parse(ChatBody, raw)
+    assert (raised.value.status, raised.value.field) == (400, field)
+    assert "twice" in raised.value.message
+    assert "secret" not in raised.value.message
+
+
+def test_a_number_of_5000_digits_is_refused_by_its_place() -> None:
+    raw = b'{"model": "a", "messages": [{"role": "user", "content": "x"}], "seed": ' + b"9" * 5_000 + b"}"
+    with pytest.raises(GatewayError) as raised:
+        parse(ChatBody, raw)
+    assert (raised.value.status, raised.value.field) == (400, "body")
+    assert "number" in raised.value.message
+    assert "999" not in raised.value.message

@@ -6,12 +6,13 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from time import monotonic
 
 import pytest
 
-from fairlane.service import HealthServer, Readiness, StopSignal
+from fairlane import service
+from fairlane.service import MOST_SCRAPES, HealthServer, Readiness, StopSignal
 from tests.waiting import eventually
 
 HOST = "127.0.0.1"
@@ -91,6 +92,44 @@ def test_silent_scrapers_hold_up_nobody(server: HealthServer) -> None:
     assert monotonic() - started < 4
     for scraper in silent:
         scraper.close()
+
+
+def test_many_connections_have_few_threads_and_the_newest_is_answered(server: HealthServer) -> None:
+    assert server.port is not None
+    before = threading.active_count()
+    silent = []
+    for _ in range(5 * MOST_SCRAPES):
+        silent.append(socket.create_connection((HOST, server.port), timeout=5))
+        # Accepted by now, for it is behind the others.
+        assert get(server, "/health")[0] == 200
+    eventually(lambda: threading.active_count() <= before + MOST_SCRAPES, what="few threads")
+    assert silent[0].recv(1) == b"", "the oldest was ended"
+    for scraper in silent:
+        scraper.close()
+
+
+def test_a_scraper_that_dawdles_is_ended(server: HealthServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LONGEST_SCRAPE_S", 0.2)
+    assert server.port is not None
+    with socket.create_connection((HOST, server.port), timeout=30) as slow:
+        slow.sendall(b"GET /metr")
+        assert slow.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "call", [b"GET /health HTTP/1.1\r\n\r\n", b"BREW / HTTP/1.1\r\n\r\n", b"x" * 70_000 + b"\r\n\r\n"]
+)
+def test_no_answer_says_what_answers(server: HealthServer, call: bytes) -> None:
+    assert server.port is not None
+    with socket.create_connection((HOST, server.port), timeout=30) as peer:
+        peer.sendall(call)
+        said = b""
+        with suppress(ConnectionError):
+            while piece := peer.recv(65_536):
+                said += piece
+    fields = [line.partition(b":")[0].lower() for line in said.partition(b"\r\n\r\n")[0].splitlines()[1:]]
+    assert b"server" not in fields
+    assert b"x-content-type-options" in fields
 
 
 def test_a_taken_port_is_no_reason_to_stop(readiness: Readiness) -> None:

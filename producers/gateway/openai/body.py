@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from json import JSONDecoder
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -10,6 +11,7 @@ from pydantic_core import ErrorDetails, from_json
 from fairlane.outcomes import Code
 from producers.gateway.errors import GatewayError
 from producers.gateway.openai.errors import INVALID_JSON, MISSING_PARAMETER
+from producers.gateway.openai.json_bounds import MOST_VALUES, has_too_many_values
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -21,15 +23,45 @@ def parse(model: type[ModelT], raw: bytes) -> ModelT:
     """The body as this model.
 
     Raises:
-        GatewayError: 400: not UTF-8, no JSON (``NaN`` and ``Infinity`` are none), nested too deeply, or not what the
-            model takes; then ``field`` is where.
+        GatewayError: 400: not UTF-8, no JSON (``NaN`` and ``Infinity`` are none), nested too deeply, a key twice in one
+            object, or not what the model takes; then ``field`` is where.
     """
+    if has_too_many_values(raw):
+        raise GatewayError(400, INVALID_JSON, f"the body has more than {MOST_VALUES} values", field="body")
     try:
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         # It says what was expected and where, and shows nothing of the body.
-        raise GatewayError(400, INVALID_JSON, f"the body is no valid JSON: {error}") from None
+        raise GatewayError(400, INVALID_JSON, f"the body is no valid JSON: {error}", field="body") from None
+    try:
+        # Two readers may take different ones of them. What was read above is UTF-8, and not deep.
+        _KEYS.decode(raw.decode())
+    except _RepeatedKeyError as error:
+        field = error.name if _NAME.fullmatch(error.name) else None
+        raise GatewayError(400, Code.INVALID, f"{field or 'a field'}: is there twice", field=field) from None
     return validated(model, value)
+
+
+class _RepeatedKeyError(Exception):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+def _no_key_twice(pairs: list[tuple[str, object]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _RepeatedKeyError(name)
+            seen.add(name)
+
+
+def _nothing(_text: str) -> None:
+    """Python refuses numbers of more than 4,300 digits, and here none matters."""
+
+
+_KEYS = JSONDecoder(object_pairs_hook=_no_key_twice, parse_int=_nothing, parse_float=_nothing)
 
 
 def validated(model: type[ModelT], value: object) -> ModelT:

@@ -68,7 +68,7 @@ def write_damaged(
 
 
 def counted(reader: str, damage: Damage) -> float:
-    return metrics.UNREADABLE_RECORDS.labels(reader=reader, problem=damage.problem or "none")._value.get()
+    return float(metrics.UNREADABLE_RECORDS.labels(reader=reader, problem=damage.problem or "none")._value.get())
 
 
 def expected_count(damage: Damage) -> int:

@@ -72,7 +72,7 @@ def read(consumer: PassingConsumer, partitions: int = 1) -> tuple[list[bytes], l
 
 
 def counted(problem: str) -> float:
-    return metrics.UNREADABLE_RECORDS.labels(reader=READER, problem=problem)._value.get()
+    return float(metrics.UNREADABLE_RECORDS.labels(reader=READER, problem=problem)._value.get())
 
 
 @pytest.mark.parametrize("where", ["first", "middle", "last"])

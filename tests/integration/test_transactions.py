@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client import REGISTRY
 
@@ -45,6 +45,7 @@ class Worker:
 
     def poll(self) -> None:
         for claim, message in self.member.poll(0.05):
+            assert isinstance(message, Message), "nothing is damaged here"
             self.claims[claim.partition, claim.offset] = claim
             self.values.append(message.value() or b"")
 

@@ -90,7 +90,7 @@ class TopicFollower(ABC):
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 100,
-                "check.crcs": True,
+                "check.crcs": self._settings.kafka_check_crcs,
             },
             READER,
         )

@@ -117,7 +117,7 @@ def read_committed_consumer(settings: KafkaSettings, group_id: str) -> ClientCon
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         # What a disk did to a batch is an error at the reader (`fairlane.unreadable`) and not an altered record.
-        "check.crcs": True,
+        "check.crcs": settings.kafka_check_crcs,
         "fetch.wait.max.ms": 100,
         "fetch.queue.backoff.ms": 10,
         "fetch.error.backoff.ms": 50,

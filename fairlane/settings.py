@@ -27,6 +27,10 @@ class KafkaSettings(BaseSettings):
     kafka_ssl_ca_file: Path | None = Field(
         None, description="CA certificates that the brokers' are checked against (PEM)"
     )
+    kafka_check_crcs: bool = Field(
+        True,
+        description="Whether consumers check the checksums of batches; off to get past a batch that a reader ends at",
+    )
     schema_registry_url: str | None = Field(
         None, description="Confluent-compatible schema registry; unset: the ids in schemas/ids.yaml"
     )

@@ -84,7 +84,7 @@ class PassingConsumer(Consumer):
         **more: object,
     ) -> None:
         super().__init__(config, **more)
-        self._search_config = config | {"enable.partition.eof": True, "check.crcs": True}
+        self._search_config = config | {"enable.partition.eof": True}
         self._reader = reader
         self.on_unreadable = on_unreadable
         self._passed_to: dict[PartitionPlace, int] = {}

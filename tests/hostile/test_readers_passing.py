@@ -72,7 +72,7 @@ def read(consumer: PassingConsumer, partitions: int = 1) -> tuple[list[bytes], l
 
 
 def counted(problem: str) -> float:
-    return metrics.UNREADABLE_RECORDS.labels(reader=READER, problem=problem)._value.get()
+    return float(metrics.UNREADABLE_RECORDS.labels(reader=READER, problem=problem)._value.get())
 
 
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
@@ -193,5 +193,5 @@ def test_headers_with_a_key_that_is_no_text_are_none_and_counted(
         message = consumer.poll(PATIENCE_S)
         assert message is not None
         found.append((message.value(), list(message_headers(message, READER))))
-    assert found == [*((value, []) for _, value in records(0)), (b"1-0", [("filler", b"." * 100)])]
+    assert found == [*((value, []) for _, value in records(0)), (b"1-0", [("filler", b"." * 1_000)])]
     assert counted(BAD_HEADERS) == before + PER_BATCH

@@ -33,7 +33,7 @@ class TrimWatch:
         self._most_bytes = max(self._most_bytes, held_bytes)
         if self._most_bytes < self.peak_bytes or held_bytes > self._most_bytes // 4:
             return False
-        self._most_bytes = held_bytes
+        self._most_bytes = 0
         return True
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fuzz import checks, hostile_calls, hostile_records, in_process, live
+from tests.fuzz import hostile_calls, hostile_records, in_process, live
 from tests.fuzz.report import Outcome
 
 _IN_PROCESS_PART = 0.3
@@ -52,7 +52,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, seed: int) -> Iterator[Outcome]:
     targets, kinds = _TARGETS[options.target]
-    targets = tuple(target for target in targets if target != "batches" or checks.BATCH_READER is not None)
     kinds = tuple(kind for kind in kinds if kind not in options.without)
     inside_s = 0.0 if options.level == "live" else options.seconds
     if options.level == "both":

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NoReturn
 
+from aiokafka.structs import TopicPartition
+
 from fairlane.codec import DecodeError
 from fairlane.names import returned_topic
 from fairlane.records import InferenceRequest
@@ -26,6 +28,7 @@ from producers.gateway.openai.requests import (
 )
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords
 from tests.fuzz import corpus
 from tests.fuzz.mutation import mutated_bytes, mutated_json
 from tests.fuzz.record_batch import repaired, some_batch
@@ -35,9 +38,7 @@ _TENANT, _REQUEST_ID = "acme", "00000000-0000-0000-0000-000000000001"
 _TOPICS = (PARTITION.topic, "backfill.acme", returned_topic("pool"))
 _URL = "/v1/chat/completions"
 _AT_MS = 1_000_000
-
-BATCH_READER: Callable[[bytes], object] | None = None
-"""Reads the bytes of record batches: records, or reasons, and no exception. None: batches are tried live alone."""
+_TP = TopicPartition("requests.acme", 0)
 
 
 class Finding(Exception):  # noqa: N818 - it is what a fuzzer looks for, not an error of its own
@@ -75,8 +76,8 @@ def bodies() -> Target:
     return Target(seeds, lambda rng: mutated_json(rng.choice(seeds), rng, seeds), check_body)
 
 
-def batches(reader: Callable[[bytes], object]) -> Target:
-    """Record batches as a broker hands them on, by a reader of them."""
+def batches() -> Target:
+    """Record batches as a broker hands them on, read as a dispatcher does: records or reasons, in order, and no end."""
     seeds, values = corpus.remembered("batches"), corpus.records()
 
     def mutated(rng: Random) -> bytes:
@@ -85,7 +86,12 @@ def batches(reader: Callable[[bytes], object]) -> Target:
         return repaired(changed) if rng.random() < 0.8 else changed
 
     def check(data: bytes) -> None:
-        reader(data)
+        records = CommittedRecords(_TP, data, [], 0)
+        position = 0
+        for record in records:
+            if record.offset < position or records.next_fetch_offset <= record.offset:
+                raise Finding("offsets out of order")
+            position = records.next_fetch_offset
 
     return Target(seeds, mutated, check)
 

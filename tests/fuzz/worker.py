@@ -29,8 +29,8 @@ def target_of(name: str) -> checks.Target:
             return checks.records()
         case "bodies":
             return checks.bodies()
-        case "batches" if checks.BATCH_READER is not None:
-            return checks.batches(checks.BATCH_READER)
+        case "batches":
+            return checks.batches()
     raise SystemExit(f"no target within a process: {name}")
 
 

@@ -23,8 +23,6 @@ from tests.stack import PostgresServer
 from tests.unit.dispatcher_bench import request
 
 SEED = 14
-NOT_YET = ("codecs", "header-bytes", "batches", "bombs")
-"""What ends a dispatcher today, or takes more memory than its container has."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +35,7 @@ def findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ------------------------------------------------------------------ runs
 
 
-@pytest.mark.parametrize("target", ["records", "bodies"])
+@pytest.mark.parametrize("target", ["records", "batches", "bodies"])
 def test_within_a_process_nothing_is_found(target: str) -> None:
     outcome = in_process.run(target, seconds=3, seed=SEED)
     assert outcome.reason is None, outcome.command
@@ -46,10 +44,9 @@ def test_within_a_process_nothing_is_found(target: str) -> None:
 
 @pytest.mark.broker
 def test_live_nothing_is_found(broker: str, postgres: PostgresServer, redis_url: str, tmp_path: Path) -> None:
-    kinds = [kind for kind in live.KINDS if kind not in NOT_YET]
     stack, tenants = tmp_path / "stack", (live.HOSTILE, live.HONEST)
     with serving(broker, postgres, stack, redis_url=redis_url, gateway_env=live.GATEWAY_ENV, tenants=tenants) as served:
-        outcome = live.attack(served, seconds=20, seed=SEED, kinds=kinds)
+        outcome = live.attack(served, seconds=20, seed=SEED, kinds=list(live.KINDS))
     assert outcome.reason is None, outcome.command
     assert outcome.figures["records written"] > 50
     assert outcome.figures["answers with 400"] > 5
@@ -134,18 +131,6 @@ def test_a_codec_that_raises_something_else_is_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(check._codec, "decode", decode)
     with pytest.raises(RecursionError):
         check(b"\0")
-
-
-def test_a_batch_reader_is_fuzzed_as_soon_as_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match="batches"):
-        worker.target_of("batches")
-    seen: list[bytes] = []
-    monkeypatch.setattr(checks, "BATCH_READER", seen.append)
-    target = worker.target_of("batches")
-    for number in range(20):
-        target.check(target.case(SEED, number))
-    assert len(seen) == 20
-    assert len(set(seen)) > 10
 
 
 # ------------------------------------------------------------------ its inputs

@@ -71,7 +71,9 @@ class CommittedRecords:
                         self.next_fetch_offset = record.offset + 1
                         yield self._record(record, header.attributes & _LOG_APPEND_TIME)
             except DecodeError as error:
-                yield self._unreadable(batch, error, header.next_offset)
+                # Behind its last record there may be bytes that are none: then nothing of it is left to be handed on.
+                if header.next_offset > self.next_fetch_offset:
+                    yield self._unreadable(batch, error, header.next_offset)
             self.inflated_bytes = 0
         # The last offsets of a batch may have been compacted away.
         self.next_fetch_offset = max(self.next_fetch_offset, header.next_offset)

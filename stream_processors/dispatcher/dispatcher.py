@@ -47,6 +47,10 @@ log = get_logger(__name__)
 _MAX_INTAKE_BATCH = 512
 _LINGER_S = 0.002
 _LINGER_FROM_ITEMS = 4
+_MOST_THAT_WAITED = 64
+"""Records that are decided after they waited for a schema, between two commits. All at once would stand in front of
+everybody else's in the next transactions."""
+
 _NOT_REGISTERED = "it is registered under none of the subjects that count, or refused"
 _TOO_MUCH_WAITS = "the schema registry does not answer, and too much waits for it"
 
@@ -92,6 +96,8 @@ class Dispatcher:
     """What was refused for now at another place, or has no earlier answer, and is to be admitted."""
     _given: dict[Claim, QueuedRequest] = field(default_factory=dict)
     """What was answered with an earlier answer, and is not committed yet."""
+    _takes_waiting: bool = True
+    """Whether something was committed since what waited for a schema was taken in."""
     _failure: Exception | None = None
     _payday: asyncio.TimerHandle | None = None
 
@@ -151,6 +157,9 @@ class Dispatcher:
     def on_room(self) -> None:
         """Something was committed or dropped: there may be room again. Spurious calls do no harm."""
         self.undecided.on_room()
+        if self.schemas:
+            self._takes_waiting = True
+            self._something_arrived.set()
 
     async def on_revoked(self) -> None:
         """Forget what waits of partitions that moved on; their new owner reads it again, and asks its quota."""
@@ -181,7 +190,7 @@ class Dispatcher:
             await self._something_arrived.wait()
             self._something_arrived.clear()
             self._raise_failure()
-            while self.undecided or self._tried_again or self.schemas.is_ready():
+            while self.undecided or self._tried_again or self._has_waited():
                 self._raise_failure()
                 if last_items >= _LINGER_FROM_ITEMS and len(self.undecided) < _MAX_INTAKE_BATCH:
                     await asyncio.sleep(_LINGER_S)
@@ -380,8 +389,10 @@ class Dispatcher:
 
     def _verdicts(self, batch: Sequence[tuple[Claim, Arrival]]) -> Iterator[tuple[Claim, Arrival, _Verdict]]:
         """What each is, in the order of its partition. What has an unknown schema waits, and all behind it."""
-        for claim, arrival in self.schemas.take(_MAX_INTAKE_BATCH):
-            yield claim, arrival, self.intake.decide(claim, arrival, _NOT_REGISTERED)
+        if self._has_waited():
+            self._takes_waiting = False
+            for claim, arrival in self.schemas.take(_MOST_THAT_WAITED):
+                yield claim, arrival, self.intake.decide(claim, arrival, _NOT_REGISTERED)
         for claim, arrival in batch:
             if self.schemas.holds(arrival.partition):
                 self.schemas.add(claim, arrival)
@@ -394,6 +405,10 @@ class Dispatcher:
             yield claim, arrival, verdict
         for claim, arrival in self.schemas.take_excess():
             yield claim, arrival, self.intake.decide(claim, arrival, _TOO_MUCH_WAITS)
+
+    def _has_waited(self) -> bool:
+        """Whether something that waited for a schema is to be decided now."""
+        return self._takes_waiting and self.schemas.is_ready()
 
     async def settle_schemas(self) -> None:
         """Look up schemas that are unknown, apart from intake."""

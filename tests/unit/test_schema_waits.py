@@ -77,6 +77,8 @@ class Waits:
         self.schemas.codec = self.codec
         self.schemas.every_s = 0.01
         self._offsets: dict[str, int] = {}
+        self.commits = True
+        """Whether something is committed now and then."""
 
     async def write(self, value: bytes, topic: str = ACME.topic) -> int:
         offset = self._offsets.get(topic, 0)
@@ -102,6 +104,8 @@ class Waits:
                 while not until():
                     for task in tasks:
                         assert not task.done(), task
+                    if self.commits:
+                        self.bench.dispatcher.on_room()
                     await asyncio.sleep(0.001)
         finally:
             for task in tasks:
@@ -206,6 +210,21 @@ def test_a_flood_of_ids_costs_a_look_up_each_interval(waits: Waits) -> None:
 
     asyncio.run(scene())
     assert waits.registry.look_ups == 1
+
+
+def test_what_waited_is_decided_in_parts_between_commits(waits: Waits) -> None:
+    """A flood that is let go at once would stand before everybody else in the next transactions."""
+
+    async def scene() -> None:
+        for number in range(90):
+            await waits.write(under(1_000 + number, number + 1))
+        waits.commits = False
+        await waits.run(lambda: len(waits.ends()) == 64)
+        waits.commits = True
+        await waits.run(lambda: len(waits.ends()) == 90)
+
+    asyncio.run(scene())
+    assert [offset for offset, _ in waits.ends()] == list(range(90))
 
 
 def test_the_look_up_holds_up_no_event_loop(waits: Waits) -> None:

@@ -31,7 +31,7 @@ TOGETHER = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "--
 ON_GIVEN_SERVERS = ("--numprocesses=0", "--alone=never")
 ALONE = ("--numprocesses=0", "--alone=only")
 AGAIN = ("--numprocesses=0",)
-LIVE = ("tests/integration/", "tests/e2e/")
+LIVE = ("tests/integration/", "tests/hostile/", "tests/e2e/")
 MOST_FILES_AGAIN = 2
 """In more of them it is not the machine."""
 # Some thirty brokers are started, few of which live long enough to be worth the second compiler's work.

@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from benchmarks.attacks import raw_produce
 from benchmarks.attacks.batches import Written, batch, gzip_of_zeros
 from benchmarks.attacks.neighbour import Neighbour, quantile
-from benchmarks.attacks.process_memory import peak_mib, reset_peak
+from benchmarks.attacks.process_memory import peak_bytes, reset_peak
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.result import Figure, Result
 from deploy.local.services import Service
@@ -182,7 +182,7 @@ def _measured(
         "attack_p99_ms": 1_000 * quantile(beside, 0.99),
         "attack_max_ms": 1_000 * max(beside),
         "requests": float(len(beside)),
-        "peak_mib": float(peak_mib(pid)),
+        "peak_mib": peak_bytes(pid) / _MIB,
     }
 
 

@@ -7,12 +7,13 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+from benchmarks.attacks.batches import Written, batch
 from fairlane.clock import now_ms
 from fairlane.records import CancelRequest, InferenceRequest, Message, RequestInput
 from fairlane.schema_files import default_codec
 from tests.fuzz import corpus
 from tests.fuzz.mutation import mutated_bytes
-from tests.fuzz.record_batch import RawRecord, batch_of, repaired, some_batch
+from tests.fuzz.record_batch import repaired, some_batch
 
 Action = Mapping[str, Any]
 
@@ -33,10 +34,9 @@ def action(rng: Random, valid: InferenceRequest, without: frozenset[str]) -> Act
     match kind:
         case "header-bytes":
             header = (rng.choice((b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80")), b"x")
-            return _batch(kind, batch_of([RawRecord(encoded, b"key", (header,))], now_ms()))
+            return _batch(kind, batch([Written(encoded, b"key", (header,))], timestamp_ms=now_ms()))
         case "batches":
-            batch = some_batch(rng, values, now_ms())
-            return _batch(kind, repaired(mutated_bytes(batch, rng, values)))
+            return _batch(kind, repaired(mutated_bytes(some_batch(rng, values, now_ms()), rng, values)))
         case "codecs":
             return _records(
                 kind, rng.choice(CODECS), [_mutated(rng, encoded, values) for _ in range(rng.randint(1, 20))]

@@ -21,10 +21,12 @@ from typing import Any
 import httpx
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+from benchmarks.attacks import raw_produce
+from benchmarks.attacks.process_memory import peak_bytes
 from fairlane.kafka import connection
 from fairlane.names import requests_topic
 from fairlane.outcomes import Outcome as ReplyOutcome
-from tests.fuzz import corpus, hostile_calls, hostile_records, record_batch
+from tests.fuzz import corpus, hostile_calls, hostile_records
 from tests.fuzz.report import Outcome
 from tests.integration.gateway_kit import Served, serving
 from tests.stack import choose_stack
@@ -185,11 +187,8 @@ def _memory_mib(pids: Mapping[str, int]) -> dict[str, float]:
     """The most that each process ever had; of one that is gone, nothing."""
     found = {}
     for name, pid in pids.items():
-        status = Path(f"/proc/{pid}/status")
-        lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
-        for line in lines:
-            if line.startswith("VmHWM:"):
-                found[f"{name} MiB"] = float(int(line.split()[1]) // 1_024)
+        with suppress(OSError):
+            found[f"{name} MiB"] = float(peak_bytes(pid) // 2**20)
     return found
 
 
@@ -236,10 +235,13 @@ class _Attacker:
     def _write_batch(self, batch: bytes) -> None:
         servers = self.served.pipeline.settings.kafka_bootstrap_servers
         try:
-            code = record_batch.produce(servers, self._topic, batch)
+            raw_produce.produce(servers, self._topic, batch)
+        except raw_produce.ProduceRefusedError as error:
+            self.refused[error.name] += 1
         except OSError:
-            code = -1
-        self.written += code == 0
+            self.refused["the broker closed the connection"] += 1
+        else:
+            self.written += 1
 
     def _write(self, action: Action) -> None:
         producer = self._producer(action["codec"])

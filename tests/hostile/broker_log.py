@@ -18,6 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aiokafka.record.util import calc_crc32c
+
+from benchmarks.attacks.batches import varint
+
 HEADER_BYTES = 61
 """Of a batch of format 2, up to the first record."""
 
@@ -39,29 +43,6 @@ _MAGIC_AT = 16
 _CRC_AT = 17
 _CHECKED_FROM = 21
 """The attributes, where what the checksum covers begins."""
-
-_POLYNOMIAL = 0x82F63B78
-
-
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
-        table.append(crc)
-    return tuple(table)
-
-
-_TABLE = _crc_table()
-
-
-def crc32c(data: bytes) -> int:
-    """The CRC-32C (Castagnoli) of some bytes."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +95,7 @@ class Batch:
             *(self.producer_id, self.producer_epoch, self.base_sequence, self.record_count),
         )
         checked = header[_CHECKED_FROM:] + body
-        return header[:_CRC_AT] + struct.pack(">I", crc32c(checked) if crc is None else crc) + checked
+        return header[:_CRC_AT] + struct.pack(">I", calc_crc32c(checked) if crc is None else crc) + checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +120,6 @@ class Record:
         for name, value in self.headers:
             body += _sized(name) + _sized(value)
         return varint(len(body) if self.length is None else self.length) + bytes(body)
-
-
-def varint(number: int) -> bytes:
-    """A number as records have it: zigzag, seven bits a byte."""
-    left = (number << 1 ^ number >> 63) & 0xFFFFFFFFFFFFFFFF
-    out = bytearray()
-    while left > 0x7F:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    out.append(left)
-    return bytes(out)
 
 
 def _sized(data: bytes | None, length: int | None = None) -> bytes:

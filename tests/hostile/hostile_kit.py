@@ -1,16 +1,13 @@
 """What the tests of hostile records share: a pipeline, a registry with the committed ids, and bytes made by hand."""
 
 import json
-from pathlib import Path
 
+from benchmarks.attacks.neighbour import Neighbour, quantile
 from fairlane import names
 from fairlane.registry import subject_of
 from fairlane.schema_files import committed_schemas
 from tests.contract.registry_double import RegistryDouble
-from tests.hostile.neighbour import Neighbour
 from tests.integration.pipeline import Pipeline
-from tests.integration.processes import ServiceProcess
-from tests.waiting import eventually
 
 
 def fill(registry: RegistryDouble) -> None:
@@ -44,12 +41,6 @@ def string(text: str) -> bytes:
     return long(len(text.encode())) + text.encode()
 
 
-def peak_bytes(process: ServiceProcess) -> int:
-    """The most memory a process had at a time."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return 1_024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
-
-
 def warm(pipeline: Pipeline, *tenants: str) -> None:
     """The first requests wait for connections, and tell nothing of the later ones."""
     replies = pipeline.replies(*tenants)
@@ -63,14 +54,20 @@ def requests_topic(pipeline: Pipeline, tenant: str) -> str:
     return names.requests_topic(pipeline.tenant(tenant))
 
 
+def neighbour(pipeline: Pipeline, tenant: str) -> Neighbour:
+    """A tenant of the pipeline that sends honest requests."""
+    return Neighbour(pipeline.settings, pipeline.codec, pipeline.tenant(tenant), pipeline.request, per_s=20.0)
+
+
 def calm_p99_s(pipeline: Pipeline, tenant: str, requests: int = 60) -> float:
     """How long the neighbour waits while nobody else sends."""
-    with Neighbour(pipeline, tenant) as neighbour:
-        eventually(lambda: len(neighbour.waits_s) >= requests, 60.0, "answers to the neighbour")
-    return neighbour.p99_s
+    with neighbour(pipeline, tenant).sending() as calm:
+        calm.wait_for(requests)
+    return quantile(calm.latencies_s(), 0.99)
 
 
-def assert_undisturbed(neighbour: Neighbour, calm_s: float) -> None:
+def assert_undisturbed(beside: Neighbour, calm_s: float) -> None:
     """The bound is loose, for these tests share a machine; it is far below what a dispatcher that waits costs."""
-    waits = f"p99 {neighbour.p99_s:.3f} s of {len(neighbour.waits_s)}, {calm_s:.3f} s without a hostile tenant"
-    assert neighbour.p99_s < max(3 * calm_s, 1.0), waits
+    p99_s = quantile(beside.latencies_s(), 0.99)
+    waits = f"p99 {p99_s:.3f} s of {beside.mark()}, {calm_s:.3f} s without a hostile tenant"
+    assert p99_s < max(3 * calm_s, 1.0), waits

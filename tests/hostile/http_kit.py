@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from time import monotonic
 from typing import Final
 
 import httpx
 
+from benchmarks.attacks.process_memory import resident_bytes
 from tests.integration.gateway_kit import CALL_TIMEOUT_S, Served
 from tests.waiting import PATIENCE_S, eventually
 
@@ -32,13 +32,6 @@ def bound_ms(quiet_p99_ms: float) -> float:
     return 3 * quiet_p99_ms + 50
 
 
-def rss_bytes(pid: int) -> int:
-    """What the process has in memory; the page cache does not count."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
-    return int(line.split()[1]) * 1024
-
-
 class PeakMemory:
     """The most that a process had, looked at all the time from the beginning of the block to its end."""
 
@@ -46,7 +39,7 @@ class PeakMemory:
         self._pid = pid
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
-        self.peak_bytes = rss_bytes(pid)
+        self.peak_bytes = resident_bytes(pid)
 
     def __enter__(self) -> "PeakMemory":
         self._thread.start()
@@ -58,7 +51,7 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._ended.wait(0.02):
-            self.peak_bytes = max(self.peak_bytes, rss_bytes(self._pid))
+            self.peak_bytes = max(self.peak_bytes, resident_bytes(self._pid))
 
 
 class Honest:

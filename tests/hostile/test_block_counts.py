@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from benchmarks.attacks.process_memory import peak_bytes
 from fairlane import headers, names
 from fairlane.codec import DecodeProblem
 from fairlane.outcomes import Code, Outcome
 from fairlane.record_bounds import MAX_REQUEST_BYTES
 from fairlane.records import InferenceReply, RequestInput, SourceCoordinate
-from tests.hostile.hostile_kit import assert_undisturbed, calm_p99_s, long, peak_bytes, requests_topic, string, warm
-from tests.hostile.neighbour import Neighbour
+from tests.hostile.hostile_kit import assert_undisturbed, calm_p99_s, long, neighbour, requests_topic, string, warm
 from tests.integration.pipeline import Pipeline, header, unique_name
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
@@ -54,17 +54,17 @@ def rejected(pipeline: Pipeline, places: list[SourceCoordinate]) -> list[Inferen
 
 def test_a_million_empty_messages_cost_nobody_anything(pipeline: Pipeline) -> None:
     dispatcher = pipeline.processes["dispatcher-1"]
-    pid, calm_s, before = dispatcher.pid, calm_p99_s(pipeline, "other"), peak_bytes(dispatcher)
+    pid, calm_s, before = dispatcher.pid, calm_p99_s(pipeline, "other"), peak_bytes(dispatcher.pid)
     body = long(1) + long(1_000_000) + b"\x00\x00" * 1_000_000
-    with Neighbour(pipeline, "other") as neighbour:
+    with neighbour(pipeline, "other").sending() as beside:
         for batch in range(4):
             values = [(None, head(10 * batch + number) + body) for number in range(10)]
             places = pipeline.write(requests_topic(pipeline, "hostile"), values)
             for reply in rejected(pipeline, places):
                 assert (reply.field, reply.message) == ("input.messages", "1000000 items are more than 4096")
-    assert_undisturbed(neighbour, calm_s)
+    assert_undisturbed(beside, calm_s)
     # What was fetched of it, 80 MB in all, and nothing that was made of it: that would be ten times as much.
-    assert peak_bytes(dispatcher) - before < 200 * 2**20
+    assert peak_bytes(dispatcher.pid) - before < 200 * 2**20
     assert dispatcher.pid == pid
 
 

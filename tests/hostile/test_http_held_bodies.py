@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.hostile.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report, rss_bytes, said
+from benchmarks.attacks.process_memory import resident_bytes
+from tests.hostile.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report, said
 from tests.integration.gateway_kit import Served, serving
 from tests.stack import PostgresServer
 from tests.waiting import eventually
@@ -48,7 +49,7 @@ def test_held_bodies_of_a_tenant_stay_within_its_budget(served: Served) -> None:
     pid = gateway.pid
     with honest(served) as traffic, ExitStack() as opened:
         quiet_ms = traffic.p99_ms()
-        before_bytes = rss_bytes(pid)
+        before_bytes = resident_bytes(pid)
         with PeakMemory(pid) as memory:
             peers = []
             for _ in range(CONNECTIONS):
@@ -66,8 +67,8 @@ def test_held_bodies_of_a_tenant_stay_within_its_budget(served: Served) -> None:
             assert b'"too_many_body_bytes"' in answer
         opened.close()
         eventually(lambda: gateway.metric("fairlane_gateway_body_bytes") == 0, what="the end of all bodies")
-        eventually(lambda: rss_bytes(pid) < before_bytes + MOST_LEFT_BYTES, what="the memory of before the peak")
-        after_bytes = rss_bytes(pid)
+        eventually(lambda: resident_bytes(pid) < before_bytes + MOST_LEFT_BYTES, what="the memory of before the peak")
+        after_bytes = resident_bytes(pid)
     report(before=before_bytes, peak=memory.peak_bytes, after=after_bytes, quiet_ms=quiet_ms, beside_ms=beside_ms)
     # The bodies, the pieces that are being read, and the joining of some.
     assert memory.peak_bytes < before_bytes + 2 * TENANT_BUDGET_BYTES
@@ -82,7 +83,7 @@ def test_several_tenants_leave_room_in_the_budget_of_all(served: Served) -> None
     gateway = served.pipeline.processes["gateway-1"]
     pid = gateway.pid
     with honest(served) as traffic, ExitStack() as opened:
-        before_bytes = rss_bytes(pid)
+        before_bytes = resident_bytes(pid)
         with PeakMemory(pid) as memory:
             for tenant in ("a", "c", "d", "e"):
                 for _ in range(2 * TENANT_BUDGET_BYTES // BODY_BYTES):
@@ -94,14 +95,14 @@ def test_several_tenants_leave_room_in_the_budget_of_all(served: Served) -> None
         assert 3 * TENANT_BUDGET_BYTES <= held_bytes < BUDGET_BYTES
         assert memory.peak_bytes < before_bytes + BUDGET_BYTES + TENANT_BUDGET_BYTES
         opened.close()
-        eventually(lambda: rss_bytes(pid) < before_bytes + MOST_LEFT_BYTES, what="the memory of before the peak")
+        eventually(lambda: resident_bytes(pid) < before_bytes + MOST_LEFT_BYTES, what="the memory of before the peak")
     assert gateway.pid == pid
     assert gateway.alive
 
 
 def test_a_body_without_an_identity_is_not_read(served: Served) -> None:
     gateway = served.pipeline.processes["gateway-1"]
-    before_bytes = rss_bytes(gateway.pid)
+    before_bytes = resident_bytes(gateway.pid)
     stranger = head(served).replace(served.keys["a"].encode(), b"fl_0123456789abcdef_" + b"x" * 43)
     with PeakMemory(gateway.pid) as memory, ExitStack() as opened:
         for _ in range(50):

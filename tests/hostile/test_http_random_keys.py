@@ -7,8 +7,9 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from benchmarks.attacks.process_memory import resident_bytes
 from fairlane.api_keys.api_key import new_key
-from tests.hostile.http_kit import PeakMemory, bound_ms, honest, report, rss_bytes
+from tests.hostile.http_kit import PeakMemory, bound_ms, honest, report
 from tests.integration.gateway_kit import Served, serving
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
@@ -70,7 +71,7 @@ def test_valid_keys_pass_while_strangers_flood(served: Served) -> None:
     with honest(served) as traffic:
         # Longer than GRACE_S: what is remembered of the key of `a` counts no more.
         quiet_ms = traffic.p99_ms()
-        before_bytes = rss_bytes(pid)
+        before_bytes = resident_bytes(pid)
         with PeakMemory(pid) as memory, strangers(served) as statuses:
             eventually(
                 lambda: gateway.metric(refused, reason="too_many_failures") > 500, what="a flood that is refused"
@@ -82,7 +83,9 @@ def test_valid_keys_pass_while_strangers_flood(served: Served) -> None:
                 assert status_of(served, "c", "127.0.0.2") == 200, "it was never used before, from another"
             limited = gateway.metric(refused, reason="too_many_failures")
             looked_up = gateway.metric(refused, reason="wrong_key") - looked_up
-    report(before=before_bytes, peak=memory.peak_bytes, after=rss_bytes(pid), quiet_ms=quiet_ms, beside_ms=beside_ms)
+    report(
+        before=before_bytes, peak=memory.peak_bytes, after=resident_bytes(pid), quiet_ms=quiet_ms, beside_ms=beside_ms
+    )
     assert set(statuses) <= {401, 429, 503}
     assert looked_up < limited / 2, "most were not looked up"
     assert memory.peak_bytes < before_bytes + MOST_GROWTH_BYTES

@@ -9,8 +9,9 @@ from itertools import cycle
 import httpx
 import pytest
 
+from benchmarks.attacks.process_memory import resident_bytes
 from producers.gateway.openai.batch_deps import MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT
-from tests.hostile.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report, rss_bytes
+from tests.hostile.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report
 from tests.integration.gateway_kit import Served, serving
 from tests.stack import PostgresServer
 from tests.waiting import eventually
@@ -70,7 +71,7 @@ def test_two_large_uploads_at_once_take_no_memory(served: Served) -> None:
     answers: list[bytes] = []
     with honest(served) as traffic:
         quiet_ms = traffic.p99_ms()
-        before_bytes = rss_bytes(pid)
+        before_bytes = resident_bytes(pid)
         with PeakMemory(pid) as memory:
             uploads = [
                 threading.Thread(target=lambda: answers.append(upload(served, "a", LARGE_BYTES)), daemon=True)
@@ -81,7 +82,9 @@ def test_two_large_uploads_at_once_take_no_memory(served: Served) -> None:
             beside_ms = traffic.p99_ms()
             for thread in uploads:
                 thread.join(UPLOAD_S)
-    report(before=before_bytes, peak=memory.peak_bytes, after=rss_bytes(pid), quiet_ms=quiet_ms, beside_ms=beside_ms)
+    report(
+        before=before_bytes, peak=memory.peak_bytes, after=resident_bytes(pid), quiet_ms=quiet_ms, beside_ms=beside_ms
+    )
     assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 2
     ids = {json.loads(answer.partition(b"\r\n\r\n")[2])["id"] for answer in answers}
     for file_id in ids:
@@ -102,7 +105,7 @@ def test_slow_uploads_of_four_tenants_leave_room_for_a_fifth(served: Served) -> 
     ended = threading.Event()
     with honest(served) as traffic, ExitStack() as opened:
         quiet_ms = traffic.p99_ms()
-        before_bytes = rss_bytes(pid)
+        before_bytes = resident_bytes(pid)
         peers = []
         for tenant, _ in zip(cycle(SLOW), range(len(SLOW) * MOST_TRANSFERS_OF_TENANT), strict=False):
             peer = opened.enter_context(connected(served))
@@ -127,8 +130,8 @@ def test_slow_uploads_of_four_tenants_leave_room_for_a_fifth(served: Served) -> 
         finally:
             ended.set()
             slow.join()
-        peak_bytes = rss_bytes(pid)
-    report(before=before_bytes, peak=peak_bytes, after=rss_bytes(pid), quiet_ms=quiet_ms, beside_ms=beside_ms)
+        peak_bytes = resident_bytes(pid)
+    report(before=before_bytes, peak=peak_bytes, after=resident_bytes(pid), quiet_ms=quiet_ms, beside_ms=beside_ms)
     assert peak_bytes < before_bytes + MOST_GROWTH_BYTES
     assert beside_ms <= bound_ms(quiet_ms)
     assert gateway.pid == pid

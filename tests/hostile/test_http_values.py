@@ -10,7 +10,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.hostile.http_kit import PeakMemory, bound_ms, connected, honest, report, rss_bytes
+from benchmarks.attacks.process_memory import resident_bytes
+from tests.hostile.http_kit import PeakMemory, bound_ms, connected, honest, report
 from tests.integration.gateway_kit import Served, serving
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
@@ -246,7 +247,7 @@ def test_no_value_is_a_mistake_of_the_gateways(served: Served) -> None:
     bodies += [(path, "", text) for path, texts in OTHERS.items() for text in texts]
     with honest(served) as traffic, served.client() as client:
         quiet_ms = traffic.p99_ms()
-        before_bytes = rss_bytes(pid)
+        before_bytes = resident_bytes(pid)
         json_type = {"content-type": "application/json"}
         for path, field, text in bodies:
             body = text.replace("MODEL", model)
@@ -265,7 +266,7 @@ def test_no_value_is_a_mistake_of_the_gateways(served: Served) -> None:
                     check(answer, f"{sent!r} to {path}")
                     assert answer.status_code == 400
         beside_ms = traffic.p99_ms(100)
-        after_bytes = rss_bytes(pid)
+        after_bytes = resident_bytes(pid)
     report(before=before_bytes, peak=after_bytes, after=after_bytes, quiet_ms=quiet_ms, beside_ms=beside_ms)
     assert mistakes(served) == []
     assert after_bytes < before_bytes + MOST_GROWTH_BYTES
@@ -297,14 +298,16 @@ def test_bodies_of_many_values_hold_up_nobody(served: Served) -> None:
 
     with honest(served) as traffic:
         quiet_ms = traffic.p99_ms()
-        before_bytes = rss_bytes(pid)
+        before_bytes = resident_bytes(pid)
         attacker = threading.Thread(target=attack, daemon=True)
         with PeakMemory(pid) as memory:
             attacker.start()
             beside_ms = traffic.p99_ms()
             ended.set()
             attacker.join(PATIENCE_S)
-    report(before=before_bytes, peak=memory.peak_bytes, after=rss_bytes(pid), quiet_ms=quiet_ms, beside_ms=beside_ms)
+    report(
+        before=before_bytes, peak=memory.peak_bytes, after=resident_bytes(pid), quiet_ms=quiet_ms, beside_ms=beside_ms
+    )
     assert statuses == {400}
     assert memory.peak_bytes < before_bytes + MOST_GROWTH_BYTES
     assert beside_ms <= bound_ms(quiet_ms)

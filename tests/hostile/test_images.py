@@ -1,7 +1,6 @@
 """Images of a tenant that means harm, through a real dispatcher, consumer and engines, with another tenant's requests
 beside them: each is refused by name, and nobody else notices."""
 
-import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from benchmarks.attacks.process_memory import peak_bytes
 from deploy.local.services import Service
 from deploy.models.prepare import prepare, recipes
 from fairlane.outcomes import Code, Outcome, Task
@@ -141,13 +141,7 @@ class Bench:
 
     def engines(self) -> dict[int, int]:
         """The most memory that each engine's process has had so far."""
-        found = {}
-        for child in psutil.Process(self.consumer.pid).children():
-            status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8")
-            most = re.search(r"VmHWM:\s+(\d+) kB", status)
-            assert most is not None
-            found[child.pid] = int(most[1]) << 10
-        return found
+        return {child.pid: peak_bytes(child.pid) for child in psutil.Process(self.consumer.pid).children()}
 
     def requests(self, images: dict[str, bytes]) -> dict[tuple[str, str], InferenceRequest]:
         """One of each model for each image, by its name and the model's."""

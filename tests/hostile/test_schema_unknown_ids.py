@@ -10,14 +10,14 @@ from time import monotonic
 
 import pytest
 
+from benchmarks.attacks.process_memory import peak_bytes
 from fairlane import names
 from fairlane.codec import DecodeProblem
 from fairlane.outcomes import Outcome
 from fairlane.registry import subject_of
 from fairlane.schema_files import committed_schemas
 from tests.contract.registry_double import RegistryDouble, running_registry
-from tests.hostile.hostile_kit import assert_undisturbed, calm_p99_s, fill, peak_bytes, requests_topic, under, warm
-from tests.hostile.neighbour import Neighbour
+from tests.hostile.hostile_kit import assert_undisturbed, calm_p99_s, fill, neighbour, requests_topic, under, warm
 from tests.integration.pipeline import Pipeline, header
 from tests.waiting import eventually
 
@@ -62,10 +62,10 @@ def test_unknown_ids_at_2000_a_second_delay_nobody_and_hammer_no_registry(
     pid, calm_s = dispatcher.pid, calm_p99_s(pipeline, "other")
     letters = pipeline.reader(names.DEAD_LETTER_REQUESTS, from_beginning=False)
     good, ids = pipeline.codec.encode(pipeline.request()), count(100_000)
-    before = peak_bytes(dispatcher)
+    before = peak_bytes(dispatcher.pid)
     registry.requests.clear()
     began = monotonic()
-    with Neighbour(pipeline, "other") as neighbour:
+    with neighbour(pipeline, "other").sending() as beside:
         for second in range(FLOOD_S):
             eventually(partial(_is_past, began + second), 30.0, "the next second")
             records = [(None, under(next(ids), good)) for _ in range(FLOOD_PER_S)]
@@ -87,8 +87,8 @@ def test_unknown_ids_at_2000_a_second_delay_nobody_and_hammer_no_registry(
     }
     per_look_up = len(committed_schemas().record_names)
     assert len(registry.requests) <= (took_s + 2) * per_look_up + 1
-    assert_undisturbed(neighbour, calm_s)
-    assert peak_bytes(dispatcher) - before < 100 * 2**20
+    assert_undisturbed(beside, calm_s)
+    assert peak_bytes(dispatcher.pid) - before < 100 * 2**20
     assert dispatcher.pid == pid
     assert dispatcher.alive
 
@@ -105,7 +105,7 @@ def test_while_the_registry_is_away_the_partition_with_the_unknown_id_waits_alon
     (place,) = pipeline.write(topic, [(None, under(register_newer(registry), pipeline.codec.encode(first)))])
     pipeline.publish("hostile", *behind)
     failed = "fairlane_schema_lookups_total"
-    with Neighbour(pipeline, "other") as neighbour:
+    with neighbour(pipeline, "other").sending() as beside:
         eventually(lambda: dispatcher.metric(failed, outcome="failed") >= 3, 60.0, "look-ups that failed")
         third = [pipeline.request() for _ in range(50)]
         pipeline.publish("third", *third)
@@ -113,7 +113,7 @@ def test_while_the_registry_is_away_the_partition_with_the_unknown_id_waits_alon
         assert dispatcher.metric("fairlane_schema_waiting_records") >= 1
     replies.read_to_end()
     assert not {first.request_id, *(request.request_id for request in behind)} & replies.by_id.keys()
-    assert_undisturbed(neighbour, calm_s)
+    assert_undisturbed(beside, calm_s)
     assert (dispatcher.pid, dispatcher.get("/health/ready")[0]) == (pid, 200)
 
     registry.answer_with = None
@@ -132,9 +132,9 @@ def test_a_registry_that_hangs_holds_up_no_end(pipeline: Pipeline, registry: Reg
         value = under(register_newer(registry), pipeline.codec.encode(first))
         pipeline.write(requests_topic(pipeline, "hostile"), [(None, value)])
         eventually(lambda: dispatcher.metric("fairlane_schema_waiting_records") == 1, what="a record that waits")
-        with Neighbour(pipeline, "other") as neighbour:
-            eventually(lambda: len(neighbour.waits_s) >= 40, what="answers to the neighbour")
-        assert_undisturbed(neighbour, calm_s)
+        with neighbour(pipeline, "other").sending() as beside:
+            beside.wait_for(40)
+        assert_undisturbed(beside, calm_s)
         assert dispatcher.stop(15.0) == 0
     finally:
         registry.hold = None

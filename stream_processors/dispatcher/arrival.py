@@ -21,5 +21,13 @@ class Arrival:
     """Why it could not be read, if so; ``value`` is what can be kept of it then."""
 
     @property
+    def size_bytes(self) -> int:
+        """What a tenant wrote of it: key, value and headers."""
+        size = len(self.value or b"") + len(self.key or b"")
+        for name, content in self.headers:
+            size += len(name) + len(content or b"")
+        return size
+
+    @property
     def coordinate(self) -> SourceCoordinate:
         return SourceCoordinate(self.partition.topic, self.partition.partition, self.offset)

@@ -58,7 +58,7 @@ class IntakeBuffer:
         waiting = self._waiting.get(claim.partition)
         if waiting is None:
             waiting = self._waiting[claim.partition] = _Waiting()
-        size = len(arrival.value or b"")
+        size = arrival.size_bytes
         waiting.records.append((claim, arrival))
         waiting.size_bytes += size
         self._records += 1
@@ -77,7 +77,7 @@ class IntakeBuffer:
             partition, waiting = next(iter(self._waiting.items()))
             waiting.deficit_bytes += _QUANTUM_BYTES
             while waiting.records and len(taken) < most and left_bytes > 0:
-                size = len(waiting.records[0][1].value or b"")
+                size = waiting.records[0][1].size_bytes
                 cost = size + _RECORD_COST_BYTES
                 if cost > waiting.deficit_bytes and len(self._waiting) > 1:
                     break

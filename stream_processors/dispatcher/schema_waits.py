@@ -175,7 +175,7 @@ class SchemaWaits:
         return claim, arrival
 
     def _account(self, line: _Line, arrival: Arrival, sign: int) -> None:
-        size_bytes = sign * len(arrival.value or b"")
+        size_bytes = sign * arrival.size_bytes
         line.size_bytes += size_bytes
         self._size_bytes += size_bytes
         self._count += sign

@@ -108,6 +108,15 @@ def test_a_crowded_partition_is_read_on_when_half_of_it_is_gone() -> None:
     assert len(told) == 2
 
 
+def test_keys_and_headers_take_room_as_values_do() -> None:
+    waiting = buffer(max_bytes=900)
+    partition = PartitionId("requests.a", 0)
+    waiting.add(Claim(partition, 0, 1), Arrival(partition, 0, 0, bytes(40), b"", (("name", bytes(56)),)))
+    assert waiting.crowded() == set()
+    waiting.add(Claim(partition, 1, 1), Arrival(partition, 1, 0, b"k", None))
+    assert waiting.crowded() == {partition}
+
+
 def test_bytes_that_wait_for_their_commit_take_room() -> None:
     assert buffer(pending=9, max_records=10)._has_room()
     assert not buffer(pending=10, max_records=10)._has_room()

@@ -17,7 +17,7 @@ MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
 """Of one answer of a broker, and one batch more (KIP-74)."""
 
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
-"""Of what was fetched or inflated and not handed on; beyond it nothing is fetched, and inflated batches go first."""
+"""Of what was fetched or inflated and not handed on; beyond it nothing is fetched, and the largest is let go."""
 
 MAX_POLL_BYTES: Final = 16 * 1024 * 1024
 MAX_TURN_BYTES: Final = 4 * 1024 * 1024
@@ -188,11 +188,14 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         self._notify(self._wait_consume_future)
 
     def _release_excess(self) -> None:
-        """Forget what is inflated beyond the bound, of those first whose turn is farthest away."""
+        """Forget what is beyond the bound: of held partitions first, then of those that take most. Who takes little
+        keeps it, however much the others take."""
         excess = self.buffered_bytes - MAX_BUFFERED_BYTES
-        for entry in reversed(self._records.values()):
+        if excess <= 0:
+            return
+        entries = [(tp, entry) for tp, entry in self._records.items() if isinstance(entry, FetchedPartition)]
+        for _, entry in sorted(entries, key=lambda one: (one[0] in self.held, one[1].size_bytes), reverse=True):
             if excess <= 0:
                 return
-            if isinstance(entry, FetchedPartition) and len(self._records) > 1:
-                excess -= entry.size_bytes
-                entry.release()
+            excess -= entry.size_bytes
+            entry.release()

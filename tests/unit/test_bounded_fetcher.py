@@ -1,0 +1,163 @@
+"""Turns of partitions at the fetcher, and what is let go when too much was fetched. Without a broker."""
+
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import errors
+from aiokafka.consumer.fetcher import FetchError
+from aiokafka.structs import TopicPartition
+
+from benchmarks.attacks.batches import batch
+from stream_processors.dispatcher.reading import bounded_fetcher
+from stream_processors.dispatcher.reading.bounded_fetcher import (
+    MAX_SLOW_TURN_RECORDS,
+    MAX_TURN_RECORDS,
+    BoundedFetcher,
+)
+from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition
+
+MIB = 1024 * 1024
+
+
+class World:
+    """A fetcher whose answers the test makes."""
+
+    def __init__(self) -> None:
+        self.fetcher: Any = BoundedFetcher.__new__(BoundedFetcher)
+        self.states: dict[TopicPartition, Any] = {}
+        self.assignment = SimpleNamespace(active=True, state_value=self.states.__getitem__)
+        self.fetcher._records = OrderedDict()
+        self.fetcher._subscriptions = SimpleNamespace(is_assigned=self.states.__contains__)
+        self.fetcher._wait_consume_future = None
+        self.fetcher._default_reset_strategy = 0
+        self.fetcher.held = self.fetcher.slow = frozenset()
+
+    def assign(self, tenant: str, position: int = 0) -> TopicPartition:
+        tp = TopicPartition(f"requests.{tenant}", 0)
+        state = SimpleNamespace(paused=False, position=position, has_valid_position=True)
+        state.consumed_to = lambda offset: setattr(state, "position", offset)
+        self.states[tp] = state
+        return tp
+
+    def fetched(self, tp: TopicPartition, data: bytes) -> FetchedPartition:
+        records = CommittedRecords(tp, data, [], self.states[tp].position)
+        entry = FetchedPartition(tp, self.assignment, records)
+        self.fetcher._records[tp] = entry
+        return entry
+
+    def drain(self, most: int = 2_000) -> dict[str, int]:
+        """How many records of each tenant a poll brings."""
+        drained = self.fetcher._drain(set(self.states), most)
+        return {tp.topic.removeprefix("requests."): len(records) for tp, records in drained.items()}
+
+
+def small(count: int) -> bytes:
+    return batch([b"x"] * count)
+
+
+def test_a_poll_takes_turns_and_who_had_one_goes_to_the_back() -> None:
+    world = World()
+    for tenant in "ab":
+        world.fetched(world.assign(tenant), small(MAX_TURN_RECORDS + 10))
+    world.fetched(world.assign("c"), small(3))
+    assert world.drain() == {"a": MAX_TURN_RECORDS, "b": MAX_TURN_RECORDS, "c": 3}
+    assert world.drain() == {"a": 10, "b": 10}
+    assert world.drain() == {}
+    for tenant in "ab":
+        world.fetched(world.assign(tenant), small(100))
+    assert world.drain(60) == {"a": 60}
+    assert world.drain(60) == {"b": 60}
+
+
+def test_slow_partitions_take_small_turns_and_held_ones_none() -> None:
+    world = World()
+    slow, held = world.assign("slow"), world.assign("held")
+    for tp in (slow, held):
+        world.fetched(tp, small(100))
+    world.fetcher.slow, world.fetcher.held = {slow}, {held}
+    assert world.drain() == {"slow": MAX_SLOW_TURN_RECORDS}
+    world.fetcher.held = frozenset()
+    assert world.drain() == {"held": 100, "slow": MAX_SLOW_TURN_RECORDS}
+
+
+def test_a_poll_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_fetcher, "MAX_POLL_BYTES", 2 * MIB)
+    world = World()
+    for tenant in "abc":
+        world.fetched(world.assign(tenant), batch([bytes(MIB)] * 3))
+    assert sum(world.drain().values()) == 2
+
+
+def test_beyond_the_bound_the_held_and_the_large_are_let_go_and_the_small_are_kept() -> None:
+    """Whatever a hostile tenant has fetched must not push out what its neighbours have."""
+    world = World()
+    bomb = batch([b""] * 5 + [bytes(7 * MIB)] * 2, codec=1)
+    hostile = [world.assign(f"hostile-{number}") for number in range(8)]
+    entries = [world.fetched(tp, bomb) for tp in hostile]
+    world.fetcher.slow = set(hostile)
+    for entry in entries:
+        entry.take(1, 1)  # inflates
+    neighbour = world.fetched(world.assign("neighbour"), small(500))
+    assert world.fetcher.buffered_bytes > bounded_fetcher.MAX_BUFFERED_BYTES
+    world.fetcher._release_excess()
+    assert world.fetcher.buffered_bytes <= bounded_fetcher.MAX_BUFFERED_BYTES
+    assert neighbour.has_more()
+    world.fetcher.held = set(hostile[:3])
+    for tp in hostile:
+        world.fetched(tp, bomb).take(1, 1)
+    world.fetcher._release_excess()
+    assert [world.fetcher._records[tp].has_more() for tp in hostile[:3]] == [False] * 3
+    assert neighbour.has_more()
+
+
+def test_what_was_let_go_is_fetched_again_once_and_not_while_it_is_held_or_paused() -> None:
+    """A partition without an entry is fetched; an empty entry keeps it from being."""
+    world = World()
+    tp = world.assign("a")
+    world.fetched(tp, small(10)).release()
+    world.fetcher.held = {tp}
+    assert world.drain() == {}
+    assert tp in world.fetcher._records
+    world.fetcher.held = frozenset()
+    assert world.fetcher._drain({TopicPartition("another", 0)}, 10) == {}  # paused by Faust
+    assert tp in world.fetcher._records
+    assert world.drain() == {}
+    assert tp not in world.fetcher._records
+
+
+def test_an_error_is_raised_when_there_is_nothing_before_it() -> None:
+    world = World()
+    good, bad = world.assign("good"), world.assign("bad")
+    world.fetched(good, small(1))
+    world.fetcher._records[bad] = FetchError(error=errors.OffsetOutOfRangeError({bad: 5}), backoff=0)
+    assert world.drain() == {"good": 1}
+    with pytest.raises(errors.OffsetOutOfRangeError):
+        world.drain()
+    assert bad not in world.fetcher._records
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param([10, [(7, 0)], small(2)], id="version 4"),
+        pytest.param([10, 0, [(7, 0)], small(2)], id="version 5"),
+        pytest.param([10, 0, [(7, 0)], -1, small(2)], id="version 11"),
+    ],
+)
+def test_answers_of_every_version_are_read(rest: list[Any]) -> None:
+    world = World()
+    tp = world.assign("a")
+    assert world.fetcher._keep(world.assignment, tp, {tp: 0}, 0, 12, rest)
+    entry = world.fetcher._records[tp]
+    assert entry._partition_records._aborted == [(7, 0)]
+    assert (world.states[tp].highwater, world.states[tp].lso) == (12, 10)
+    assert world.drain() == {"a": 2}
+
+
+def test_an_answer_to_a_position_that_was_left_is_dropped() -> None:
+    world = World()
+    tp = world.assign("a", position=5)
+    assert not world.fetcher._keep(world.assignment, tp, {tp: 0}, 0, 12, [10, [], small(2)])
+    assert tp not in world.fetcher._records

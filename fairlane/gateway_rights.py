@@ -11,7 +11,7 @@ RIGHTS = {
     "results": "SELECT",
     "usage": "SELECT",
     "audit_logs": "SELECT",
-    "files": "SELECT, INSERT, DELETE, UPDATE (purpose, size_bytes, expires_at_ms)",
+    "files": "SELECT, INSERT, DELETE, UPDATE (purpose, filename, size_bytes, expires_at_ms)",
     "batches": "SELECT, INSERT",
     "backfill_jobs": "SELECT, INSERT, UPDATE (wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, "
     "finalizing_at_ms)",

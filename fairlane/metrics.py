@@ -43,6 +43,9 @@ DEAD_LETTERS = Counter("fairlane_dead_letters_total", "Records sent to a dead-le
 UNREADABLE_BATCHES = Counter(
     "fairlane_unreadable_batches_total", "Batches of tenants' topics that could not be read", ["problem"]
 )
+FETCHES_REFUSED = Counter(
+    "fairlane_fetches_refused_total", "Fetches of a partition that a broker answered with an error", ["error"]
+)
 REPLIES = Counter("fairlane_replies_total", "Final replies committed by the consumers", ["tenant", "outcome", "code"])
 BATCH_ITEMS = Histogram(
     "fairlane_batch_items", "Items per micro-batch", ["model"], buckets=(1, 2, 4, 8, 16, 32, 64, 128)

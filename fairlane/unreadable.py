@@ -41,6 +41,7 @@ _BROKER_FAILURES = 10
 
 Headers = Sequence[tuple[str, str | bytes | None]]
 PartitionPlace = tuple[str, int]
+OnAssignment = Callable[[Consumer, list[TopicPartition]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,25 @@ class PassingConsumer(Consumer):
         self.on_unreadable = on_unreadable
         self._passed_to: dict[PartitionPlace, int] = {}
         """Where reading goes on, of partitions that were moved and of which nothing came since."""
+        self._last_passed: dict[PartitionPlace, UnreadableRange] = {}
+
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: OnAssignment | None = None,
+        on_revoke: OnAssignment | None = None,
+        on_lost: OnAssignment | None = None,
+    ) -> None:
+        def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            # What was passed under another assignment may be lost with it: it is passed and told again.
+            for one in partitions:
+                self._last_passed.pop((one.topic, one.partition), None)
+            if on_assign is not None:
+                on_assign(consumer, partitions)
+
+        others = {"on_revoke": on_revoke, "on_lost": on_lost}
+        given = {name: callback for name, callback in others.items() if callback is not None}
+        super().subscribe(topics, on_assign=assigned, **given)
 
     def poll(self, timeout: float = -1) -> Message | None:
         message = super().poll(timeout)
@@ -146,6 +166,11 @@ class PassingConsumer(Consumer):
 
     def _pass_over(self, place: PartitionPlace, offset: int, problem: str, reason: str) -> UnreadableRange | None:
         topic, partition = place
+        last = self._last_passed.get(place)
+        if last is not None and (last.first, last.end) == (offset, self._passed_to.get(place)):
+            # The library says it once more, before anything came of the new place.
+            self.seek(TopicPartition(topic, partition, last.end))
+            return None
         try:
             end = _end_of_batch(self._search_config, topic, partition, offset)
         except KafkaException as error:
@@ -158,6 +183,7 @@ class PassingConsumer(Consumer):
             self._passed_to[place] = end
             self.seek(TopicPartition(topic, partition, end))
         passed = UnreadableRange(topic, partition, offset, offset + 1 if end is None else end, problem, reason)
+        self._last_passed[place] = passed
         metrics.UNREADABLE_RECORDS.labels(reader=self._reader, problem=problem).inc(passed.end - offset)
         log.error(
             "unreadable_batch_passed",

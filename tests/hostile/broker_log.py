@@ -40,6 +40,7 @@ COMMIT_MARKER = b"\x00\x00\x00\x01"
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MAGIC_AT = 16
+_TODAYS_MAGIC = 2
 _CRC_AT = 17
 _CHECKED_FROM = 21
 """The attributes, where what the checksum covers begins."""
@@ -195,8 +196,12 @@ class PartitionLog:
         self._write(batch.position + HEADER_BYTES, bytes(body))
 
     def set_magic(self, batch: Batch, magic: int) -> None:
-        """Give it another format. The checksum does not cover that."""
-        self._write(batch.position + _MAGIC_AT, struct.pack(">b", magic))
+        """Give it another format. The checksum does not cover that.
+
+        In formats 0 and 1 the attributes stand behind the magic. A codec there that is none makes the broker fail on
+        every fetch that has to look past the batch; so it is none at all, whatever the checksum was.
+        """
+        self._write(batch.position + _MAGIC_AT, struct.pack(">b", magic) + (b"\0" if magic < _TODAYS_MAGIC else b""))
 
     def replace(
         self,

@@ -197,7 +197,7 @@ def test_hostile_images_are_refused_by_name_and_nobody_else_notices(bench: Bench
     sent = {**hostile, **unusual}
     answers = pipeline.replies("a").wait([request.request_id for request in sent.values()], START_S)
     told: dict[tuple[str, str], InferenceReply] = {case: answers[request.request_id] for case, request in sent.items()}
-    assert {case: told[case].outcome for case in unusual} == dict.fromkeys(unusual, Outcome.OK)
+    assert {case: told[case] for case in unusual if told[case].outcome != Outcome.OK} == {}
     for case in hostile:
         answer = told[case]
         assert (answer.outcome, answer.code, answer.field) == (Outcome.REJECTED, Code.INVALID, "input.image"), case

@@ -12,13 +12,16 @@ from benchmarks.attacks.batches import CODECS, Written, batch, deflated, gzip_of
 from benchmarks.attacks.neighbour import Neighbour, quantile
 from benchmarks.attacks.process_memory import peak_bytes, reset_peak
 from fairlane import headers, names
+from fairlane.clock import now_ms
 from fairlane.codec import DecodeProblem
 from fairlane.kafka import connection
 from fairlane.outcomes import Outcome
 from fairlane.records import SourceCoordinate
+from stream_processors.dispatcher.reading.bounded_fetcher import IDLE_WAIT_MS
 from tests.hostile.broker_log import GZIP, Batch, PartitionLog, noise
 from tests.integration.log_reader import LogReader
 from tests.integration.pipeline import Pipeline, header, unique_name
+from tests.waiting import until_ms
 
 pytestmark = pytest.mark.broker
 
@@ -216,6 +219,9 @@ def test_what_is_damaged_on_the_brokers_disk_is_passed(
     dispatcher.pause()
     try:
         pipeline.publish("hostile", before)
+        # The fetch that was under way is answered with that: it waits for IDLE_WAIT_MS at most. The next one comes
+        # after the pause and brings the rest, damaged.
+        until_ms(now_ms() + 5 * IDLE_WAIT_MS)
         victim_at = raw_produce.produce(stand.broker, stand.topic, batch([b"." * 200, b"," * 200]))
         pipeline.publish("hostile", behind)
         log = PartitionLog.of(broker_log_dir, stand.topic)

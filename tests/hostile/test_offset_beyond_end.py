@@ -59,6 +59,8 @@ def recreate(pool: Pool) -> None:
     # The broker may still be deleting it when it has answered.
     eventually(lambda: pool.work not in pool.admin.list_topics(timeout=10).topics, what="the end of the topic")
     pool.admin.create_topics([NewTopic(pool.work, 1, 1)])[pool.work].result(20)
+    # Nor does every request see a new topic at once.
+    eventually(lambda: TopicIds(pool.settings)([pool.work], 5.0), what="the topic")
 
 
 def test_the_topic_id_is_committed_and_another_topic_of_the_name_has_another(pool: Pool) -> None:

@@ -1,12 +1,13 @@
 """Turns of partitions at the fetcher, and what is let go when too much was fetched. Without a broker."""
 
 from collections import OrderedDict
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import errors
-from aiokafka.consumer.fetcher import FetchError
+from aiokafka.consumer.fetcher import Fetcher, FetchError
 from aiokafka.structs import TopicPartition
 
 from benchmarks.attacks.batches import batch
@@ -32,6 +33,10 @@ class World:
         self.fetcher._subscriptions = SimpleNamespace(is_assigned=self.states.__contains__)
         self.fetcher._wait_consume_future = None
         self.fetcher._default_reset_strategy = 0
+        self.fetcher._refusals = {}
+        self.now_s = 100.0
+        self.fetcher._loop = SimpleNamespace(time=lambda: self.now_s)
+        self.fetcher._client = SimpleNamespace(force_metadata_update=lambda: None)
         self.fetcher.held = self.fetcher.slow = frozenset()
 
     def assign(self, tenant: str, position: int = 0) -> TopicPartition:
@@ -154,6 +159,36 @@ def test_answers_of_every_version_are_read(rest: list[Any]) -> None:
     assert entry._partition_records._aborted == [(7, 0)]
     assert (world.states[tp].highwater, world.states[tp].lso) == (12, 10)
     assert world.drain() == {"a": 2}
+
+
+def test_a_partition_that_the_broker_refuses_is_asked_again_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody else waits for it."""
+    world = World()
+    bad, good = world.assign("bad"), world.assign("good")
+
+    def asked(_: Any, __: Any) -> tuple[Any, ...]:
+        return [tp for tp in world.states if tp not in world.fetcher._records], {}, 0.2, False, []
+
+    monkeypatch.setattr(Fetcher, "_get_actions_per_node", asked)
+    times_s: list[float] = []
+    for _ in range(200):
+        wanted = world.fetcher._get_actions_per_node(world.assignment)[0]
+        assert good in wanted
+        if bad in wanted:
+            times_s.append(world.now_s)
+            unknown = errors.UnknownError.errno
+            assert not world.fetcher._keep(world.assignment, bad, {bad: 0}, unknown, -1, [-1, [], -1, None])
+        assert world.drain() == {}
+        world.now_s += 0.2
+    pauses_s = [later - earlier for earlier, later in pairwise(times_s)]
+    assert pauses_s[0] < 0.5
+    assert 2.0 < max(pauses_s) < 6.0
+    assert 10 < len(times_s) < 30
+    world.now_s += 10
+    assert bad in world.fetcher._get_actions_per_node(world.assignment)[0]
+    assert world.fetcher._keep(world.assignment, bad, {bad: 0}, 0, 12, [10, [], small(2)])
+    assert world.fetcher._refusals == {}
+    assert world.drain() == {"bad": 2}
 
 
 def test_an_answer_to_a_position_that_was_left_is_dropped() -> None:

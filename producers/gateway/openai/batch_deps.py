@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from fairlane.backoff import spread_ms
 from fairlane.clock import ClockMs, now_ms
+from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
 from producers.backfill.files import Blob, blob_of, file_url
@@ -20,6 +21,8 @@ from producers.backfill.seams import AwayError, JobFailedError
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.permission import Authenticate
 from producers.gateway.tenant_slots import TenantSlots
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -117,7 +120,8 @@ class BatchDeps:
         store = BatchStore(self.postgres_dsn, tenant)
         try:
             yield store
-        except (AwayError, JobFailedError):
+        except (AwayError, JobFailedError) as error:
+            log.warning("files_unavailable", reason=str(error))
             raise unavailable() from None
         finally:
             store.close()

@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from random import random
 from typing import Any, Final
 
 from aiokafka import errors
 from aiokafka.consumer.fetcher import Fetcher, OffsetResetStrategy
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
+from fairlane import metrics
+from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition, record_bytes
 
@@ -27,10 +31,25 @@ MAX_TURN_RECORDS: Final = 128
 MAX_SLOW_TURN_RECORDS: Final = 16
 """Of a partition that is slowed down: what is read of it before it can be paused."""
 
-_IDLE_WAIT_MS = 200
+IDLE_WAIT_MS: Final = 200
+"""How long a broker may wait for something to answer."""
+
 # A partition whose records are used up is fetched again when the running request has ended: while there is something
 # to use up, that must be soon.
 _BUSY_WAIT_MS = 10
+
+_REFUSED_AGAIN = Backoff(first_s=0.05, longest_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPartition:
+    """Stands where what was fetched would: while it is there, the partition is not fetched, and others are."""
+
+    until_s: float
+
+    def calculate_backoff(self) -> float:
+        """Of the whole node, which aiokafka asks for."""
+        return 0.0
 
 
 class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
@@ -43,13 +62,19 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         """Topics and partitions that take small turns."""
         self.held: Collection[tuple[str, int]] = frozenset()
         """Those of which nothing is handed on; what was fetched of them is kept."""
+        self._refusals: dict[TopicPartition, int] = {}
+        """In a row, of partitions that the broker refused last."""
 
     @property
     def buffered_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self._records.values() if isinstance(entry, FetchedPartition))
 
     def _get_actions_per_node(self, assignment: Any) -> tuple[Any, ...]:
-        self._fetch_max_wait_ms = _BUSY_WAIT_MS if self.buffered_bytes else _IDLE_WAIT_MS
+        now_s = self._loop.time()
+        for tp, entry in tuple(self._records.items()):
+            if isinstance(entry, RefusedPartition) and entry.until_s <= now_s:
+                del self._records[tp]
+        self._fetch_max_wait_ms = _BUSY_WAIT_MS if self.buffered_bytes else IDLE_WAIT_MS
         requests, *others = super()._get_actions_per_node(assignment)
         return ([] if self.buffered_bytes >= MAX_BUFFERED_BYTES else requests), *others
 
@@ -93,6 +118,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         error = errors.for_code(error_code)
         if error is not errors.NoError:
             return self._keep_error(tp, state, offset, error)
+        self._refusals.pop(tp, None)
         # By version, 4 to 11: last stable offset, (log start,) aborted transactions, (preferred replica,) records.
         preferred = 1 if len(rest) > 4 else 0
         state.highwater, state.lso = highwater, rest[0]
@@ -104,19 +130,31 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         return True
 
     def _keep_error(self, tp: TopicPartition, state: Any, offset: int, error: Any) -> bool:
-        if error in {errors.NotLeaderForPartitionError, errors.UnknownTopicOrPartitionError}:
-            self._client.force_metadata_update()
-        elif error is errors.OffsetOutOfRangeError:
-            if self._default_reset_strategy != OffsetResetStrategy.NONE:
-                state.await_reset(self._default_reset_strategy)
-            else:
-                self._set_error(tp, errors.OffsetOutOfRangeError({tp: offset}))
-                return True
-        elif error is errors.TopicAuthorizationFailedError:
+        if error is errors.OffsetOutOfRangeError and self._default_reset_strategy != OffsetResetStrategy.NONE:
+            state.await_reset(self._default_reset_strategy)
+            return False
+        if error is errors.OffsetOutOfRangeError:
+            self._set_error(tp, errors.OffsetOutOfRangeError({tp: offset}))
+            return True
+        if error is errors.TopicAuthorizationFailedError:
             self._set_error(tp, errors.TopicAuthorizationFailedError(tp.topic))
             return True
+        failures = self._refusals[tp] = self._refusals.get(tp, 0) + 1
+        delay_s = _REFUSED_AGAIN.delay_s(failures, random())  # noqa: S311 - jitter, no secret
+        self._records[tp] = RefusedPartition(self._loop.time() + delay_s)
+        metrics.FETCHES_REFUSED.labels(error=error.__name__).inc()
+        if error in {errors.NotLeaderForPartitionError, errors.UnknownTopicOrPartitionError}:
+            self._client.force_metadata_update()
         else:
-            log.warning("fetch_refused", topic=tp.topic, partition=tp.partition, error=error.__name__)
+            # Such as a batch that the broker itself fails on: until it is repaired, this partition stands here.
+            log.warning(
+                "fetch_refused",
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=offset,
+                error=error.__name__,
+                times=failures,
+            )
         return False
 
     async def fetched_records(
@@ -153,6 +191,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
                 self._set_aside(tp, entry)
                 continue
             if tp in self.held:
+                continue
+            if isinstance(entry, RefusedPartition):
                 continue
             if not isinstance(entry, FetchedPartition):
                 if drained:

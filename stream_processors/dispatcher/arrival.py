@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from fairlane.codec import DecodeError
+from fairlane.codec import DecodeError, DecodeProblem
 from fairlane.ownership import PartitionId
 from fairlane.records import SourceCoordinate
+from stream_processors.dispatcher.reading.record_batches import MAX_INFLATED_BYTES, memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,15 @@ class Arrival:
 
     @property
     def size_bytes(self) -> int:
-        """What a tenant wrote of it: key, value and headers."""
-        size = len(self.value or b"") + len(self.key or b"")
-        for name, content in self.headers:
-            size += len(name) + len(content or b"")
-        return size
+        """What it takes in memory."""
+        return memory_bytes(len(self.value or b"") + len(self.key or b""), self.headers)
+
+    @property
+    def read_bytes(self) -> int:
+        """What had to be read of it: of a batch that inflates too far all that was inflated in vain."""
+        if self.problem is not None and self.problem.problem == DecodeProblem.INFLATES_TOO_FAR:
+            return MAX_INFLATED_BYTES
+        return self.size_bytes
 
     @property
     def coordinate(self) -> SourceCoordinate:

@@ -344,7 +344,7 @@ class Dispatcher:
     def _turned_away(self, claim: Claim, arrival: Arrival, outputs: tuple[OutRecord, ...]) -> None:
         """Refused as it is, or a dead letter."""
         self.transactions.submit(Settlement(claim, outputs))
-        if self.invalid_pace.charge(claim.partition, arrival.size_bytes, self.clock()):
+        if self.invalid_pace.charge(claim.partition, arrival.read_bytes, self.clock()):
             self.undecided.on_change()
 
     async def _decide(self, batch: Sequence[tuple[Claim, Arrival]]) -> None:

@@ -10,7 +10,7 @@ from aiokafka import errors
 from aiokafka.consumer.fetcher import Fetcher, FetchError
 from aiokafka.structs import TopicPartition
 
-from benchmarks.attacks.batches import batch
+from benchmarks.attacks.batches import batch, gzip_of_zeros
 from stream_processors.dispatcher.reading import bounded_fetcher
 from stream_processors.dispatcher.reading.bounded_fetcher import (
     MAX_SLOW_TURN_RECORDS,
@@ -28,12 +28,13 @@ class World:
     def __init__(self) -> None:
         self.fetcher: Any = BoundedFetcher.__new__(BoundedFetcher)
         self.states: dict[TopicPartition, Any] = {}
+        self.entries: list[FetchedPartition] = []
         self.assignment = SimpleNamespace(active=True, state_value=self.states.__getitem__)
         self.fetcher._records = OrderedDict()
         self.fetcher._subscriptions = SimpleNamespace(is_assigned=self.states.__contains__)
         self.fetcher._wait_consume_future = None
         self.fetcher._default_reset_strategy = 0
-        self.fetcher._refusals = {}
+        self.fetcher._refusals, self.fetcher._served_at_s, self.fetcher._places = {}, {}, {}
         self.now_s = 100.0
         self.fetcher._loop = SimpleNamespace(time=lambda: self.now_s)
         self.fetcher._client = SimpleNamespace(force_metadata_update=lambda: None)
@@ -50,10 +51,28 @@ class World:
         records = CommittedRecords(tp, data, [], self.states[tp].position)
         entry = FetchedPartition(tp, self.assignment, records)
         self.fetcher._records[tp] = entry
+        self.entries.append(entry)
         return entry
+
+    def asked(self, _: Any) -> tuple[Any, ...]:
+        """Instead of aiokafka's."""
+        wanted = [(tp.topic, [(tp.partition, 0, 1)]) for tp in self.states if tp not in self.fetcher._records]
+        return [(1, SimpleNamespace(topics=wanted))], {}, 0.2, False, []
+
+    @property
+    def taken(self) -> list[FetchedPartition]:
+        """Of the last poll."""
+        return [entry for entry in self.entries if entry.turn_bytes]
+
+    def wanted(self) -> list[TopicPartition]:
+        """What is asked for next, in its order."""
+        ((_, request),) = self.fetcher._get_actions_per_node(self.assignment)[0]
+        return [TopicPartition(topic, partition) for topic, asked in request.topics for partition, _, _ in asked]
 
     def drain(self, most: int = 2_000) -> dict[str, int]:
         """How many records of each tenant a poll brings."""
+        for entry in self.entries:
+            entry.turn_bytes = 0
         drained = self.fetcher._drain(set(self.states), most)
         return {tp.topic.removeprefix("requests."): len(records) for tp, records in drained.items()}
 
@@ -95,6 +114,50 @@ def test_a_poll_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(world.drain().values()) == 2
 
 
+def test_what_a_poll_inflates_is_bounded_however_little_of_it_is_handed_on() -> None:
+    """A bomb is a few bytes on the wire, and takes as long as 16 MiB."""
+    world = World()
+    bomb = batch([b"a"] * 2, codec=1, compressed=gzip_of_zeros(20 * MIB))
+    large = batch([b"a"] * 5 + [bytes(7 * MIB)] * 2, codec=1)
+    for number in range(6):
+        world.fetched(world.assign(f"bombs-{number}"), bomb)
+        world.fetched(world.assign(f"large-{number}"), large)
+    world.fetched(world.assign("neighbour"), small(5))
+    turns: list[str] = []
+    for _ in range(30):
+        drained = world.drain()
+        assert sum(entry.turn_bytes for entry in world.taken) <= 2 * bounded_fetcher.MAX_POLL_BYTES
+        assert world.fetcher.buffered_bytes <= bounded_fetcher.MAX_BUFFERED_BYTES
+        turns += drained
+    assert turns.index("neighbour") <= 12
+
+
+def test_who_waits_longest_is_first_in_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first alone gets a batch that is larger than what is asked for."""
+    world = World()
+    tps = [world.assign(tenant) for tenant in "abc"]
+    monkeypatch.setattr(Fetcher, "_get_actions_per_node", world.asked)
+    for tp in (tps[1], tps[0]):
+        assert world.fetcher._keep(world.assignment, tp, {tp: 0}, 0, 12, [10, [], small(2)])
+        world.now_s += 1
+    world.drain()
+    assert world.wanted() == [tps[2], tps[1], tps[0]]
+
+
+def test_what_is_read_of_a_batch_is_not_looked_for_again_when_it_is_fetched_again() -> None:
+    world = World()
+    tp = world.assign("a")
+    data = batch([b"x"] * 300)
+    world.fetched(tp, data)
+    world.drain(100)
+    world.fetcher._records[tp].release()
+    assert world.drain() == {}
+    assert world.fetcher._keep(world.assignment, tp, {tp: 100}, 0, 300, [300, [], data])
+    records = world.fetcher._records[tp]._partition_records
+    assert records._resume.records.number == 100
+    assert world.drain() == {"a": MAX_TURN_RECORDS}
+
+
 def test_beyond_the_bound_the_held_and_the_large_are_let_go_and_the_small_are_kept() -> None:
     """Whatever a hostile tenant has fetched must not push out what its neighbours have."""
     world = World()
@@ -104,6 +167,7 @@ def test_beyond_the_bound_the_held_and_the_large_are_let_go_and_the_small_are_ke
     world.fetcher.slow = set(hostile)
     for entry in entries:
         entry.take(1, 1)  # inflates
+    world.fetcher._records.move_to_end(hostile[0])
     neighbour = world.fetched(world.assign("neighbour"), small(500))
     assert world.fetcher.buffered_bytes > bounded_fetcher.MAX_BUFFERED_BYTES
     world.fetcher._release_excess()
@@ -166,13 +230,10 @@ def test_a_partition_that_the_broker_refuses_is_asked_again_ever_more_rarely(mon
     world = World()
     bad, good = world.assign("bad"), world.assign("good")
 
-    def asked(_: Any, __: Any) -> tuple[Any, ...]:
-        return [tp for tp in world.states if tp not in world.fetcher._records], {}, 0.2, False, []
-
-    monkeypatch.setattr(Fetcher, "_get_actions_per_node", asked)
+    monkeypatch.setattr(Fetcher, "_get_actions_per_node", world.asked)
     times_s: list[float] = []
     for _ in range(200):
-        wanted = world.fetcher._get_actions_per_node(world.assignment)[0]
+        wanted = world.wanted()
         assert good in wanted
         if bad in wanted:
             times_s.append(world.now_s)
@@ -185,7 +246,7 @@ def test_a_partition_that_the_broker_refuses_is_asked_again_ever_more_rarely(mon
     assert 2.0 < max(pauses_s) < 6.0
     assert 10 < len(times_s) < 30
     world.now_s += 10
-    assert bad in world.fetcher._get_actions_per_node(world.assignment)[0]
+    assert bad in world.wanted()
     assert world.fetcher._keep(world.assignment, bad, {bad: 0}, 0, 12, [10, [], small(2)])
     assert world.fetcher._refusals == {}
     assert world.drain() == {"bad": 2}

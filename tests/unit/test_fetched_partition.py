@@ -1,9 +1,11 @@
 """What comes of a fetch: committed records in order, one record for each batch that cannot be read, and positions."""
 
 import asyncio
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from aiokafka.structs import ConsumerRecord, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,15 +19,24 @@ TP = TopicPartition("requests.acme", 0)
 PRODUCER = 7
 
 
-def read(fetched: bytes, offset: int = 0, aborted: list[tuple[int, int]] | None = None) -> tuple[list[Any], int]:
+def read(
+    fetched: bytes, offset: int = 0, aborted: list[tuple[int, int]] | None = None, log_end: int = 2**62
+) -> tuple[list[Any], int]:
     """Offsets and problems, and where the next fetch begins."""
-    records = CommittedRecords(TP, fetched, aborted or [], offset)
+    records = CommittedRecords(TP, fetched, aborted or [], offset, log_end)
     found = [(one.offset, one.checksum and one.checksum.problem) for one in records]
     return found, records.next_fetch_offset
 
 
 def damaged(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    """With another value of this bit, counted from the first byte."""
+    changed = bytearray(data)
+    changed[bit // 8] ^= 0x80 >> bit % 8
+    return bytes(changed)
 
 
 def marker(offset: int) -> bytes:
@@ -85,6 +96,52 @@ def test_whatever_a_fetch_holds_every_good_record_is_read_and_the_position_is_it
     assert position == offset or (kinds[-1] == "magic" and offset - 2 < position < offset)
 
 
+@given(st.integers(0, 2), st.integers(8 * 8, 12 * 8 - 1), st.integers(1, 60), st.randoms(use_true_random=False))
+def test_no_length_makes_the_position_leave_the_log(victim: int, bit: int, size: int, rng: Random) -> None:
+    """Behind a wrong length, bytes of a batch stand where a header is looked for."""
+    data = [batch([rng.randbytes(size)] * 10, base_offset=100 + 10 * number) for number in range(3)]
+    data[victim] = flipped(data[victim], bit)
+    found, position = read(b"".join(data), 100, log_end=130)
+    assert 100 <= position <= 130
+    assert all(at < position for at, _ in found)
+    assert [at for at, problem in found if problem is None and at < 100 + 10 * victim] == [
+        *range(100, 100 + 10 * victim)
+    ]
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("bit", range(4, 64))
+def test_a_base_offset_that_no_checksum_covers_costs_its_own_batch_alone(victim: int, bit: int) -> None:
+    data = [batch([b"x"] * 10, base_offset=100 + 10 * number) for number in range(4)]
+    wrong = flipped(data[victim], 63 - bit)
+    found, position = read(b"".join(data[:victim]) + wrong + b"".join(data[victim + 1 :]), 100)
+    assert position == 140
+    mine = range(100 + 10 * victim, 110 + 10 * victim)
+    assert [at for at, problem in found if problem is None] == [at for at in range(100, 140) if at not in mine]
+    assert [one for one in found if one[1] is not None] == [(mine[-1], DecodeProblem.BAD_BATCH)]
+
+
+def test_behind_a_damaged_marker_what_was_committed_is_fetched_again() -> None:
+    """Its producer may have begun another transaction since."""
+    aborted = [(PRODUCER, 0)]
+    whole = of_transaction(0, 2) + damaged(marker(2)) + of_transaction(3, 2) + marker(5)
+    assert read(whole, aborted=aborted) == ([(2, DecodeProblem.BAD_CRC)], 3)
+    assert read(of_transaction(3, 2) + marker(5), 3) == ([(3, None), (4, None)], 6)
+
+
+def test_a_batch_that_is_fetched_again_is_gone_on_with_where_it_was_left() -> None:
+    data = batch([b"a"] * 1_000, codec=4)
+    first = CommittedRecords(TP, data, [], 0)
+    taken = [next(first).offset for _ in range(700)]
+    assert first.place is not None
+    assert first.place.records.number == 700
+    for place in (None, first.place, first.place._replace(crc=1), first.place._replace(base_offset=9)):
+        again = CommittedRecords(TP, data, [], 700, place=place)
+        assert taken + [record.offset for record in again] == [*range(1_000)]
+    # Sought back meanwhile.
+    assert [record.offset for record in CommittedRecords(TP, data, [], 10, place=first.place)] == [*range(10, 1_000)]
+
+
 def test_reading_begins_in_the_middle_of_a_batch() -> None:
     assert read(batch([b"a"] * 5, base_offset=10), 13) == ([(13, None), (14, None)], 15)
 
@@ -129,7 +186,7 @@ def test_turns_are_bounded_in_records_and_bytes_and_the_position_follows() -> No
     entry, assigned = fetched_partition(batch([bytes(1_000)] * 10, codec=4))
     assert offsets(entry.take(3, 10**9)) == [0, 1, 2]
     assert assigned.state.position == 3
-    assert offsets(entry.take(100, 1_500)) == [3, 4]
+    assert offsets(entry.take(100, 3_000)) == [3, 4]
     assert offsets(entry.take(100, 1)) == [5]
     assert entry.size_bytes > 10_000
     assert offsets(entry.take(100, 10**9)) == [6, 7, 8, 9]

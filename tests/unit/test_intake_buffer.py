@@ -109,9 +109,10 @@ def test_a_crowded_partition_is_read_on_when_half_of_it_is_gone() -> None:
 
 
 def test_keys_and_headers_take_room_as_values_do() -> None:
-    waiting = buffer(max_bytes=900)
+    waiting = buffer(max_bytes=24_000)
     partition = PartitionId("requests.a", 0)
-    waiting.add(Claim(partition, 0, 1), Arrival(partition, 0, 0, bytes(40), b"", (("name", bytes(56)),)))
+    headers = (("name", bytes(56)),) * 4
+    waiting.add(Claim(partition, 0, 1), Arrival(partition, 0, 0, bytes(1_000), b"", headers))
     assert waiting.crowded() == set()
     waiting.add(Claim(partition, 1, 1), Arrival(partition, 1, 0, b"k", None))
     assert waiting.crowded() == {partition}

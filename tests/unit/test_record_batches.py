@@ -1,6 +1,8 @@
 """Batches as bytes: what was written is read, and of what cannot be read only a reason comes out."""
 
 from collections.abc import Sequence
+from random import Random
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -25,9 +27,10 @@ from stream_processors.dispatcher.reading.record_batches import (
     MAX_HEADERS,
     MAX_INFLATED_BYTES,
     MAX_RECORD_BYTES,
+    MAX_RECORDS,
+    BatchRecords,
     ReadRecord,
     body_of,
-    records_of,
     split,
 )
 
@@ -46,7 +49,7 @@ def read(data: bytes) -> list[ReadRecord]:
         if one.problem is not None:
             raise one.problem
         assert one.header is not None
-        records += records_of(one.header, body_of(one.header, one.data))
+        records += BatchRecords(one.header, body_of(one.header, one.data))
     return records
 
 
@@ -83,6 +86,32 @@ def test_a_batch_inflates_to_the_limit_and_no_further(codec: int) -> None:
     assert raised.value.too_large
     bomb = batch([b""], codec=codec, compressed=deflated(codec, bytes(MAX_INFLATED_BYTES + 1)))
     assert problem_of(bomb) == DecodeProblem.INFLATES_TOO_FAR
+
+
+@given(st.lists(st.integers(0, 200_000), min_size=1, max_size=8), st.integers())
+def test_members_of_gzip_of_any_size_are_read(sizes: list[int], seed: int) -> None:
+    rng = Random(seed)
+    members = [rng.randbytes(size) for size in sizes]
+    assert inflate(1, b"".join(map(gzip, members)), 2 * MIB) == b"".join(members)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param((1, gzip(b"x") * 199_728), id="gzip"),
+        pytest.param((2, xerial(bytes(600_000), block_bytes=1)), id="snappy"),
+    ],
+)
+def test_four_mebibytes_of_tiny_parts_are_refused_before_they_take_long(data: tuple[int, bytes]) -> None:
+    """Each costs as much as a large one."""
+    began_s = process_time()
+    with pytest.raises(InflationError, match="parts"):
+        inflate(*data, MAX_INFLATED_BYTES)
+    assert process_time() - began_s < 0.5
+
+
+def test_a_batch_of_more_records_than_can_be_requests_is_refused_whole() -> None:
+    assert problem_of(batch([b""] * (MAX_RECORDS + 1), codec=4)) == DecodeProblem.TOO_MANY_ITEMS
 
 
 def test_a_bomb_in_blocks_of_snappy_is_stopped_at_the_limit() -> None:
@@ -209,5 +238,5 @@ def test_records_are_read_when_they_are_asked_for() -> None:
     whole = batch([b""] * 100_000, codec=4)
     (one,) = split(whole)
     assert one.header is not None
-    records = records_of(one.header, body_of(one.header, one.data))
+    records = BatchRecords(one.header, body_of(one.header, one.data))
     assert [next(records).offset for _ in range(3)] == [0, 1, 2]

@@ -13,7 +13,11 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
-from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition, record_bytes
+from stream_processors.dispatcher.reading.fetched_partition import (
+    BatchPlace,
+    CommittedRecords,
+    FetchedPartition,
+)
 
 log = get_logger(__name__)
 
@@ -64,6 +68,10 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         """Those of which nothing is handed on; what was fetched of them is kept."""
         self._refusals: dict[TopicPartition, int] = {}
         """In a row, of partitions that the broker refused last."""
+        self._served_at_s: dict[TopicPartition, float] = {}
+        """When something was fetched of them last."""
+        self._places: dict[TopicPartition, BatchPlace] = {}
+        """Where partitions were left within a batch that has to be fetched again."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -76,7 +84,16 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
                 del self._records[tp]
         self._fetch_max_wait_ms = _BUSY_WAIT_MS if self.buffered_bytes else IDLE_WAIT_MS
         requests, *others = super()._get_actions_per_node(assignment)
+        for _, request in requests:
+            self._put_in_order(request)
         return ([] if self.buffered_bytes >= MAX_BUFFERED_BYTES else requests), *others
+
+    def _put_in_order(self, request: Any) -> None:
+        """Who waits longest comes first: of the first partition alone a broker sends a batch that is larger than what
+        is asked for, and the rest shares MAX_FETCH_BYTES in this order."""
+        for topic, partitions in request.topics:
+            partitions.sort(key=lambda one: self._served_at_s.get(TopicPartition(topic, one[0]), 0.0))
+        request.topics.sort(key=lambda one: self._served_at_s.get(TopicPartition(one[0], one[1][0][0]), 0.0))
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
         """Send one request and keep what it brought. Returns whether there is something to hand on."""
@@ -125,7 +142,9 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         aborted, fetched = rest[-2 - preferred], rest[-1]
         if not fetched:
             return False
-        records = CommittedRecords(tp, fetched, aborted or (), offset)
+        self._served_at_s[tp] = self._loop.time()
+        log_end = max(highwater, rest[0])
+        records = CommittedRecords(tp, fetched, aborted or (), offset, log_end, self._places.pop(tp, None))
         self._records[tp] = FetchedPartition(tp, assignment, records)
         return True
 
@@ -187,7 +206,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         drained: dict[TopicPartition, list[ConsumerRecord]] = {}
         left_records, left_bytes = max_records, MAX_POLL_BYTES
         for tp, entry in tuple(self._records.items()):
-            if partitions and tp not in partitions:
+            if tp not in partitions:
                 self._set_aside(tp, entry)
                 continue
             if tp in self.held:
@@ -197,7 +216,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             if not isinstance(entry, FetchedPartition):
                 if drained:
                     break  # raised by the next call
-                self._forget(tp)
+                self._forget(tp, entry)
                 entry.check_raise()
                 continue
             turn_records = MAX_SLOW_TURN_RECORDS if tp in self.slow else MAX_TURN_RECORDS
@@ -205,11 +224,12 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             if entry.has_more():
                 self._records.move_to_end(tp)
             else:
-                self._forget(tp)
+                self._forget(tp, entry)
             if taken:
                 drained[tp] = taken
                 left_records -= len(taken)
-                left_bytes -= sum(map(record_bytes, taken))
+            # What was inflated counts as well, so that a poll neither takes long nor fills the memory.
+            left_bytes -= entry.turn_bytes
             if left_records <= 0 or left_bytes <= 0:
                 break
         self._release_excess()
@@ -223,17 +243,23 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         elif isinstance(entry, FetchedPartition):
             entry.release()
 
-    def _forget(self, tp: TopicPartition) -> None:
+    def _forget(self, tp: TopicPartition, entry: Any) -> None:
+        if isinstance(entry, FetchedPartition) and entry.place is not None:
+            self._places[tp] = entry.place
         del self._records[tp]
         self._notify(self._wait_consume_future)
 
     def _release_excess(self) -> None:
-        """Forget what is beyond the bound: of held partitions first, then of those that take most. Who takes little
-        keeps it, however much the others take."""
+        """Forget what is beyond the bound: of held partitions first, then of those that had a turn and take most. Who
+        had none keeps what was fetched, however much the others take."""
         excess = self.buffered_bytes - MAX_BUFFERED_BYTES
         if excess <= 0:
             return
-        entries = [(tp, entry) for tp, entry in self._records.items() if isinstance(entry, FetchedPartition)]
+        entries = [
+            (tp, entry)
+            for tp, entry in self._records.items()
+            if isinstance(entry, FetchedPartition) and (entry.had_turn or tp in self.held)
+        ]
         for _, entry in sorted(entries, key=lambda one: (one[0] in self.held, one[1].size_bytes), reverse=True):
             if excess <= 0:
                 return

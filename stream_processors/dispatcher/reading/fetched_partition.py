@@ -1,7 +1,7 @@
 """What a fetch brought of one partition: readable records of committed transactions, in turns of a bounded size."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.structs import ConsumerRecord, TopicPartition
@@ -10,27 +10,55 @@ from fairlane import metrics
 from fairlane.codec import DecodeError, DecodeProblem
 from stream_processors.dispatcher.reading.record_batches import (
     MAGIC,
+    MAX_INFLATED_BYTES,
     MAX_KEPT_BYTES,
     Batch,
     BatchHeader,
+    BatchRecords,
     ReadRecord,
+    RecordPlace,
     body_of,
-    records_of,
+    memory_bytes,
     split,
 )
 
 _LOG_APPEND_TIME: Final = 0x08
+_INFLATION_FAILED: Final = {DecodeProblem.INFLATES_TOO_FAR, DecodeProblem.BAD_COMPRESSION}
+_NO_LIMIT: Final = 2**63 - 1
+
+
+class BatchPlace(NamedTuple):
+    """Where reading stands within a batch, so that a later fetch of the same one need not look for it."""
+
+    base_offset: int
+    crc: int
+    records: RecordPlace
 
 
 class CommittedRecords:
     """Iterator over the records of one fetch, as aiokafka's ``PartitionRecords`` is.
 
     Skips aborted transactions and control batches. What cannot be read is one record per batch, whose ``checksum`` is
-    the DecodeError and whose value is what can be kept of the bytes.
+    the DecodeError and whose value is what can be kept of the bytes. Ends early behind a batch that leaves open where
+    the next one begins, or whether a transaction ended: what follows is fetched again, from the position.
+
+    Args:
+        tp: topic and partition.
+        fetched: the batches, as the broker sent them.
+        aborted: producer ids and first offsets of the transactions that were aborted.
+        fetch_offset: the first that is wanted.
+        log_end: no batch ends behind it, as far as is known.
+        place: where an earlier fetch was left, if it was within a batch.
     """
 
     def __init__(
-        self, tp: TopicPartition, fetched: bytes, aborted: Iterable[tuple[int, int]], fetch_offset: int
+        self,
+        tp: TopicPartition,
+        fetched: bytes,
+        aborted: Iterable[tuple[int, int]],
+        fetch_offset: int,
+        log_end: int = _NO_LIMIT,
+        place: BatchPlace | None = None,
     ) -> None:
         self._tp = tp
         self._aborted = sorted(aborted, key=lambda transaction: transaction[1])
@@ -38,6 +66,13 @@ class CommittedRecords:
         self.next_fetch_offset = fetch_offset
         self.size_bytes = len(fetched)
         self.inflated_bytes = 0
+        """Of the batch that is read now."""
+        self.spent_bytes = 0
+        """Of all that was inflated so far, or in vain."""
+        self._log_end = log_end
+        self._resume = place
+        self._current: tuple[BatchHeader, BatchRecords] | None = None
+        self._is_behind_first = False
         self._records = self._read(split(fetched))
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
@@ -46,54 +81,95 @@ class CommittedRecords:
     def __next__(self) -> ConsumerRecord:
         return next(self._records)
 
+    @property
+    def place(self) -> BatchPlace | None:
+        """Of the next record, within a batch."""
+        if self._current is None:
+            return None
+        header, records = self._current
+        return BatchPlace(header.base_offset, header.crc, records.place)
+
     def _read(self, batches: Iterator[Batch]) -> Iterator[ConsumerRecord]:
         batch = next(batches, None)
         while batch is not None:
             following = next(batches, None)
+            sound = following.header if following is not None and following.problem is None else None
             header = batch.header
             if header is None or batch.problem is not None:
-                yield self._unreadable(batch, batch.problem, self._next_behind(header, following))
+                behind = sound or _agreeing(header, following)
+                yield self._unreadable(batch, batch.problem, self._next_behind(header, behind))
+                if behind is None or self._aborted_producers:
+                    return
+            elif self._is_misplaced(header, sound):
+                reason = f"base offset {header.base_offset} where {self.next_fetch_offset} is next"
+                yield self._unreadable(
+                    batch, DecodeError(DecodeProblem.BAD_BATCH, reason), self.next_fetch_offset + header.offsets
+                )
             elif header.next_offset > self.next_fetch_offset:
                 yield from self._of_batch(batch, header)
             batch = following
 
+    def _is_misplaced(self, header: BatchHeader, following: BatchHeader | None) -> bool:
+        """Whether its base offset, which no checksum covers, cannot be right: it lies in what was read already, or the
+        batch leaves a gap before it and reaches into the one behind it."""
+        if header.base_offset <= self.next_fetch_offset:
+            return self._is_behind_first and header.base_offset < self.next_fetch_offset
+        return following is not None and header.next_offset > following.base_offset
+
     def _of_batch(self, batch: Batch, header: BatchHeader) -> Iterator[ConsumerRecord]:
+        self._is_behind_first = True
         self._note_aborted(header.base_offset)
         if header.is_control:
             # Whether it commits or aborts: what its producer writes next is another transaction.
             self._aborted_producers.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in self._aborted_producers):
             try:
-                body = body_of(header, batch.data)
-                self.inflated_bytes = len(body) if isinstance(body, bytes) else 0
-                for record in records_of(header, body):
-                    if record.offset >= self.next_fetch_offset:
-                        self.next_fetch_offset = record.offset + 1
-                        yield self._record(record, header.attributes & _LOG_APPEND_TIME)
+                for record in self._records_of(batch, header):
+                    self.next_fetch_offset = record.offset + 1
+                    yield self._record(record, header.attributes & _LOG_APPEND_TIME)
             except DecodeError as error:
+                self.spent_bytes += MAX_INFLATED_BYTES if error.problem in _INFLATION_FAILED else 0
                 # Behind its last record there may be bytes that are none: then nothing of it is left to be handed on.
                 if header.next_offset > self.next_fetch_offset:
                     yield self._unreadable(batch, error, header.next_offset)
-            self.inflated_bytes = 0
+            self._current, self.inflated_bytes = None, 0
         # The last offsets of a batch may have been compacted away.
         self.next_fetch_offset = max(self.next_fetch_offset, header.next_offset)
+
+    def _records_of(self, batch: Batch, header: BatchHeader) -> Iterator[ReadRecord]:
+        """Those that are wanted. Raises DecodeError."""
+        body = body_of(header, batch.data)
+        if isinstance(body, bytes):
+            self.inflated_bytes = len(body)
+            self.spent_bytes += len(body)
+        records = BatchRecords(header, body)
+        resume, self._resume = self._resume, None
+        if (
+            resume is not None
+            and (resume.base_offset, resume.crc) == (header.base_offset, header.crc)
+            and resume.records.last_offset < self.next_fetch_offset
+        ):
+            records.place = resume.records
+        self._current = header, records
+        records.pass_to(self.next_fetch_offset)
+        return records
 
     def _note_aborted(self, base_offset: int) -> None:
         while self._aborted and self._aborted[0][1] <= base_offset:
             self._aborted_producers.add(self._aborted.pop(0)[0])
 
-    def _next_behind(self, header: BatchHeader | None, following: Batch | None) -> int:
-        """The offset behind a batch whose header may lie. The batch behind it says where that begins, also if it is
-        damaged: no checksum covers base offsets. Without one, two fields that agree are believed; else the next offset
-        is tried, which brings the same batch again."""
+    def _next_behind(self, header: BatchHeader | None, following: BatchHeader | None) -> int:
+        """The offset behind a batch whose header may lie. The one behind it says where that begins. Without one, two
+        fields that agree are believed; else the next offset is tried, which brings the same batch again."""
         least = self.next_fetch_offset + 1
-        if following is not None and following.header is not None:
-            return max(least, following.header.base_offset)
+        if following is not None:
+            return max(least, following.base_offset)
         if header is not None and header.last_offset_delta + 1 == header.record_count and header.magic == MAGIC:
-            return max(least, header.next_offset)
+            return max(least, header.next_offset) if header.next_offset <= self._log_end else least
         return least
 
     def _unreadable(self, batch: Batch, problem: DecodeError | None, next_offset: int) -> ConsumerRecord:
+        self._is_behind_first = True
         problem = problem or DecodeError(DecodeProblem.BAD_BATCH, "no header")
         first, self.next_fetch_offset = self.next_fetch_offset, next_offset
         metrics.UNREADABLE_BATCHES.labels(problem=problem.problem).inc()
@@ -122,30 +198,42 @@ class CommittedRecords:
 class FetchedPartition(FetchResult):  # type: ignore[misc]  # aiokafka has no types
     """What is left of a fetch of one partition. Position and assignment are aiokafka's, as it checks them."""
 
+    _partition_records: CommittedRecords | None
+
     def __init__(self, tp: TopicPartition, assignment: Any, records: CommittedRecords) -> None:
         super().__init__(tp, assignment=assignment, partition_records=records, backoff=0)
+        self.place: BatchPlace | None = None
+        """Where it was released, if it was within a batch."""
+        self.turn_bytes = 0
+        """What the last turn took: of memory and, by inflation, of time."""
+        self.had_turn = False
 
     @property
     def size_bytes(self) -> int:
         """What it holds in memory: the fetch, and the batch that is inflated now."""
-        records: CommittedRecords | None = self._partition_records
+        records = self._partition_records
         return 0 if records is None else records.size_bytes + records.inflated_bytes
 
     def release(self) -> None:
         """Forget what was not taken: it is fetched again from the position, which counts what was taken alone."""
+        records = self._partition_records
+        if records is not None:
+            self.place = records.place
         self._partition_records = None
 
     def take(self, max_records: int, max_bytes: int) -> list[ConsumerRecord]:
-        """The next records, at most so many and, beyond the first, at most so many bytes."""
+        """The next records, at most so many and, beyond the first, at most so many bytes, inflated ones included."""
         taken: list[ConsumerRecord] = []
-        records: CommittedRecords | None = self._partition_records
+        self.turn_bytes, self.had_turn = 0, True
+        records = self._partition_records
         if records is None or not self.check_assignment(self._topic_partition):
             return taken
-        left = max_bytes
+        spent_before, taken_bytes = records.spent_bytes, 0
         for record in records:
             taken.append(record)
-            left -= record_bytes(record)
-            if len(taken) >= max_records or left <= 0:
+            taken_bytes += record_bytes(record)
+            self.turn_bytes = max(taken_bytes, records.spent_bytes - spent_before)
+            if len(taken) >= max_records or self.turn_bytes >= max_bytes:
                 self._update_position()
                 return taken
         self._update_position()
@@ -153,9 +241,13 @@ class FetchedPartition(FetchResult):  # type: ignore[misc]  # aiokafka has no ty
         return taken
 
 
+def _agreeing(header: BatchHeader | None, following: Batch | None) -> BatchHeader | None:
+    """The header of a batch behind a damaged one that is damaged too, if it begins where the first one ends."""
+    if header is None or following is None or following.header is None:
+        return None
+    return following.header if following.header.base_offset == header.next_offset else None
+
+
 def record_bytes(record: ConsumerRecord) -> int:
-    """What a record takes in memory beside its fixed fields."""
-    size: int = max(0, record.serialized_key_size) + max(0, record.serialized_value_size)
-    for name, content in record.headers:
-        size += len(name) + len(content or b"")
-    return size
+    """What a record takes in memory."""
+    return memory_bytes(max(0, record.serialized_key_size) + max(0, record.serialized_value_size), record.headers)

@@ -17,7 +17,9 @@ _GZIP_WINDOW_BITS = 31
 # The framing of snappy-java, which Java's producer writes: magic, version, compatible version, then length and block.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
-_FIRST_GUESS_BYTES = 65_536
+_FIRST_GUESS_BYTES = _PIECE_BYTES = 65_536
+# Members of gzip, which are one in what clients write, and blocks of snappy, which are of 1 KiB and more there.
+_MAX_FRAMES = 16_384
 _GUESS_FACTOR = 4
 # What cramjam says when its output buffer is full; any other error means that the input is broken.
 _BUFFER_FULL = "failed to write whole buffer"
@@ -47,23 +49,30 @@ def inflate(codec: int, data: bytes, max_bytes: int) -> bytes:
 
 
 def _gzip(data: bytes, max_bytes: int) -> bytes:
+    view = memoryview(data)
     parts: list[bytes] = []
-    size = 0
-    while data:
+    size = position = 0
+    for _ in range(_MAX_FRAMES + 1):
+        if position == len(view):
+            return b"".join(parts)
         member = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        try:
-            # One more than the limit tells "exactly as much" from "more".
-            part = member.decompress(data, max_bytes - size + 1)
-        except zlib.error as error:
-            raise InflationError(f"gzip: {error}") from None
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large("gzip", max_bytes)
-        if not member.eof:
-            raise InflationError("gzip: the stream ends early")
-        parts.append(part)
-        data = member.unused_data
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        while not member.eof:
+            # In pieces: of what is given to it, a member copies all that lies behind it.
+            piece = view[position : position + _PIECE_BYTES]
+            try:
+                # One more than the limit tells "exactly as much" from "more".
+                part = member.decompress(piece, max_bytes - size + 1)
+            except zlib.error as error:
+                raise InflationError(f"gzip: {error}") from None
+            read_bytes = len(piece) - len(member.unused_data) - len(member.unconsumed_tail)
+            if not part and not read_bytes:
+                raise InflationError("gzip: the stream ends early")
+            position += read_bytes
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large("gzip", max_bytes)
+            parts.append(part)
+    raise _too_many_frames("gzip")
 
 
 def _snappy(data: bytes, max_bytes: int) -> bytes:
@@ -71,7 +80,9 @@ def _snappy(data: bytes, max_bytes: int) -> bytes:
         return _snappy_block(data, max_bytes)
     parts: list[bytes] = []
     position, size = _XERIAL_HEADER_BYTES, 0
-    while position < len(data):
+    for _ in range(_MAX_FRAMES + 1):
+        if position >= len(data):
+            return b"".join(parts)
         end = position + 4 + int.from_bytes(data[position : position + 4], "big")
         if not position + 4 < end <= len(data):
             raise InflationError("snappy: a block of the xerial framing ends early")
@@ -79,7 +90,7 @@ def _snappy(data: bytes, max_bytes: int) -> bytes:
         size += len(part)
         parts.append(part)
         position = end
-    return b"".join(parts)
+    raise _too_many_frames("snappy")
 
 
 def _snappy_block(block: bytes, max_bytes: int) -> bytes:
@@ -108,6 +119,10 @@ def _growing(into: _Into, name: str, data: bytes, max_bytes: int) -> bytes:
             continue
         del buffer[size:]
         return bytes(buffer)
+
+
+def _too_many_frames(name: str) -> InflationError:
+    return InflationError(f"{name}: more than {_MAX_FRAMES} parts")
 
 
 def _too_large(name: str, max_bytes: int) -> InflationError:

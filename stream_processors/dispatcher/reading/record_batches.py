@@ -5,7 +5,7 @@ are asked for: a batch of 16 MiB can hold two million of them.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from aiokafka.record.util import calc_crc32c
@@ -18,6 +18,10 @@ MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
 
 MAX_RECORD_BYTES: Final = 8 * 1024 * 1024
 """Of a value: the largest record of any topic that a dispatcher reads (topics.yaml, ``returned``)."""
+
+MAX_RECORDS: Final = 200_000
+"""Of one batch: more requests than that are larger than MAX_INFLATED_BYTES, and each has to be passed over again when
+reading begins anew behind them."""
 
 MAX_HEADERS: Final = 256
 MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
@@ -32,6 +36,8 @@ _LENGTH_AT, _LENGTH_END = 8, 12
 _CRC_FROM = 21
 _CODEC_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 _NO_PRODUCER = -1
+# Objects of Python, as they were measured: an empty header of two bytes on the wire is more than a hundred in memory.
+_RECORD_BYTES, _HEADER_BYTES = 512, 160
 _LONGEST_VARINT_BITS = 70
 
 
@@ -53,8 +59,13 @@ class BatchHeader(NamedTuple):
     record_count: int
 
     @property
+    def offsets(self) -> int:
+        """How many it takes, compacted ones included."""
+        return self.last_offset_delta + 1
+
+    @property
     def next_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta + 1
+        return self.base_offset + self.offsets
 
     @property
     def is_control(self) -> bool:
@@ -88,6 +99,15 @@ class ReadRecord(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     problem: DecodeError | None = None
+
+
+def memory_bytes(content_bytes: int, headers: Collection[tuple[str, bytes | None]]) -> int:
+    """What a record of this key and value, and of these headers, takes in memory."""
+    return (
+        _RECORD_BYTES
+        + content_bytes
+        + sum(_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers)
+    )
 
 
 def split(fetched: bytes) -> Iterator[Batch]:
@@ -127,7 +147,11 @@ def _problem_of(header: BatchHeader, data: memoryview) -> DecodeError | None:
 
 
 def body_of(header: BatchHeader, data: memoryview, max_bytes: int = MAX_INFLATED_BYTES) -> bytes | memoryview:
-    """The records of a batch, inflated. Raises DecodeError when they cannot be or are larger than ``max_bytes``."""
+    """The records of a batch, inflated. Raises DecodeError when they cannot be, are too many, or are larger than
+    ``max_bytes``."""
+    if header.record_count > MAX_RECORDS:
+        reason = f"a batch of {header.record_count} records, at most {MAX_RECORDS} are read"
+        raise DecodeError(DecodeProblem.TOO_MANY_ITEMS, reason)
     codec = header.attributes & _CODEC_MASK
     body = data[_HEADER.size :]
     if codec == 0:
@@ -141,34 +165,84 @@ def body_of(header: BatchHeader, data: memoryview, max_bytes: int = MAX_INFLATED
         raise DecodeError(problem, str(error)) from None
 
 
-def records_of(header: BatchHeader, body: bytes | memoryview) -> Iterator[ReadRecord]:
-    """The records of a batch, in the order of their offsets.
+class RecordPlace(NamedTuple):
+    """Where the next record of a batch begins, and what is known of those before it."""
+
+    position: int
+    number: int
+    last_offset: int
+
+
+class BatchRecords:
+    """Iterator over the records of a batch, in the order of their offsets.
 
     A record that can be told apart from the next one but not be used has a ``problem``. Raises DecodeError where
     the rest of the batch cannot be told apart.
     """
-    position, last = 0, header.base_offset - 1
-    for _ in range(header.record_count):
+
+    def __init__(self, header: BatchHeader, body: bytes | memoryview) -> None:
+        self._header = header
+        self._body = body
+        self.place = RecordPlace(0, 0, header.base_offset - 1)
+        """Of the next record. May be set to that of another iterator over the same batch."""
+
+    def __iter__(self) -> Iterator[ReadRecord]:
+        return self
+
+    def __next__(self) -> ReadRecord:
+        header, body, place = self._header, self._body, self.place
+        if place.number == header.record_count:
+            if place.position != len(body):
+                raise self._bad(f"{len(body) - place.position} bytes behind the last record")
+            raise StopIteration
         try:
-            record, end = _record(header, body, position)
+            record, end = _record(header, body, place.position)
         except (IndexError, ValueError) as error:
-            reason = "it ends early" if isinstance(error, IndexError) else str(error)
-            raise DecodeError(DecodeProblem.BAD_BATCH, f"record behind offset {last}: {reason}") from None
-        if not last < record.offset < header.next_offset:
-            raise DecodeError(DecodeProblem.BAD_BATCH, f"record behind offset {last}: its offset is out of order")
-        yield record
-        position, last = end, record.offset
-    if position != len(body):
-        raise DecodeError(DecodeProblem.BAD_BATCH, f"{len(body) - position} bytes behind the last record")
+            raise self._bad("it ends early" if isinstance(error, IndexError) else str(error)) from None
+        if not place.last_offset < record.offset < header.next_offset:
+            raise self._bad("its offset is out of order")
+        self.place = RecordPlace(end, place.number + 1, record.offset)
+        return record
+
+    def pass_to(self, offset: int) -> None:
+        """Go on at the first record of this offset or a later one. What is passed is not looked into."""
+        header, body = self._header, self._body
+        position, number, last = self.place
+        try:
+            while number < header.record_count and last + 1 < offset:
+                end, passed = _end_and_offset(header, body, position)
+                if passed >= offset:
+                    break
+                position, number, last = end, number + 1, passed
+        except (IndexError, ValueError) as error:
+            raise self._bad("it ends early" if isinstance(error, IndexError) else str(error)) from None
+        finally:
+            self.place = RecordPlace(position, number, last)
+
+    def _bad(self, reason: str) -> DecodeError:
+        return DecodeError(DecodeProblem.BAD_BATCH, f"record behind offset {self.place.last_offset}: {reason}")
 
 
 def _record(header: BatchHeader, body: bytes | memoryview, position: int) -> tuple[ReadRecord, int]:
     """The record there and where it ends. Raises IndexError and ValueError."""
+    start, end = _bounds(body, position)
+    return _fields(header, body, start, end), end
+
+
+def _end_and_offset(header: BatchHeader, body: bytes | memoryview, position: int) -> tuple[int, int]:
+    """Where the record there ends, and its offset. Raises IndexError and ValueError."""
+    start, end = _bounds(body, position)
+    _, position = _varint(body, start + 1)
+    delta, _ = _varint(body, position)
+    return end, header.base_offset + delta
+
+
+def _bounds(body: bytes | memoryview, position: int) -> tuple[int, int]:
     length, start = _varint(body, position)
     end = start + length
     if length < 0 or end > len(body):
         raise ValueError(f"a record of {length} bytes")
-    return _fields(header, body, start, end), end
+    return start, end
 
 
 def _fields(header: BatchHeader, body: bytes | memoryview, start: int, end: int) -> ReadRecord:

@@ -7,6 +7,10 @@ MAX_PIXELS = 16_777_216
 """Most pixels of an image before it is resized, 4,096 x 4,096: at four bytes each, the memory of a decoder."""
 
 PIXELS_PER_TOKEN = 1_024
+LEAST_IMAGE_TOKENS = 128
+"""What every image costs, however small: reading and classifying it takes some milliseconds, the largest 0.5 s. Without
+it, what was measured of small ones would make a large one look like minutes."""
+
 """Of an image's cost: a picture of 32 x 32 is one token. Decoding takes 6 to 35 microseconds for so many."""
 
 _MAX_JPEG_STEPS = 1_000
@@ -68,11 +72,11 @@ def image_header(image: bytes) -> ImageHeader | None:
 
 
 def image_tokens(image: bytes) -> int:
-    """What an image counts as, at least 1: by its pixels, as a few bytes can hold very many; or by its bytes, if they
-    are more, as they are when it is nothing but pixels."""
+    """What an image counts as: LEAST_IMAGE_TOKENS and its pixels, as a few bytes can hold very many; or its bytes, if
+    they are more, as they are when it is nothing but pixels."""
     header = image_header(image)
     pixels = 0 if header is None or header.refusal else header.pixels
-    return max(1, -(-max(pixels, len(image)) // PIXELS_PER_TOKEN))
+    return LEAST_IMAGE_TOKENS + max(pixels, len(image)) // PIXELS_PER_TOKEN
 
 
 def _png(image: bytes) -> ImageHeader | None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.image_header import MAX_PIXELS, PIXELS_PER_TOKEN
+from fairlane.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, PIXELS_PER_TOKEN
 from fairlane.outcomes import Code, Priority, Task
 from fairlane.records import (
     CancelRequest,
@@ -276,9 +276,9 @@ def test_a_small_file_of_many_pixels_is_charged_by_its_pixels() -> None:
         assert isinstance(found, Valid)
         return costs.estimate("acme", NO_OUTPUT, found.input_bytes, None).total
 
-    assert cost(bytes(64)) == 1
-    assert cost(png_of(4_096, 4_096)) == MAX_PIXELS // PIXELS_PER_TOKEN
-    assert cost(b"GIF89a, of which only the engine knows what it is") == 1
+    assert cost(bytes(64)) == LEAST_IMAGE_TOKENS
+    assert cost(png_of(4_096, 4_096)) == LEAST_IMAGE_TOKENS + MAX_PIXELS // PIXELS_PER_TOKEN
+    assert cost(b"GIF89a, of which only the engine knows what it is") == LEAST_IMAGE_TOKENS
 
 
 def test_a_long_prompt_is_not_refused_on_an_estimate() -> None:

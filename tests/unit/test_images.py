@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageFilter
 from PIL.WebPImagePlugin import WebPImageFile
 
-from fairlane.image_header import MAX_PIXELS, image_header, image_tokens
+from fairlane.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, image_header, image_tokens
 from inference_consumers.engines.images import MAX_JPEG_SCANS, MAX_SCANNED_PIXELS, ImageError, PixelFormat, pixels_of
 
 HEIGHT, WIDTH = 16, 24
@@ -289,18 +289,18 @@ def test_any_bytes_have_a_header_or_none(start: bytes, rest: bytes) -> None:
     image = start + rest
     header = image_header(image)
     assert header is None or header.scans(image) >= 1
-    assert image_tokens(image) >= 1
+    assert image_tokens(image) >= LEAST_IMAGE_TOKENS
 
 
 def test_an_image_costs_by_its_pixels_or_by_its_bytes_if_they_are_more() -> None:
     flat = saved(Image.new("L", (1_024, 1_024)), "PNG")
     assert len(flat) < 5_000
-    assert image_tokens(flat) == 1_024
-    assert image_tokens(bytes(64)) == image_tokens(b"") == 1
-    assert image_tokens(bytes(10_240)) == 10
-    assert image_tokens(png(BOMB_SIDE, BOMB_SIDE, 8, 2, b"")) == 1, "it is refused, not charged"
+    assert image_tokens(flat) == LEAST_IMAGE_TOKENS + 1_024
+    assert image_tokens(bytes(64)) == image_tokens(b"") == LEAST_IMAGE_TOKENS
+    assert image_tokens(bytes(10_240)) == LEAST_IMAGE_TOKENS + 10
+    assert image_tokens(png(BOMB_SIDE, BOMB_SIDE, 8, 2, b"")) == LEAST_IMAGE_TOKENS, "it is refused, not charged"
     stuffed = png(8, 8, 8, 0, bytes(72))
-    assert image_tokens(stuffed[:33] + chunk(b"tEXt", bytes(20_000)) + stuffed[33:]) == 20
+    assert image_tokens(stuffed[:33] + chunk(b"tEXt", bytes(20_000)) + stuffed[33:]) == LEAST_IMAGE_TOKENS + 19
 
 
 @pytest.mark.parametrize("format_", ["PNG", "WEBP"])

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from tests.hostile.broker_log import PartitionLog
 from tests.hostile.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topic, write_batch
 from tests.integration.log_reader import LogReader
 from tests.integration.pipeline import header
-from tests.integration.recorder_kit import make_topics
+from tests.integration.recorder_kit import delete_reply_topics, delete_topics, make_topics
 from tests.waiting import PATIENCE_S, eventually, eventually_async
 
 pytestmark = pytest.mark.broker
@@ -158,6 +159,8 @@ def client(broker: str, unique: str) -> Iterator[Client]:
     make_topic(broker, dead_letter_replies_topic(unique))
     with Client(tenant=unique, bootstrap_servers=broker) as client:
         yield client
+    # A recorder of another test would read them too.
+    delete_reply_topics(broker, unique)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
@@ -214,9 +217,15 @@ class Sink:
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
 def test_a_gateway_reads_the_replies_around_it(
-    broker: str, broker_log_dir: Path, unique: str, monkeypatch: pytest.MonkeyPatch, damage: Damage
+    broker: str,
+    broker_log_dir: Path,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    damage: Damage,
 ) -> None:
     make_topics(broker)
+    request.addfinalizer(partial(delete_topics, broker, GATEWAY_REPLIES))
     victim = write_damaged(broker, broker_log_dir, GATEWAY_REPLIES, damage)
     # It begins at the end, where nothing can be damaged before it is fetched.
     monkeypatch.setattr(

@@ -36,6 +36,8 @@ class Bad:
     code: Code
     field: str
     found_by_engine: bool = False
+    can_be_work: bool = True
+    """Beyond the bounds of decoding there is no work: it would be a dead letter, and no dispatcher can have read it."""
 
 
 def given(task: str, **fields: object) -> Make:
@@ -107,9 +109,13 @@ BAD: tuple[Bad, ...] = (
         for name, image in PICTURES
     ),
     Bad(
-        "10,000 documents", given(Task.RANK, query="which?", documents=("one",) * 10_000), *_INVALID, "input.documents"
+        "10,000 documents",
+        given(Task.RANK, query="which?", documents=("one",) * 10_000),
+        *_INVALID,
+        "input.documents",
+        can_be_work=False,
     ),
-    Bad("10,000 texts", given(Task.EMBED, texts=("one",) * 10_000), *_INVALID, "input.texts"),
+    Bad("10,000 texts", given(Task.EMBED, texts=("one",) * 10_000), *_INVALID, "input.texts", can_be_work=False),
     Bad(
         "a document beyond the context",
         given(Task.RANK, query="which?", documents=("one", _LONG)),

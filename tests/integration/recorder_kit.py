@@ -21,6 +21,7 @@ from fairlane.topic_admin import apply_plan, read_state
 from fairlane.topic_plan import plan
 from fairlane.topics import expand, load_families
 from tests.stack import PostgresServer
+from tests.waiting import eventually
 
 _READ_BY_RECORDER = ("replies.", "gateway.replies", "jobs.replies", "ledger.", "control.tenants", "control.models")
 _TIMEOUT_S = 20.0
@@ -48,8 +49,17 @@ def delete_reply_topics(bootstrap_servers: str, prefix: str) -> None:
     """Delete the reply topics of every tenant whose name begins like this."""
     admin = Cluster(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)).admin
     topics = [name for name in admin.list_topics(timeout=_TIMEOUT_S).topics if name.startswith(replies_topic(prefix))]
-    for deleted in admin.delete_topics(topics, operation_timeout=_TIMEOUT_S).values():
+    delete_topics(bootstrap_servers, *topics)
+
+
+def delete_topics(bootstrap_servers: str, *topics: str) -> None:
+    """And come back when they are gone."""
+    admin = Cluster(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)).admin
+    for deleted in admin.delete_topics(list(topics), operation_timeout=_TIMEOUT_S).values():
         deleted.result(_TIMEOUT_S)
+    gone = set(topics)
+    # The broker may still be deleting them when it has answered.
+    eventually(lambda: not gone & admin.list_topics(timeout=_TIMEOUT_S).topics.keys(), what="the end of the topics")
 
 
 def reply_to(tenant: str, number: int, **fields: Any) -> InferenceReply:

@@ -147,7 +147,7 @@ def test_a_dead_process_is_told_and_another_takes_its_place() -> None:
 
 @pytest.mark.parametrize(
     ("by", "kind"),
-    [(signal.SIGKILL, EndKind.KILLED), (signal.SIGHUP, EndKind.KILLED), (signal.SIGABRT, EndKind.CRASHED)],
+    [(signal.SIGKILL, EndKind.KILLED), (signal.SIGUSR1, EndKind.KILLED), (signal.SIGABRT, EndKind.CRASHED)],
 )
 def test_an_end_by_a_signal_says_who_can_have_sent_it(by: signal.Signals, kind: EndKind) -> None:
     with engine(FAST) as (host, heard):

@@ -19,6 +19,7 @@ from fairlane.offsets import MAX_METADATA_CHARS, CommitPoint
 from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.settings import Settings
+from fairlane.topic_ids import TopicIds
 from fairlane.transactions import FatalTransactionError, OutRecord, Settlement, TransactionLoop
 from inference_consumers.group import PoolMember
 from tests.integration.log_reader import LogReader
@@ -290,7 +291,8 @@ def test_the_fullest_bitmap_is_accepted_and_read_back(pool: Pool) -> None:
         assert claim is not None
         worker.claims[pool.partition, offset] = claim
     worker.settle_silently(pool.partition, range(1, reach))
-    point = CommitPoint(0, (1 << reach) - 2)
+    topic_id = TopicIds(pool.settings)([pool.work], 5.0)[pool.work]
+    point = CommitPoint(0, (1 << reach) - 2, topic_id)
     assert MAX_METADATA_CHARS - 4 < len(point.metadata) <= MAX_METADATA_CHARS
     assert pool.resume() == Resume(point, 0)
 

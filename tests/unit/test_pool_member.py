@@ -113,6 +113,7 @@ class FakeConsumer:
 def consumer(monkeypatch: pytest.MonkeyPatch) -> FakeConsumer:
     made = FakeConsumer()
     monkeypatch.setattr(group, "PassingConsumer", lambda _config, _reader: made)
+    monkeypatch.setattr(group, "TopicIds", lambda _settings: lambda _topics, _timeout_s: {})
     return made
 
 

@@ -48,14 +48,17 @@ class FakeRedis:
         self.error = self.ping_error = error
 
     def register_script(self, script: str) -> Any:
-        name = "quotas" if "HMGET" in script else "remember" if "NX" in script else "forget"
+        name = "quotas" if "HMGET" in script else "forget" if "'DEL'" in script else "remember"
 
         async def run(keys: list[str], args: list[object]) -> list[Any]:
             self.calls.append(name)
             if self.error is not None:
                 raise self.error
-            answers: dict[str, list[Any]] = {"quotas": [0, 0], "remember": [None] * len(keys), "forget": []}
-            return answers[name]
+            if name == "remember":
+                _, _, ids, *_ = args
+                # The last two: what was refused for want of memory, and beyond the tenant's bound.
+                return [None] * int(str(ids)) + [0, 0]
+            return [0, 0] if name == "quotas" else []
 
         return run
 

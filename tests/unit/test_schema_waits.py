@@ -260,7 +260,7 @@ def test_beyond_the_bound_the_largest_partition_is_let_go(waits: Waits) -> None:
 
 
 def test_bytes_are_bounded_too(waits: Waits) -> None:
-    schemas = SchemaWaits(waits.codec, max_bytes=1_000)
+    schemas = SchemaWaits(waits.codec, max_bytes=2_000)
     for offset in range(3):
         arrival = Arrival(ACME, offset, 0, None, under(UNKNOWN_ID)[:5] + bytes(400))
         schemas.add(Claim(ACME, offset, 1), arrival)

@@ -19,16 +19,16 @@ RETURNS TABLE (removed bigint, oldest_ms bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER ROWS 1 SET search_path = public, pg_temp AS $body$
 DECLARE
     acting_for text := current_setting('fairlane.tenant', true);
-    age_column text;
+    age text;
     least_ms bigint;
     before_ms bigint;
 BEGIN
-    SELECT known.age_column, known.least_ms INTO age_column, least_ms FROM (VALUES
-        ('results', 'replied_at_ms', 3600000),
-        ('usage', 'occurred_at_ms', 86400000),
-        ('audit_logs', 'occurred_at_ms', 86400000),
+    SELECT known.age, known.least_ms INTO age, least_ms FROM (VALUES
+        ('results', 'replied_at_ms + 0', 3600000),
+        ('usage', 'occurred_at_ms + 0', 86400000),
+        ('audit_logs', 'occurred_at_ms + 0', 86400000),
         ('conversation_turns', 'replied_at_ms', 0)
-    ) AS known (name, age_column, least_ms) WHERE known.name = wanted_table;
+    ) AS known (name, age, least_ms) WHERE known.name = wanted_table;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no old rows are removed from %', wanted_table USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -37,11 +37,11 @@ BEGIN
     -- What is locked just now is removed the next time: whoever updates rows locks them in another order.
     EXECUTE format(
         'DELETE FROM %1$I WHERE ctid = ANY (ARRAY('
-        'SELECT ctid FROM %1$I WHERE %2$I < $1 ORDER BY %2$I LIMIT $2 FOR UPDATE SKIP LOCKED))',
-        wanted_table, age_column
+        'SELECT ctid FROM %1$I WHERE %2$s < $1 ORDER BY %2$s LIMIT $2 FOR UPDATE SKIP LOCKED))',
+        wanted_table, age
     ) USING before_ms, most;
     GET DIAGNOSTICS removed = ROW_COUNT;
-    EXECUTE format('SELECT %2$I FROM %1$I WHERE %2$I < $1 ORDER BY %2$I LIMIT 1', wanted_table, age_column)
+    EXECUTE format('SELECT %2$s FROM %1$I WHERE %2$s < $1 ORDER BY %2$s LIMIT 1', wanted_table, age)
         INTO oldest_ms USING before_ms;
     PERFORM set_config('fairlane.tenant', coalesce(acting_for, ''), true);
     RETURN NEXT;
@@ -51,9 +51,13 @@ ENTRY = "remove_old_rows(text, bigint, integer)"
 
 
 def upgrade(service_role: str | None) -> None:
-    """Add the indexes, as conversation_turns has one, and the function; nobody writes to a table meanwhile."""
+    """Add the indexes, as conversation_turns has one, and the function; nobody writes to a table meanwhile.
+
+    The indexes are by an expression: one by the column alone would be taken for a page of the newest rows of a tenant,
+    which it finds by reading everybody's.
+    """
     for table, column in COLUMNS.items():
-        execute(f"CREATE INDEX {table}_by_age ON {table} ({column})")
+        execute(f"CREATE INDEX {table}_by_age ON {table} (({column} + 0))")
     execute(FUNCTION)
     execute(f"REVOKE ALL ON FUNCTION {ENTRY} FROM PUBLIC")
     if service_role is not None:

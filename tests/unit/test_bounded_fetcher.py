@@ -11,6 +11,7 @@ from aiokafka.consumer.fetcher import Fetcher, FetchError
 from aiokafka.structs import TopicPartition
 
 from benchmarks.attacks.batches import batch, gzip_of_zeros
+from fairlane.clock import now_ms
 from stream_processors.dispatcher.reading import bounded_fetcher
 from stream_processors.dispatcher.reading.bounded_fetcher import (
     MAX_SLOW_TURN_RECORDS,
@@ -222,6 +223,7 @@ def test_answers_of_every_version_are_read(rest: list[Any]) -> None:
     entry = world.fetcher._records[tp]
     assert entry._partition_records._aborted == [(7, 0)]
     assert (world.states[tp].highwater, world.states[tp].lso) == (12, 10)
+    assert now_ms() - world.states[tp].timestamp < 60_000
     assert world.drain() == {"a": 2}
 
 

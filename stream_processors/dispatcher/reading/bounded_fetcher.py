@@ -12,6 +12,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from fairlane import metrics
 from fairlane.backoff import Backoff
+from fairlane.clock import now_ms
 from fairlane.logs import get_logger
 from stream_processors.dispatcher.reading.fetched_partition import (
     BatchPlace,
@@ -138,7 +139,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         self._refusals.pop(tp, None)
         # By version, 4 to 11: last stable offset, (log start,) aborted transactions, (preferred replica,) records.
         preferred = 1 if len(rest) > 4 else 0
-        state.highwater, state.lso = highwater, rest[0]
+        # Faust complains of a partition that was not fetched for long.
+        state.highwater, state.lso, state.timestamp = highwater, rest[0], now_ms()
         aborted, fetched = rest[-2 - preferred], rest[-1]
         if not fetched:
             return False

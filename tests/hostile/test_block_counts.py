@@ -123,12 +123,9 @@ def test_of_a_map_key_that_comes_twice_the_last_counts(pipeline: Pipeline) -> No
     assert item.request.metadata == {"k": "2"}  # type: ignore[attr-defined]  # a WorkItem
 
 
-@pytest.mark.parametrize(
-    "given", [[("h", b"")] * 2_000, [("h", bytes(100_000))]], ids=["2,000 headers", "a header of 100 kB"]
-)
-def test_headers_are_bounded(pipeline: Pipeline, given: list[tuple[str, bytes]]) -> None:
+def test_the_bytes_of_headers_are_bounded(pipeline: Pipeline) -> None:
     value = pipeline.codec.encode(pipeline.request())
-    places = pipeline.write(requests_topic(pipeline, "hostile"), [(None, value)], given)
+    places = pipeline.write(requests_topic(pipeline, "hostile"), [(None, value)], [("h", bytes(100_000))])
     (reply,) = rejected(pipeline, places)
     assert reply.field == "headers"
 

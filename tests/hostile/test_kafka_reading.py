@@ -116,10 +116,13 @@ def test_a_clients_compression_is_its_own_affair(stand: Stand, codec: str) -> No
     assert {reply.outcome for reply in found.values()} == {Outcome.OK}
 
 
-def test_a_header_that_is_no_text_spoils_its_own_record_alone(stand: Stand) -> None:
+@pytest.mark.parametrize(
+    "spoilt", [[(b"\xff\xfe", b"x")], [(b"h", b"")] * 2_000], ids=["a name that is no text", "2,000 headers"]
+)
+def test_headers_spoil_their_own_record_alone(stand: Stand, spoilt: list[tuple[bytes, bytes]]) -> None:
     good = [stand.pipeline.request() for _ in range(2)]
     first, last = (Written(stand.pipeline.codec.encode(one)) for one in good)
-    bad = Written(first.value, b"\xff no text either", [(b"\xff\xfe", b"x")])
+    bad = Written(first.value, b"\xff no text either", spoilt)
     offset = raw_produce.produce(stand.broker, stand.topic, batch([first, bad, last]))
     stand.letter(DecodeProblem.BAD_HEADER, offset + 1)
     stand.replies.wait([one.request_id for one in good])

@@ -329,7 +329,7 @@ class Dispatcher:
 
     def held_intake(self) -> set[PartitionId]:
         """The partitions of which too much waits to be decided or was invalid of late, or a schema is unknown."""
-        return self.undecided.crowded() | self.invalid_pace.in_debt(self.clock()) | set(self.schemas.partitions())
+        return self.undecided.crowded() | self.invalid_pace.in_debt(self.clock()) | self.schemas.crowded()
 
     def paused_backfill(self) -> set[PartitionId]:
         """The partitions whose backfill waits long enough already, or came in faster than its quota allows or than

@@ -27,6 +27,7 @@ log = get_logger(__name__)
 
 _AGAIN = Backoff(first_s=0.25, longest_s=10.0)
 _NEVER = float("-inf")
+_ENOUGH_RECORDS, _ENOUGH_BYTES = 128, 1024 * 1024
 
 Waiting = tuple[Claim, Arrival]
 
@@ -64,8 +65,16 @@ class SchemaWaits:
         return self._count
 
     def partitions(self) -> tuple[PartitionId, ...]:
-        """Those of which no more should be read for now."""
+        """Those of which something waits."""
         return tuple(self._lines)
+
+    def crowded(self) -> set[PartitionId]:
+        """Those of which no more should be read for now. A few records more are one look-up's answer all the same."""
+        return {
+            partition
+            for partition, line in self._lines.items()
+            if len(line.records) >= _ENOUGH_RECORDS or line.size_bytes >= _ENOUGH_BYTES
+        }
 
     def holds(self, partition: PartitionId) -> bool:
         """Whether what comes of this partition has to wait behind others."""

@@ -268,6 +268,17 @@ def test_bytes_are_bounded_too(waits: Waits) -> None:
     assert (len(schemas), schemas.partitions()) == (0, ())
 
 
+def test_a_partition_is_read_on_until_enough_waits_of_it(waits: Waits) -> None:
+    """One look-up answers for many."""
+    schemas = SchemaWaits(waits.codec)
+    for offset in range(128):
+        assert schemas.crowded() == set()
+        schemas.add(Claim(ACME, offset, 1), Arrival(ACME, offset, 0, None, under(UNKNOWN_ID)))
+    assert schemas.crowded() == {ACME}
+    schemas.add(Claim(OTHER, 0, 1), Arrival(OTHER, 0, 0, None, under(UNKNOWN_ID)[:5] + bytes(2**20)))
+    assert schemas.crowded() == {ACME, OTHER}
+
+
 def test_what_moved_on_is_forgotten(waits: Waits) -> None:
     async def scene() -> None:
         waits.registry.is_away = True

@@ -1,8 +1,9 @@
 """The caches on a real Redis: what is stored there, and what becomes of a look-up when it hangs or dies."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -12,12 +13,13 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from deploy.local.redis import CACHE_NAME
 from fairlane.cache_entries import MOST_ENTRY_BYTES, seal
 from fairlane.cache_keys import CacheKey, CacheName, cache_key
 from fairlane.redis_cache import RedisCache, Result
 from fairlane.response_cache import answer_of, encode_answer, semantic_group
 from stream_processors.dispatcher.caching.caches import Caches, make_caches
-from tests.integration.own_redis import OwnRedis
+from tests.integration.own_redis import OwnRedis, own_redis_server
 from tests.unit.cache_kit import COLLECTION, HITS, MODEL_VERSION, reply, request, work
 
 pytestmark = pytest.mark.broker
@@ -105,6 +107,13 @@ def test_what_somebody_else_put_there_is_poisoned(redis_url: str, unique: str) -
             assert await cache.rows(rows, 3) == [b"row", None]
 
     run(test())
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
+    """One for caches, which keeps nothing when it is killed."""
+    with own_redis_server(tmp_path / "redis", CACHE_NAME) as server:
+        yield server
 
 
 @pytest.mark.alone

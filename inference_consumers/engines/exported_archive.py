@@ -2,7 +2,8 @@
 
 Its archive (``.pt2``) may hold pickles, which it unpickles without a limit (weights and constants that say so, objects,
 and sample inputs that are no plain tensors); libraries that were compiled from the program, which it loads; expressions
-and guards, which it evaluates as Python; and the names of what the program calls, which may be anything inside torch.
+and guards, which it evaluates as Python; the names of what the program calls, which may be anything inside torch; and
+the structure of its arguments, for which it imports whatever module a part of it names.
 Everything that is not on a list here is refused before torch looks at it.
 """
 
@@ -62,6 +63,17 @@ _CALLED = frozenset(
 )  # fmt: skip
 _ATTRIBUTES = frozenset({"size", "shape", "ndim"})
 
+# The structure of arguments and results, as torch.utils._pytree writes it: JSON in JSON in JSON.
+_SPECS = frozenset({"in_spec", "out_spec"})
+_SPEC_PROTOCOL = 1
+_CONTAINERS = frozenset(
+    {
+        None,
+        *("builtins.tuple", "builtins.list", "builtins.dict"),
+        *("torch.fx.immutable_collections.immutable_list", "torch.fx.immutable_collections.immutable_dict"),
+    }
+)  # fmt: skip
+
 
 def check_exported(file: Path) -> None:
     """Raises UnsafeArchiveError, and whatever torch raises for a file that is no such archive: one of an older form
@@ -109,12 +121,49 @@ def _check_program(program: Any) -> None:
     for guard in program.get("guards_code") or ():
         _check_expression("a guard", guard)
     for part in _parts(program):
+        for key, value in part.items():
+            _check_strings(key, value)
         if "expr_str" in part:
             _check_expression("an expression", part["expr_str"])
         if "target" in part and "inputs" in part:
             target = str(part["target"])
             if _OPERATOR.fullmatch(target) is None or _FILES.fullmatch(target) is not None:
                 raise UnsafeArchiveError(f"the program calls {_shown(target)}")
+
+
+def _check_strings(key: str, value: Any) -> None:
+    """A structure stands where one belongs, and nowhere else: other parts of torch would read it as one too."""
+    if key in _SPECS and value:
+        _check_spec(value)
+        return
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and _is_like_a_spec(text):
+            raise UnsafeArchiveError(f"{_shown(key)} of the program is {_shown(text)}")
+
+
+def _is_like_a_spec(text: str) -> bool:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    except RecursionError:
+        return True
+    return isinstance(found, list) and len(found) == 2 and isinstance(found[1], dict)
+
+
+def _check_spec(text: Any) -> None:
+    try:
+        protocol, spec = json.loads(text)
+        waiting = [spec]
+        while waiting:
+            node = waiting.pop()
+            context = None if node["context"] is None else json.loads(node["context"])
+            is_plain = context is None or (isinstance(context, list) and {*map(type, context)} <= {str})
+            if protocol != _SPEC_PROTOCOL or node["type"] not in _CONTAINERS or not is_plain:
+                raise UnsafeArchiveError(f"a structure of the program is more than lists and names: {_shown(text)}")
+            waiting.extend(node["children_spec"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UnsafeArchiveError(f"a structure of the program is none: {_shown(str(text))}") from error
 
 
 def _parts(node: Any) -> Iterator[dict[str, Any]]:

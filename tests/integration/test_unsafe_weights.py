@@ -106,6 +106,23 @@ def first_expression(program: dict[str, Any], text: str) -> None:
     program.update(json.loads(changed))
 
 
+def result_structure(**fields: object) -> Edit:
+    """That of what the program returns, with these fields."""
+    spec = {"type": "builtins.list", "context": "null", "children_spec": []} | fields
+
+    def change(program: dict[str, Any]) -> None:
+        signature = program["graph_module"]["module_call_graph"][0]["signature"]
+        signature["out_spec"] = json.dumps([1, spec])
+
+    return in_program(change)
+
+
+def imports(mark: Path) -> Edit:
+    """A structure that imports a module, which leaves the mark."""
+    (mark.parent / "marking.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n", encoding="utf-8")
+    return result_structure(context=json.dumps({"__enum__": True, "fqn": "marking:os", "name": "x"}))
+
+
 def calls(target: str) -> Edit:
     return in_program(lambda program: program["graph_module"]["graph"]["nodes"][1].update(target=target))
 
@@ -143,6 +160,7 @@ MARKING: dict[str, Callable[[Path], Edit]] = {
     "a guard": lambda mark: in_program(
         lambda program: program.update(guards_code=[f"__import__('os').mkdir({str(mark)!r}) is None"])
     ),
+    "a structure": imports,
     "weights of an older form": lambda mark: (
         lambda parts: parts.update({"data/weights/model.pt": torch_saved({"weight": Marks(mark)})})
     ),
@@ -151,9 +169,10 @@ MARKING: dict[str, Callable[[Path], Edit]] = {
 
 @pytest.mark.parametrize("kind", MARKING)
 def test_a_program_that_runs_code_when_it_is_loaded_is_refused_before_it_does(
-    folder: Path, tmp_path: Path, kind: str
+    folder: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "mark"
+    monkeypatch.syspath_prepend(tmp_path)
     rewrite(folder, MARKING[kind](mark))
     with pytest.raises(EngineLoadError, match=r"could run any code on this machine: .*ALLOW_UNSAFE_WEIGHTS"):
         load(folder)
@@ -192,6 +211,10 @@ def opaque(parts: dict[str, bytes]) -> None:
         (in_program(lambda program: first_expression(program, "[x for x in y]")), "may run code"),
         (in_program(lambda program: first_expression(program, "1 +")), "an expression of the program is none"),
         (in_program(lambda program: program.update(guards_code=["open('x')"])), "a guard of the program may run code"),
+        (result_structure(type="collections.defaultdict"), "more than lists and names"),
+        (result_structure(context=json.dumps([{"__enum__": True}])), "more than lists and names"),
+        (result_structure(children_spec=[{"type": None}]), "a structure of the program is none"),
+        (in_program(lambda program: program.update(other='[1, {"type": null}]')), "'other' of the program is"),
     ],
 )
 def test_what_is_not_known_to_be_harmless_is_named(folder: Path, edit: Edit, said: str) -> None:

@@ -7,11 +7,11 @@ MAX_PIXELS = 16_777_216
 """Most pixels of an image before it is resized, 4,096 x 4,096: at four bytes each, the memory of a decoder."""
 
 PIXELS_PER_TOKEN = 1_024
+"""A picture of 32 x 32 is one token beside the least. Decoding takes 6 to 35 microseconds for so many."""
+
 LEAST_IMAGE_TOKENS = 128
 """What every image costs, however small: reading and classifying it takes some milliseconds, the largest 0.5 s. Without
 it, what was measured of small ones would make a large one look like minutes."""
-
-"""Of an image's cost: a picture of 32 x 32 is one token. Decoding takes 6 to 35 microseconds for so many."""
 
 _MAX_JPEG_STEPS = 1_000
 """Over segments and bytes that fill the space between them, to the segment that names the size. A camera's file has

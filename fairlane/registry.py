@@ -272,13 +272,15 @@ def _own_schema(text: str | None, subject: str) -> dict[str, Any]:
         schema = json.loads(text)
     except (ValueError, RecursionError):
         raise SchemaRefusedError("no JSON, or nested too deep") from None
-    judge(schema)
-    if _full_name(schema) != subject:
-        raise SchemaRefusedError(f"its name is not {subject}")
     try:
+        judge(schema)
         canonical_form(schema)
+    except SchemaRefusedError:
+        raise
     except Exception as error:  # noqa: BLE001 - fastavro fails in many ways on a schema; all mean that it cannot be used
         raise SchemaRefusedError(f"no Avro schema ({type(error).__name__})") from None
+    if _full_name(schema) != subject:
+        raise SchemaRefusedError(f"its name is not {subject}")
     return cast("dict[str, Any]", schema)
 
 

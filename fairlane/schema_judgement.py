@@ -87,7 +87,7 @@ class _Judge:
             return _Size(values.nodes + 1, 1, values.depth + 1)
         if kind == "record":
             return self._record(schema, namespace, path, depth)
-        if kind in {"enum", "fixed"}:
+        if isinstance(kind, str) and kind in {"enum", "fixed"}:
             return self._leaf(schema, namespace, path)
         return self.size(kind, namespace, path, depth + 1)
 

@@ -400,7 +400,10 @@ def test_files_that_the_gateway_takes_are_there_for_the_runner_of_jobs() -> None
     gateway, runner = services()["gateway"], services()["backfill"]
     assert runner.raw["volumes"] == gateway.raw["volumes"]
     assert runner.environment["FILES_URL"] == gateway.environment["FILES_URL"]
-    assert runner.environment["FILES_URL"] in {mount.split(":")[1] for mount in runner.raw["volumes"]}
+    mounted = {mount.split(":")[1] for mount in runner.raw["volumes"]}
+    assert runner.environment["FILES_URL"] in mounted
+    # Uploads to S3 are whole there first: /tmp is memory of the container.
+    assert gateway.environment["FILES_SPOOL_DIR"] in mounted
 
 
 def test_the_models_are_read_from_where_they_are_prepared() -> None:

@@ -43,7 +43,7 @@ _FLUSH_TIMEOUT_S = 30.0
 _MOST_ANSWER_BYTES = 1_000_000
 _KEPT_ACTIONS = 400
 _MOST_MIB = 1_024
-"""The limit of the containers of dispatcher and gateway in docker-compose.yml."""
+"""Below the limits of the containers of dispatcher and gateway in docker-compose.yml."""
 
 Action = Mapping[str, Any]
 

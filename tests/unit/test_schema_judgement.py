@@ -167,3 +167,20 @@ def test_whatever_passes_reads_any_bytes_in_no_time(types: list[Any], body: byte
 def test_any_json_passes_or_is_refused(schema: object) -> None:
     with suppress(SchemaRefusedError):
         judge(schema)
+
+
+_WORDS = st.sampled_from(
+    ["record", "array", "map", "enum", "fixed", "null", "string", "long", "R", "a.b", "type", "name", "fields", "items"]
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | _WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_WORDS | st.just("values"), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(_JSON, _JSON)
+def test_whatever_is_registered_is_judged_or_refused(schema: Any, field_type: Any) -> None:
+    for one in (schema, record("R", field_type), record("R", {"type": field_type})):
+        with suppress(SchemaRefusedError):
+            judge(one)

@@ -1,7 +1,7 @@
 """hostile: an honest tenant beside one that sends what nobody should, and the dispatcher's memory meanwhile.
 
 The honest tenant sends 50 small requests a second. For every kind of attack, seconds of calm and seconds of attack take
-turns, so that a machine that changes its mind changes it for both; the figure is the p99 beside the attack divided by
+turns, so that a change of the machine's load affects both; the figure is the p99 beside the attack divided by
 that of the calm between. An attack is paced: what it costs the broker and its sender is on the same machine.
 """
 

@@ -46,7 +46,7 @@ class ImageHeader:
         """How often the pixels are described, at most: a progressive JPEG does so again and again.
 
         Within the data of a scan a byte of 255 is never followed by the second byte of a marker, and metadata stands
-        before the frame; what is counted too much is somebody's own making.
+        before the frame. A file that was made to contain more markers is counted as more scans, which hurts its sender.
         """
         return max(1, image.count(b"\xff\xda", self.frame_at)) if self.format == "JPEG" else 1
 

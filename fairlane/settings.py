@@ -310,8 +310,8 @@ class Settings(KafkaSettings):
     )
     files_spool_dir: Path | None = Field(
         None,
-        description="Folder for uploads that are not whole yet, when FILES_URL is no folder: on a disk, with room for "
-        "16 of GATEWAY_MAX_FILE_BYTES; unset: the system's folder for temporary files",
+        description="Folder for incomplete uploads when FILES_URL is no folder; needs disk space for 16 files of "
+        "GATEWAY_MAX_FILE_BYTES; unset: the system's folder for temporary files",
     )
     files_max_count: int = Field(10_000, ge=0, description="Most uploaded files that are kept for one tenant")
     files_max_bytes: int = Field(

@@ -2,8 +2,8 @@
 
 Every tenant counts the same, however much it sends: it has a window of its own, so that a flood of one pushes nobody
 else's items out, and the one that fares worst does not count at all. So no single tenant can end a consumer, whatever
-it sends. What that gives up: as long as one tenant alone is served, its dead letters do not end the consumer, even if
-the engine is at fault; the consumer's reports of its health and the alarm on dead letters tell of that.
+it sends. Limitation: with a single active tenant, a broken engine does not end the consumer; the consumer's reports of
+its health and the alarm on dead letters tell of that.
 
 What cannot be read is no tenant's fault, and counts by itself.
 """

@@ -14,7 +14,7 @@ _OPENING: Final = (b",", b"[", b"{")
 
 
 def has_too_many_values(raw: bytes, most: int = MOST_VALUES) -> bool:
-    """Whether it has more than so many values. Of what is no JSON the answer means nothing, and takes no longer."""
+    """Whether it has more than so many values. For invalid JSON the result is meaningless, but just as fast."""
     if _count(raw) <= most:
         # With what stands in its strings.
         return False

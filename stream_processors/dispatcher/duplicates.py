@@ -102,9 +102,9 @@ class NoDuplicateIndex:
 
 
 class RedisDuplicateIndex:
-    """One round trip per call, and none while Redis does not answer. A Redis that fails lets duplicates pass, and so does
-    one that is full, which still recognises what it knows. Deletions that failed are retried before the next query, as
-    long as this process lives.
+    """One round trip per call, and none while Redis does not answer. A Redis that fails lets duplicates pass, and so
+    does one that is full, which still recognises what it knows. Deletions that failed are retried before the next
+    query, as long as this process lives.
 
     Args:
         redis: the client; its own time-outs apply as well.

@@ -32,8 +32,8 @@ MOST_STRANGERS_OF_ORIGIN = 12
 """Of those, from one address, or of one tenant: nobody's guesses take all of them."""
 
 FULL_GRACE_MS = 5_000
-"""How long what was found counts while all look-up slots are taken. This is not the grace for a Postgres that is down: a
-key that was revoked must not pass for longer because many others are looked up. In this time every look-up has ended."""
+"""How long what was found counts while all look-up slots are taken. This is not the grace for a Postgres that is down:
+a key that was revoked must not pass for longer because many others are looked up. Every look-up ends in this time."""
 
 
 class Lookups(Generic[ValueT]):

@@ -1,5 +1,6 @@
 """Every setting of every process, read from the environment. ``.env.example`` and docs/settings.md are made from it."""
 
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from fairlane.records import MOST_INPUT_ITEMS
 
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+Network = IPv4Network | IPv6Network
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 
@@ -270,6 +272,11 @@ class Settings(KafkaSettings):
         description="Most of those from one address, or one /64 network of IPv6; behind a balancer, which is one "
         "address, as many as in all",
     )
+    gateway_trusted_proxies: str = Field(
+        "",
+        description="Networks of balancers, comma-separated (10.0.0.0/8,fd00::/8), whose X-Forwarded-For says which "
+        "address shows wrong keys; empty: nobody's is believed",
+    )
     gateway_docs: bool = Field(
         True, description="Whether the gateway shows /docs, /redoc and /openapi.json, to everybody"
     )
@@ -286,7 +293,7 @@ class Settings(KafkaSettings):
         gt=0,
         description="Keys a second that one address, or one /64 network of IPv6, may show in vain, after ten times as "
         "many at once; beyond it keys that are not known here are refused with 429 and not looked up. Behind a "
-        "balancer, which is one address, more",
+        "balancer that is not in GATEWAY_TRUSTED_PROXIES, which is one address, more",
     )
     gateway_key_grace_s: float = Field(
         60.0,
@@ -331,6 +338,17 @@ class Settings(KafkaSettings):
         # It stands in jobs, and whoever runs one may have been started in another folder.
         return given if "://" in given else str(Path(given).absolute())
 
+    @field_validator("gateway_trusted_proxies")
+    @classmethod
+    def _trusted_proxies_are_networks(cls, given: str) -> str:
+        _networks(given)
+        return given
+
+    @property
+    def trusted_proxies(self) -> tuple[Network, ...]:
+        """What ``gateway_trusted_proxies`` names."""
+        return _networks(self.gateway_trusted_proxies)
+
     @model_validator(mode="after")
     def _replies_outlive_their_ids(self) -> "Settings":
         if self.results_ttl_s < self.dedupe_ttl_s:
@@ -347,3 +365,7 @@ class Settings(KafkaSettings):
                 if getattr(self, name) is None:
                     raise ValueError(f"{name.upper()} is needed with JWT_JWKS_URL")
         return self
+
+
+def _networks(given: str) -> tuple[Network, ...]:
+    return tuple(ip_network(part.strip()) for part in given.split(",") if part.strip())

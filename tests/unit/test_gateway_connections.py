@@ -9,14 +9,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.server import ServerState
 from websockets.sync.client import connect
 
-from producers.gateway.edge.connections import Connection, Connections, address_of
+from producers.gateway.edge.connections import Connection, Connections
 from producers.gateway.edge.limited_protocol import (
     MOST_HEAD_BYTES,
     MOST_HEADERS,
     MOST_PIPELINED,
     MOST_PIPELINED_BYTES,
+    LimitedProtocol,
 )
 from producers.gateway.edge.patience import Cut, Inflow, Outflow, Patience, Stage
 from tests.unit.edge_kit import cut, drip, edge, everything
@@ -26,6 +30,7 @@ LONG = Patience(head_s=600.0, idle_s=600.0, span_s=600.0, taken_span_s=600.0, lo
 HEAD = b"GET /nothing HTTP/1.1\r\nhost: gateway\r\n"
 CALL = HEAD + b"\r\n"
 POST = b"POST /read HTTP/1.1\r\nhost: gateway\r\n"
+WAITS = b"GET /waits HTTP/1.1\r\nhost: gateway\r\n\r\n"
 UPGRADE = (
     b"GET /socket HTTP/1.1\r\nhost: gateway\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -118,21 +123,6 @@ def test_there_are_so_many_of_all_and_of_each() -> None:
     assert len(connections) == 3
 
 
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        (("192.0.2.7", 1), "192.0.2.7"),
-        (("::ffff:192.0.2.7", 1, 0, 0), "192.0.2.7"),
-        (("2001:db8:1:2:3:4:5:6", 1, 0, 0), "2001:db8:1:2::"),
-        (("fe80::1%eth0", 1, 0, 2), "fe80::"),
-        (None, ""),
-        ("", ""),
-    ],
-)
-def test_an_address_is_what_one_caller_has(peer: object, address: str) -> None:
-    assert address_of(peer) == address
-
-
 class Clock:
     """An event loop of which only the time is used, and one look at a time."""
 
@@ -201,6 +191,70 @@ def test_who_reads_slowly_is_not_cut_while_the_socket_takes_nothing_more() -> No
             clock.now_s = 200.0
             clock.look()
             assert transport.aborted
+
+
+class Reads(asyncio.Transport):
+    """To nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_paused = False
+        self._is_closing = False
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+
+    def is_reading(self) -> bool:
+        return not self._is_paused
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def close(self) -> None:
+        self._is_closing = True
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def _nothing(_scope: object, _receive: object, _send: object) -> None:
+    """Never called."""
+
+
+class Unanswered(LimitedProtocol):
+    """No application answers its calls."""
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: object) -> None:
+        self._running = cycle
+
+
+@contextmanager
+def answering() -> Iterator[tuple[Unanswered, Reads]]:
+    """A connection on which every read is as large as is said."""
+    config = uvicorn.Config(_nothing, ws="websockets-sansio", lifespan="off", log_config=None)
+    config.load()
+    with ExitStack() as stack:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = asyncio.new_event_loop()
+            stack.callback(loop.close)
+        protocol = Unanswered(Connections(10, 10, LONG), config, ServerState(), {}, loop)
+        transport = Reads()
+        protocol.connection_made(transport)
+        yield protocol, transport
+        protocol.connection_lost(None)
+
+
+async def answer(cycle: RequestResponseCycle) -> None:
+    await cycle.send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 # On a socket
@@ -362,13 +416,64 @@ def test_who_does_not_end_after_the_last_answer_is_cut() -> None:
 
 @pytest.mark.parametrize(
     "behind",
-    [CALL * (MOST_PIPELINED + 1), POST + b"content-length: 50000\r\n\r\n" + b"x" * (MOST_PIPELINED_BYTES + 1)],
-    ids=["calls", "body"],
+    [
+        CALL * (MOST_PIPELINED + 1),
+        7 * (POST + b"content-length: 16000\r\n\r\n" + b"x" * 16_000),
+        POST + b"content-length: 100000\r\n\r\n" + b"x" * (MOST_PIPELINED_BYTES + 1),
+        HEAD + b"a: " + b"b" * (MOST_PIPELINED_BYTES + 1),
+    ],
+    ids=["calls", "bodies", "a body", "a head"],
 )
 def test_what_waits_behind_a_call_has_a_bound(behind: bytes) -> None:
-    with edge(Connections(10, 10, LONG)) as served, served.connected() as peer, cut_once(Cut.PIPELINED):
-        peer.sendall(b"GET /waits HTTP/1.1\r\nhost: gateway\r\n\r\n" + behind)
-        assert everything(peer) == b""
+    with answering() as (protocol, transport), cut_once(Cut.PIPELINED):
+        protocol.data_received(WAITS + behind)
+        assert transport.is_closing()
+
+
+def test_the_body_of_the_call_that_is_answered_does_not_wait() -> None:
+    own = POST + b"content-length: 200000\r\n\r\n" + b"x" * 200_000
+    with answering() as (protocol, transport):
+        protocol.data_received(own + POST + b"content-length: 4\r\n\r\nbody")
+        assert not transport.is_closing()
+        assert len(protocol.pipeline) == 1
+
+
+def test_nothing_is_read_behind_a_call_that_waits_until_its_turn() -> None:
+    async def talk() -> None:
+        with answering() as (protocol, transport):
+            protocol.data_received(WAITS)
+            first = protocol.cycle
+            await first.receive()
+            assert transport.is_reading()
+            protocol.data_received(POST + b"content-length: 8\r\n\r\nbody")
+            assert not transport.is_reading()
+            # Whoever streams an answer asks again and again whether its caller is there.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(first.receive(), 0.01)
+            assert not transport.is_reading()
+            await answer(first)
+            assert transport.is_reading()
+            second = protocol.cycle
+            assert dict(await second.receive())["body"] == b"body"
+            protocol.data_received(b"rest" + 2 * CALL)
+            assert dict(await second.receive())["body"] == b"rest"
+            third = protocol.pipeline[-1][0]
+            await answer(second)
+            # One more waits still.
+            assert not transport.is_reading()
+            await answer(third)
+            assert transport.is_reading()
+
+    asyncio.run(talk())
+
+
+def test_a_body_behind_another_is_read_in_its_turn() -> None:
+    with edge(Connections(10, 10, LONG)) as served, served.connected(POST + b"content-length: 10\r\n\r\nb") as peer:
+        eventually(lambda: served.tasks == 1, what="the call")
+        peer.sendall(b"odies" + b"more" + POST + b"content-length: 30000\r\nconnection: close\r\n\r\n" + b"x" * 30_000)
+        said = everything(peer)
+    assert b'{"bytes":10}' in said
+    assert said.endswith(b'{"bytes":30000}')
 
 
 def test_a_few_calls_at_once_are_answered_one_after_the_other() -> None:

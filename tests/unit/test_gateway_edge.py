@@ -10,7 +10,7 @@ import structlog
 from fastapi import APIRouter, FastAPI, Request, WebSocket
 from prometheus_client import REGISTRY
 from starlette.responses import JSONResponse
-from starlette.types import Message, Scope
+from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from fairlane.outcomes import Code
@@ -302,3 +302,35 @@ def test_callers_without_identity_share_one_budget() -> None:
     budget = body_budget(1_000, 100)
     assert budgeted(budget, None, content=b"x" * 100).status_code == 200
     assert budgeted(budget, None, content=b"x" * 101).status_code == 429
+
+
+@pytest.mark.parametrize("is_released", [False, True], ids=["an answer that has begun", "a body that was let go"])
+def test_what_is_read_and_thrown_away_is_not_held(*, is_released: bool) -> None:
+    """As whoever streams an answer does, to see whether the caller is there; the stream may last for hours."""
+    budget, held = body_budget(1_000, 500), []
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if is_released:
+            release_body(scope)
+        else:
+            held.append(budget.total)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        held.append(budget.total)
+        await receive()
+        held.append(budget.total)
+
+    async def talk() -> None:
+        pieces = iter([b"x" * 300, b"x" * 300])
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": next(pieces), "more_body": True}
+
+        async def send(_message: Message) -> None:
+            pass
+
+        limited = BodyLimit(stream, BodyLimits(lambda _path: MOST_BYTES, budget))
+        await limited({"type": "http", "path": "/v1/events", "headers": []}, receive, send)
+
+    asyncio.run(talk())
+    assert held == ([0, 0] if is_released else [300, 0, 0])

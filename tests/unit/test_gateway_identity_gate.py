@@ -4,6 +4,7 @@ import asyncio
 import io
 import logging
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_network
 from typing import Annotated, Any
 
 import httpx
@@ -61,13 +62,13 @@ class Bench:
         policy, key_set = TokenPolicy(ISSUER, AUDIENCE), KeySet(FakeIssuer(), self.clock)
         tokens = TokenVerifier(policy, key_set, self.store, 300_000, self.clock, CircuitBreaker())
         self.authenticator = Authenticator(keys, tokens if with_tokens else None, self.clock)
-        limits = CallLimits(
+        self.limits = CallLimits(
             LocalRateLimits(self.clock),
             RatePolicy(rate_per_s=1.0, burst=BURST),
             RatePolicy(1.0, TENANT_BURST),
             self.clock,
         )
-        self.gate = Gate(self.authenticator, limits)
+        self.gate = Gate(self.authenticator, self.limits)
         self.app = self._app()
 
     def _app(self) -> FastAPI:
@@ -387,6 +388,26 @@ def test_no_secret_is_in_a_log_or_in_an_answer() -> None:
     assert any(redact(None, "", dict(line)) == line and line.get("who") for line in lines)
 
 
+def test_wrong_keys_of_one_caller_behind_a_balancer_are_not_those_of_another() -> None:
+    async def show(text: str, *forwarded: bytes) -> Identity:
+        headers = [(b"x-api-key", text.encode()), *((b"x-forwarded-for", value) for value in forwarded)]
+        scope = {"type": "http", "client": ("10.0.0.1", 4711), "headers": headers}
+        return await gate.identify(HTTPConnection(scope))
+
+    async def use() -> None:
+        key = bench.store.create("acme")
+        for number in range(20):
+            with pytest.raises(GatewayError) as refused:
+                # It may write what it likes in front of what the balancer writes.
+                await show(new_key().text, f"198.51.100.{number}".encode(), b"203.0.113.9")
+        assert refused.value.status == 429
+        assert (await show(key.text, b"203.0.113.10")).tenant == "acme"
+
+    bench = Bench()
+    gate = Gate(bench.authenticator, bench.limits, (ip_network("10.0.0.0/8"),))
+    asyncio.run(use())
+
+
 # --- put together
 
 
@@ -399,6 +420,8 @@ def test_it_is_put_together_from_the_settings() -> None:
             postgres_dsn=dsn, jwt_issuer=ISSUER, jwt_audience=AUDIENCE, jwt_jwks_url="https://login.example/jwks"
         )
         assert assemble(whole, None, None).tokens is not None
+        trusting = Settings(postgres_dsn=dsn, gateway_trusted_proxies="10.0.0.0/8")
+        assert assemble(trusting, None, None).gate._trusted_proxies == (ip_network("10.0.0.0/8"),)
         with pytest.raises(ValueError, match="JWT_JWKS_URL"):
             assemble(whole.model_copy(update={"jwt_jwks_url": "http://login.example/jwks"}), None, None)
 

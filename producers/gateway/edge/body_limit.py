@@ -74,7 +74,8 @@ class BodyLimit:
 
 
 def release_body(scope: Scope) -> None:
-    """Nothing of the call's body is in memory any more: its bytes are free for others. May be called again."""
+    """Nothing of the call's body is in memory any more: its bytes are free for others, and of those that still come
+    none counts. May be called again."""
     body = scope.get(_BODY)
     if isinstance(body, _Body):
         body.release()
@@ -101,6 +102,8 @@ class _Body:
         self._held_bytes = 0
         self._read_bytes = 0
         self._is_read = False
+        self._is_kept = True
+        """Whether what comes of it is kept: else it is read to see whether the caller is there, and thrown away."""
         self._is_answered = False
         # Not the error itself: with its traceback it would hold what was read, in a cycle, for a long time.
         self._refusal: Callable[[], GatewayError] | None = None
@@ -125,6 +128,9 @@ class _Body:
 
     async def send(self, message: Message) -> None:
         if self._refusal is None:
+            if not self._is_answered:
+                # Who listens to a stream may have sent a body that nobody wants, and the stream may last for hours.
+                self.release()
             await self._send(message)
             self._is_answered = True
         elif not self._is_answered:
@@ -138,6 +144,7 @@ class _Body:
         await answer(self._scope, self._receive, self._send)
 
     def release(self) -> None:
+        self._is_kept = False
         if self._budget is not None and self._held_bytes:
             self._budget.give_back(self._tenant, self._held_bytes)
             self._held_bytes = 0
@@ -145,7 +152,7 @@ class _Body:
 
     def _hold(self, size: int) -> Callable[[], GatewayError] | None:
         """Why not, if there is no room for so much more."""
-        if self._budget is None or not size:
+        if self._budget is None or not size or not self._is_kept:
             return None
         if not self._held_bytes:
             # Known by the first byte that is read, since no route reads one before; and the same until the last.

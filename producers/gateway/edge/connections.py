@@ -7,15 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from fcntl import ioctl
-from ipaddress import IPv6Address
 from termios import TIOCOUTQ
 from typing import Any
 
 from fairlane import metrics
+from producers.gateway.edge.addresses import address_of
 from producers.gateway.edge.patience import Cut, Outflow, Patience
-
-_NETWORK_BITS = 64
-"""One customer of a provider has so many bits of addresses to choose from (RFC 6177)."""
 
 _LEFT = (7, 8)
 """CLOSE, CLOSE_WAIT."""
@@ -193,14 +190,3 @@ def _state_of(pseudo: Any) -> int | None:
 def count(why: Cut) -> None:
     """One was cut for this reason."""
     metrics.GATEWAY_CONNECTIONS_CUT.labels(reason=why).inc()
-
-
-def address_of(peer: Any) -> str:
-    """What connections of one caller have in common."""
-    host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
-    if ":" not in host:
-        return host
-    address = IPv6Address(host)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Address(int(address) >> _NETWORK_BITS << _NETWORK_BITS))

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from typing import Any, Final
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -19,8 +20,9 @@ MOST_HEAD_BYTES: Final = 32_768
 MOST_HEADERS: Final = 100
 MOST_PIPELINED: Final = 8
 """Calls that wait for the answer to an earlier one of their connection."""
-MOST_PIPELINED_BYTES: Final = 16_384
-"""Of the body of such a call: no client sends one before it has the answer to the last."""
+MOST_PIPELINED_BYTES: Final = 65_536
+"""Of all such calls of one connection. Nothing is read behind the first of them, but one read may bring several, and no
+budget of bodies knows of them before their turn."""
 DEFAULT_HEADERS: Final = [("x-content-type-options", "nosniff")]
 """Of every answer; for uvicorn's ``headers``."""
 
@@ -39,6 +41,19 @@ class HeadTooLargeError(Exception):
 
 class PipelinedError(Exception):
     """More waits behind a call than may."""
+
+
+class _Flow(FlowControl):
+    """Reads nothing while a call waits for its turn, though the one that is answered asks whether its caller is there:
+    each time it would let one more read into memory."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
 
 
 def limited_protocol(connections: Connections) -> Callable[..., "LimitedProtocol"]:
@@ -64,6 +79,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._bare_bytes = 0
         """That came since anything was understood of them."""
+        self._own_bytes = 0
+        """Of the last read: of calls that wait for none."""
         self._is_understood = False
         self._is_pipelined = False
         """More waits behind a call than may."""
@@ -77,6 +94,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connection = Connection(self._connections, transport, self.loop, self._late)
         super().connection_made(self._connection.transport)
         self.transport: CountedTransport = self._connection.transport
+        self.flow = _Flow(self.transport, self.pipeline)
         self.transport.lingers = self._linger
         if self._connection.refused is not None:
             self.transport.write(_FULL)
@@ -94,7 +112,14 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_lingering:
             return
         self._is_understood = False
+        self._own_bytes = 0
         super().data_received(data)
+        # All that waits came in this read, whole or not.
+        waits = self._is_answering() and (bool(self.pipeline) or self._inflow.stage is Stage.HEAD)
+        if waits and len(data) - self._own_bytes > MOST_PIPELINED_BYTES and not self.transport.is_closing():
+            self._is_pipelined = True
+            self.send_400_response("")
+            return
         if self._is_understood:
             self._bare_bytes = 0
             return
@@ -119,7 +144,9 @@ class LimitedProtocol(HttpToolsProtocol):
             raise HeadTooLargeError
         super().on_headers_complete()
         self._inflow.enter(Stage.BODY, self.loop.time())
-        if len(self.pipeline) > MOST_PIPELINED:
+        if not self.pipeline:
+            self._own_bytes += self._head_bytes
+        elif len(self.pipeline) > MOST_PIPELINED:
             self._is_pipelined = True
             raise PipelinedError
 
@@ -131,10 +158,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_understood = True
         self._inflow.take(len(body))
         super().on_body(body)
-        # It is in memory, and nobody reads it before the calls in front of it are answered.
-        if self.pipeline and len(self.cycle.body) > MOST_PIPELINED_BYTES:
-            self._is_pipelined = True
-            raise PipelinedError
+        if not self.pipeline:
+            self._own_bytes += len(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -144,6 +169,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.transport.is_closing():
+            # The base class asks while the call whose turn it is still waits.
+            self.flow.resume_reading()
         if not self.cycle.response_complete:
             # Another call of this connection is there already.
             return

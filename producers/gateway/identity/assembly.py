@@ -75,4 +75,5 @@ def assemble(settings: Settings, redis: "Redis | None", watch: RedisWatch | None
         RatePolicy(settings.gateway_tenant_rate_per_s, settings.gateway_tenant_burst),
         monotonic_ms,
     )
-    return IdentityParts(Gate(authenticator, calls), authenticator, keys, tokens, key_set, pool)
+    gate = Gate(authenticator, calls, settings.trusted_proxies)
+    return IdentityParts(gate, authenticator, keys, tokens, key_set, pool)

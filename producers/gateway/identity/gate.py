@@ -1,11 +1,13 @@
 """The gate of every route: who calls, and whether that one may call so often."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from producers.gateway.edge.connections import address_of
+from fairlane.settings import Network
+from producers.gateway.edge.addresses import address_of
 from producers.gateway.identity.authenticator import Authenticator
 from producers.gateway.identity.principal import Identity
 from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
@@ -21,11 +23,19 @@ class Gate:
     """A dependency of FastAPI for routes of HTTP and of WebSockets: ``Depends(gate)`` is the Identity of the call.
 
     Raises GatewayError: 401, 403, 429 and 503 as ``Authenticator`` does, 429 with ``retry_after_ms``.
+
+    Args:
+        authenticator: knows callers.
+        limits: of calls.
+        trusted_proxies: networks whose word for a caller's address is taken.
     """
 
-    def __init__(self, authenticator: Authenticator, limits: CallLimits) -> None:
+    def __init__(
+        self, authenticator: Authenticator, limits: CallLimits, trusted_proxies: Sequence[Network] = ()
+    ) -> None:
         self._authenticator = authenticator
         self._limits = limits
+        self._trusted_proxies = trusted_proxies
 
     async def __call__(self, connection: HTTPConnection) -> Identity:
         identity = await self.identify(connection)
@@ -39,8 +49,15 @@ class Gate:
         """Who shows these headers, where that is no call of its own: no limit counts it. Raises GatewayError: 401, 403
         and 503."""
         return await self._authenticator.authenticate(
-            _only(connection, b"authorization"), _only(connection, b"x-api-key"), _address(connection)
+            _only(connection, b"authorization"), _only(connection, b"x-api-key"), self._address(connection)
         )
+
+    def _address(self, connection: HTTPConnection) -> str | None:
+        client = connection.scope.get("client")
+        if client is None:
+            return None
+        forwarded = [value for name, value in connection.scope["headers"] if name == b"x-forwarded-for"]
+        return address_of(tuple(client), forwarded, self._trusted_proxies)
 
 
 class GateHeaders:
@@ -70,11 +87,6 @@ def _add(scope: Scope, message: Message) -> None:
         added += [(name.encode(), value.encode()) for name, value in headers_of(allowance).items()]
     if added:
         message["headers"] = [*message.get("headers", ()), *added]
-
-
-def _address(connection: HTTPConnection) -> str | None:
-    client = connection.scope.get("client")
-    return None if client is None else address_of(tuple(client))
 
 
 def _only(connection: HTTPConnection, name: bytes) -> str | None:

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.schema_files import default_codec
-from fairlane.settings import Settings
+from fairlane.settings import IDEMPOTENCY_TTL_S, Settings
 from stream_processors.recorder.projection import LogRecord, Projection, project
 from stream_processors.recorder.removal import OldRows, Removal
 from stream_processors.recorder.retention import INTERVAL_S, RemovalLag, RemovalSchedule, Rule, drop_old, rules_of
@@ -135,7 +135,10 @@ def test_removals_that_fail_from_the_start_are_shown_as_lag() -> None:
     assert not failures
 
 
-def test_replies_are_kept_as_long_as_their_ids() -> None:
-    with pytest.raises(ValueError, match="RESULTS_TTL_S is 3600 and DEDUPE_TTL_S 86400"):
-        Settings(results_ttl_s=3_600)
-    assert Settings(results_ttl_s=3_600, dedupe_ttl_s=3_600).results_ttl_s == 3_600
+def test_replies_are_kept_as_long_as_their_ids_and_keys() -> None:
+    with pytest.raises(ValueError, match="RESULTS_TTL_S is 86400 and DEDUPE_TTL_S 86401"):
+        Settings(dedupe_ttl_s=86_401)
+    assert Settings(results_ttl_s=86_401, dedupe_ttl_s=86_401).results_ttl_s == 86_401
+    with pytest.raises(ValueError, match=r"results_ttl_s\n.*greater than or equal to 86400"):
+        Settings(results_ttl_s=IDEMPOTENCY_TTL_S - 1, dedupe_ttl_s=3_600)
+    assert Settings(results_ttl_s=IDEMPOTENCY_TTL_S, dedupe_ttl_s=3_600).results_ttl_s == IDEMPOTENCY_TTL_S

@@ -162,7 +162,9 @@ UNREADABLE_RECORDS = Counter(
 RECORDED = Counter("fairlane_recorded_total", "Records projected into Postgres", ["record"])
 ROWS_REMOVED = Counter("fairlane_rows_removed_total", "Rows removed from Postgres because they were old", ["table"])
 RETENTION_LAG = Gauge(
-    "fairlane_retention_lag_seconds", "By how much the oldest row is older than rows of its table are kept", ["table"]
+    "fairlane_retention_lag_seconds",
+    "By how much the oldest row may be older than rows of its table are kept; grows while nothing can be removed",
+    ["table"],
 )
 RECORDER_SKIPPED = Counter(
     "fairlane_recorder_skipped_total",

@@ -13,6 +13,9 @@ SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Network = IPv4Network | IPv6Network
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
+IDEMPOTENCY_TTL_S = 86_400
+"""How long the gateway remembers an idempotency key. No setting: callers are promised 24 hours."""
+
 
 class KafkaSettings(BaseSettings):
     """How to reach Kafka. The only settings the client SDK reads."""
@@ -138,7 +141,7 @@ class Settings(KafkaSettings):
     )
     dedupe_ttl_s: int = Field(86_400, ge=1, description="How long a request id is remembered to drop its duplicates")
     dedupe_max_ids: int = Field(
-        500_000,
+        400_000,
         ge=1,
         description="Most request ids that are remembered for one tenant at a time; what is beyond runs, and its "
         "duplicates run again",
@@ -226,8 +229,10 @@ class Settings(KafkaSettings):
     )
     results_ttl_s: int = Field(
         86_400,
-        ge=3_600,
-        description="How long replies are kept in Postgres and found by their id; at least DEDUPE_TTL_S",
+        # A key that outlived its reply would say for the rest of its time that the request is in flight.
+        ge=IDEMPOTENCY_TTL_S,
+        description="How long replies are kept in Postgres and found by their id; at least DEDUPE_TTL_S, and as long "
+        "as an idempotency key is remembered",
     )
     usage_ttl_s: int = Field(7_776_000, ge=86_400, description="How long what was spent is kept in Postgres")
     audit_ttl_s: int = Field(
@@ -262,6 +267,12 @@ class Settings(KafkaSettings):
     )
     gateway_max_in_flight: int = Field(
         10_000, ge=1, description="Most requests that wait for their answer at one gateway; more are refused"
+    )
+    gateway_max_claims: int = Field(
+        50_000,
+        ge=1,
+        description="Most idempotency keys that Redis keeps for one tenant at a time; what is beyond is known to its "
+        "own instance alone",
     )
     gateway_max_connections: int = Field(
         20_000, ge=1, description="Most connections to one gateway that are open at once; more are answered with 503"

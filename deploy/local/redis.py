@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     # A write that does not fit is refused; nothing is evicted, and a restart forgets a second at most.
     NAME: {
-        "maxmemory": "256mb",
+        "maxmemory": "1gb",
         "maxmemory-policy": "noeviction",
         "appendonly": "yes",
         "appendfsync": "everysec",

@@ -144,7 +144,9 @@ class Gateway:
         settings, submitter = self._settings, self.pipeline.submitter
         claims: ClaimStore = LocalClaims()
         if self._redis is not None and self._watch is not None:
-            claims = RedisClaims(self._redis, self._watch, settings.gateway_redis_timeout_s)
+            claims = RedisClaims(
+                self._redis, self._watch, settings.gateway_redis_timeout_s, settings.gateway_max_claims
+            )
         idempotency = Idempotency(claims, self._results.find_reply)
         openai = OpenAIDeps(
             submitter,

@@ -9,13 +9,10 @@ from redis.exceptions import RedisError
 
 from fairlane.redis_state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
 from fairlane.redis_watch import RedisTurns, RedisWatch
+from fairlane.settings import IDEMPOTENCY_TTL_S
 from producers.gateway.tenant_map import TenantMap
 
-TTL_S = 86_400
 MOST_LOCAL_CLAIMS = 20_000
-
-MOST_CLAIMS_OF_TENANT = 500_000
-"""That Redis keeps at a time; what is beyond is known to its own instance alone."""
 
 _PREFIX, _COUNTER = "idempotency:", "idempotency-count:"
 
@@ -55,7 +52,7 @@ class LocalClaims:
     """
 
     def __init__(
-        self, ttl_s: float = TTL_S, most: int = MOST_LOCAL_CLAIMS, clock_s: Callable[[], float] = monotonic
+        self, ttl_s: float = IDEMPOTENCY_TTL_S, most: int = MOST_LOCAL_CLAIMS, clock_s: Callable[[], float] = monotonic
     ) -> None:
         self._ttl_s = ttl_s
         self._clock_s = clock_s
@@ -93,8 +90,8 @@ class RedisClaims:
         redis: the client; its own time-outs apply as well.
         watch: of the same Redis.
         timeout_s: the longest a call waits, in seconds.
+        most: claims of one tenant that Redis keeps at a time; what is beyond is known to its own instance alone.
         ttl_s: how long each is kept, in seconds.
-        most: claims of one tenant at a time.
     """
 
     def __init__(
@@ -102,8 +99,8 @@ class RedisClaims:
         redis: "Redis",
         watch: RedisWatch,
         timeout_s: float,
-        ttl_s: int = TTL_S,
-        most: int = MOST_CLAIMS_OF_TENANT,
+        most: int,
+        ttl_s: int = IDEMPOTENCY_TTL_S,
     ) -> None:
         self._script = redis.register_script(_SWAP)
         self._ttl_s = ttl_s

@@ -11,7 +11,7 @@ from fairlane import metrics
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
 from fairlane.postgres import KeptConnection, reason
-from stream_processors.recorder.retention import RemovalSchedule, Rule
+from stream_processors.recorder.retention import RemovalLag, RemovalSchedule, Rule
 
 log = get_logger(__name__)
 
@@ -65,8 +65,7 @@ class Removal:
         self._on_failure = on_failure
         self._wall_clock = wall_clock
         self._schedule = RemovalSchedule(list(self._rules))
-        self._oldest_ms: dict[str, int] = {}
-        """Of the rows that are old and still there."""
+        self._lag = RemovalLag(rules, wall_clock())
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
 
@@ -94,10 +93,10 @@ class Removal:
             self._rows.close()
 
     def _step(self, rule: Rule, most: int) -> None:
-        begun = monotonic()
+        begun, before_ms = monotonic(), rule.before_ms(self._wall_clock())
         chance = random.random()  # noqa: S311 - jitter, no secret
         try:
-            removed, oldest_ms = self._rows.remove(rule, rule.before_ms(self._wall_clock()), most)
+            removed, oldest_ms = self._rows.remove(rule, before_ms, most)
         except psycopg.Error as error:
             was_late = isinstance(error, psycopg.errors.QueryCanceled)
             self._schedule.failed(rule.name, monotonic(), chance, was_late=was_late)
@@ -105,12 +104,8 @@ class Removal:
             return
         self._schedule.removed(rule.name, removed, monotonic() - begun, monotonic(), chance)
         metrics.ROWS_REMOVED.labels(rule.name).inc(removed)
-        self._oldest_ms.pop(rule.name, None)
-        if oldest_ms is not None:
-            self._oldest_ms[rule.name] = oldest_ms
+        self._lag.removed(rule.name, before_ms, oldest_ms)
 
     def _show_lag(self) -> None:
-        for name, rule in self._rules.items():
-            before_ms = rule.before_ms(self._wall_clock())
-            lag_ms = max(0, before_ms - self._oldest_ms.get(name, before_ms))
+        for name, lag_ms in self._lag.lags_ms(self._wall_clock()).items():
             metrics.RETENTION_LAG.labels(name).set(lag_ms / 1_000)

@@ -61,6 +61,32 @@ def drop_old(projection: Projection, rules: Sequence[Rule], epoch_ms: int) -> No
         projection.layers[rule.name] = [layer for layer in kept if layer]
 
 
+class RemovalLag:
+    """By how much old rows of each table outstay their time.
+
+    It counts from the oldest row that the last removal left, or else from the time before which that removal left none.
+    A table whose removals fail therefore lags more and more, whatever it holds: nobody can look.
+
+    Args:
+        rules: of the tables.
+        started_ms: milliseconds since the epoch; a table that was never looked at counts as clean then.
+    """
+
+    def __init__(self, rules: Sequence[Rule], started_ms: int) -> None:
+        self._rules = {rule.name: rule for rule in rules}
+        self._clean_until_ms = {rule.name: rule.before_ms(started_ms) for rule in rules}
+
+    def removed(self, name: str, before_ms: int, oldest_ms: int | None) -> None:
+        """Rows from before ``before_ms`` were removed; the oldest of those that were left is from ``oldest_ms``."""
+        self._clean_until_ms[name] = before_ms if oldest_ms is None else oldest_ms
+
+    def lags_ms(self, epoch_ms: int) -> dict[str, int]:
+        """Of each table, by name."""
+        return {
+            name: max(0, rule.before_ms(epoch_ms) - self._clean_until_ms[name]) for name, rule in self._rules.items()
+        }
+
+
 @dataclass(slots=True)
 class _Pace:
     due_at: float = 0.0

@@ -19,6 +19,7 @@ import pytest
 from deploy.local.kafka import BROKER_SETTINGS, HEAP, find_java
 from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
 from deploy.local.redis import SETTINGS
+from fairlane.settings import Settings
 from tests import stack
 from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, our_services, services
 
@@ -119,6 +120,21 @@ def test_redis_is_configured_as_the_embedded_one_and_its_password_is_in_no_argum
     assert PASSWORDS["REDIS_PASSWORD"] not in script
     assert redis.environment["REDISCLI_AUTH"] == PASSWORDS["REDIS_PASSWORD"]
     assert redis.raw["user"] == "redis"
+
+
+def test_one_tenant_fills_a_tenth_of_the_state_at_most_and_the_container_holds_a_rewrite() -> None:
+    text = (PROJECT_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    (of_id, of_key) = re.findall(r"about (\d+) bytes an id and (\d+) an idempotency key", text)[0]
+    fields = Settings.model_fields
+    of_tenant = int(of_id) * fields["dedupe_max_ids"].default + int(of_key) * fields["gateway_max_claims"].default
+    redis = services()["redis"]
+    (gibibytes,) = re.findall(r"--maxmemory (\d+)gb ", redis.raw["command"][-1])
+    most = int(gibibytes) * 1024**3
+    assert of_tenant <= most / 10
+    assert f"maxmemory = tenants * ({of_id} * DEDUPE_MAX_IDS + {of_key} * GATEWAY_MAX_CLAIMS) bytes" in text
+    # What is copied while it is written to, and the rest of the process.
+    limit = redis.raw["deploy"]["resources"]["limits"]["memory"]
+    assert int(limit.removesuffix("m")) * 1024**2 >= 2.5 * most
 
 
 # ------------------------------------------------------------------ the Dockerfile

@@ -88,8 +88,8 @@ def test_a_full_state_refuses_what_is_new_and_knows_what_it_knew(state: OwnRedis
         async with Redis.from_url(state.url) as redis:
             watch = RedisWatch(redis)
             index = RedisDuplicateIndex(redis, 3_600, watch, 10_000)
-            claims = RedisClaims(redis, watch, PATIENCE_S)
-            other = RedisClaims(redis, watch, PATIENCE_S)
+            claims = RedisClaims(redis, watch, PATIENCE_S, 10_000)
+            other = RedisClaims(redis, watch, PATIENCE_S, 10_000)
             limits = RedisRateLimits(redis, LocalRateLimits(lambda: 0), watch, PATIENCE_S)
             await index.first_seen(ids(1, 2, 3))
             assert await claims.swap("acme", "known", None, "claim") == "claim"

@@ -32,7 +32,7 @@ async def watched_claims(url: str, ttl_s: int = 60) -> AsyncIterator[tuple[Redis
     async with Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=TIMEOUT_S) as redis:
         watch = RedisWatch(redis, timeout_s=TIMEOUT_S)
         try:
-            yield RedisClaims(redis, watch, ttl_s=ttl_s, timeout_s=TIMEOUT_S), watch
+            yield RedisClaims(redis, watch, timeout_s=TIMEOUT_S, most=10_000, ttl_s=ttl_s), watch
         finally:
             await watch.close()
 

@@ -145,7 +145,7 @@ def test_postgres_lets_nobody_in_without_the_password(stack: LocalStack) -> None
 
 def test_redis_keeps_state_and_caches_apart(stack: LocalStack) -> None:
     expected = {
-        stack.endpoints.redis_url: ("256", "noeviction", "yes"),
+        stack.endpoints.redis_url: ("1024", "noeviction", "yes"),
         stack.endpoints.redis_cache_url: ("128", "allkeys-lru", "no"),
     }
     assert len(expected) == 2

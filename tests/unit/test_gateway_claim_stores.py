@@ -51,7 +51,7 @@ class World:
         self.redis = SwapRedis()
         self._watches = [RedisWatch(self.redis) for _ in range(2)]  # type: ignore[arg-type]  # the part that is used
         self.one, self.other = (
-            RedisClaims(self.redis, watch, timeout_s=PATIENCE_S)  # type: ignore[arg-type]  # the part that is used
+            RedisClaims(self.redis, watch, timeout_s=PATIENCE_S, most=10_000)  # type: ignore[arg-type]  # the part that is used
             for watch in self._watches
         )
 

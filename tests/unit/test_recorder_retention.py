@@ -1,17 +1,22 @@
 """How long rows are kept: what of a projection is too old, and when old rows are removed."""
 
+from itertools import count as counter
 from itertools import pairwise
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.schema_files import default_codec
-from fairlane.settings import Settings
+from fairlane.settings import IDEMPOTENCY_TTL_S, Settings
 from stream_processors.recorder.projection import LogRecord, Projection, project
-from stream_processors.recorder.retention import INTERVAL_S, RemovalSchedule, Rule, drop_old, rules_of
-from stream_processors.recorder.tables import ALL_TABLES, MODELS, RESULTS, TENANTS
+from stream_processors.recorder.removal import OldRows, Removal
+from stream_processors.recorder.retention import INTERVAL_S, RemovalLag, RemovalSchedule, Rule, drop_old, rules_of
+from stream_processors.recorder.tables import ALL_TABLES, MODELS, RESULTS, TENANTS, USAGE
+from tests.waiting import eventually
 
 
 def projected(*at_ms: int) -> Projection:
@@ -98,7 +103,42 @@ def test_removing_takes_half_of_the_time_at_most(steps: list[tuple[int, float]])
     assert all(later > earlier for earlier, later in pairwise(begun))
 
 
-def test_replies_are_kept_as_long_as_their_ids() -> None:
-    with pytest.raises(ValueError, match="RESULTS_TTL_S is 3600 and DEDUPE_TTL_S 86400"):
-        Settings(results_ttl_s=3_600)
-    assert Settings(results_ttl_s=3_600, dedupe_ttl_s=3_600).results_ttl_s == 3_600
+def test_the_lag_counts_from_what_was_left_and_grows_while_nothing_is_removed() -> None:
+    rules = (Rule(RESULTS, "replied_at_ms", 50), Rule(USAGE, "occurred_at_ms", 100))
+    lag = RemovalLag(rules, started_ms=1_000_000)
+    assert lag.lags_ms(1_000_000) == {"results": 0, "usage": 0}
+    # Never looked at: since the start.
+    assert lag.lags_ms(1_005_000) == {"results": 5_000, "usage": 5_000}
+    lag.removed("results", 955_000, oldest_ms=900_000)
+    assert lag.lags_ms(1_005_000) == {"results": 55_000, "usage": 5_000}
+    lag.removed("results", 956_000, oldest_ms=None)
+    assert lag.lags_ms(1_006_000) == {"results": 0, "usage": 6_000}
+    # Days without another removal.
+    assert lag.lags_ms(1_006_000 + 3 * 86_400_000)["results"] == 3 * 86_400_000
+    # A clock that was set back.
+    assert lag.lags_ms(0) == {"results": 0, "usage": 0}
+
+
+def test_removals_that_fail_from_the_start_are_shown_as_lag() -> None:
+    class Unreachable(OldRows):
+        def remove(self, rule: Rule, before_ms: int, most: int) -> tuple[int, int | None]:
+            raise psycopg.OperationalError("away")
+
+    hours = counter()
+    failures: list[BaseException] = []
+    rule = Rule(RESULTS, "replied_at_ms", 86_400)
+    removal = Removal(Unreachable("host=nowhere"), (rule,), failures.append, lambda: 3_600_000 * next(hours))
+    removal.start()
+    labels = {"table": "results"}
+    eventually(lambda: (REGISTRY.get_sample_value("fairlane_retention_lag_seconds", labels) or 0.0) >= 3_600)
+    removal.stop()
+    assert not failures
+
+
+def test_replies_are_kept_as_long_as_their_ids_and_keys() -> None:
+    with pytest.raises(ValueError, match="RESULTS_TTL_S is 86400 and DEDUPE_TTL_S 86401"):
+        Settings(dedupe_ttl_s=86_401)
+    assert Settings(results_ttl_s=86_401, dedupe_ttl_s=86_401).results_ttl_s == 86_401
+    with pytest.raises(ValueError, match=r"results_ttl_s\n.*greater than or equal to 86400"):
+        Settings(results_ttl_s=IDEMPOTENCY_TTL_S - 1, dedupe_ttl_s=3_600)
+    assert Settings(results_ttl_s=IDEMPOTENCY_TTL_S, dedupe_ttl_s=3_600).results_ttl_s == IDEMPOTENCY_TTL_S

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 _POLL_S = 0.1
 _WATCH_EVERY_MS = 100
 _SILENT_MS = 1_000
-"""From then on the kernel is asked whether somebody stopped the engine."""
+"""From then on the kernel is asked whether somebody stopped the engine, and whether it computes."""
 
 
 class Member(Protocol):
@@ -224,7 +224,10 @@ class InferenceConsumer:
                 if watch is None:
                     continue
                 is_silent = now_ms - watch.silent_since_ms > _SILENT_MS
-                watch.look(now_ms, stopped=is_silent and state.host.is_stopped)
+                if is_silent:
+                    watch.look(now_ms, stopped=state.host.is_stopped, cpu_ms=state.host.cpu_ms)
+                else:
+                    watch.look(now_ms)
                 if watch.is_reported and not watch.told:
                     watch.told = True
                     stuck += self._behind(state, watch.seen_s, now_ms)

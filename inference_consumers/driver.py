@@ -210,7 +210,8 @@ class EngineDriver:
             self._measure(run, state, ended, problem, now_ms)
             verdict = Verdict()
             if problem is not None and run.open:
-                verdict = after_problem(run.open_work, problem, now_ms, self.chance(), alone=len(run.work) == 1)
+                alone = run.is_by_itself(continuous=state.is_continuous)
+                verdict = after_problem(run.open_work, problem, now_ms, self.chance(), alone=alone)
                 log.warning(
                     "engine_failed",
                     model=host.key[0],

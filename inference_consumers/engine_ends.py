@@ -6,8 +6,8 @@ kind               what was seen                                                
 ``crashed``        a signal that a process brings on itself: SIGSEGV, SIGABRT, ...  yes
 ``exited``         it ended itself, or said that it can run nothing any more       yes
 ``out_of_memory``  SIGKILL, and the kernel counted a kill for want of memory       yes
-``hung``           no progress, though it was seen to be free to run               yes
-``stopped``        no progress, but it was stopped, or nobody could look           no
+``hung``           no progress, though it was seen to run on a processor           yes
+``stopped``        no progress, but it was stopped, waited, or nobody could look   no
 ``lost``           another process that it works with is gone, it knows not why    no
 ``killed``         any other signal: SIGKILL says nothing of who sent it           no
 =================  ==============================================================  ====

@@ -17,6 +17,11 @@ REPORTED_AFTER_MS = 1_000
 """Within that time the dispatchers have heard that the process fails. Work that is handed back before could be sent
 straight back."""
 
+BUSY_SHARE = 0.5
+"""For so much of its silence the engine must have used a processor, or else the silence is not held against what it
+ran: a process that waits for a volume, a driver or a processor that others have uses hardly any. A run that loops may
+not get more than that on a shared machine, and what runs beside one that waits takes far less."""
+
 _LONGEST_LOOK_MS = 1_000
 
 
@@ -53,6 +58,10 @@ class RunWatch:
     _seen_ms: int = 0
     _own_ms: int = 0
     """Of what was seen, the part in which nothing but the run can have kept it silent."""
+    _busy_ms: int = 0
+    """Of that part, the time of a processor that the engine used, but one processor's at most."""
+    _cpu_ms: int | None = None
+    """What the engine had used of processors at the last look."""
     _looked_at_ms: int | None = None
 
     def progressed(self, now_ms: int) -> None:
@@ -60,17 +69,23 @@ class RunWatch:
         as the run."""
         self.has_stepped = True
         self.silent_since_ms = now_ms
-        self._seen_ms = self._own_ms = 0
+        self._seen_ms = self._own_ms = self._busy_ms = 0
+        self._cpu_ms = None
         self._looked_at_ms = now_ms
 
-    def look(self, now_ms: int, *, stopped: bool = False) -> None:
-        """It still runs. ``stopped`` when its process was found to be stopped by somebody."""
+    def look(self, now_ms: int, *, stopped: bool = False, cpu_ms: int | None = None) -> None:
+        """It still runs. ``stopped`` when its process was found to be stopped by somebody; ``cpu_ms`` is what that has
+        used of processors since it began, None when that is not known."""
         before_ms = self.silent_since_ms if self._looked_at_ms is None else self._looked_at_ms
         passed_ms = max(0, now_ms - before_ms)
         self._seen_ms += min(passed_ms, _LONGEST_LOOK_MS)
         # After a longer gap this process or the whole machine may have been stopped, and the engine with it.
         if not stopped and passed_ms <= _LONGEST_LOOK_MS:
             self._own_ms += passed_ms
+            if cpu_ms is not None and self._cpu_ms is not None:
+                # Many threads for a short time are no reason for a long silence. It falls when a process below ends.
+                self._busy_ms += min(max(0, cpu_ms - self._cpu_ms), passed_ms)
+        self._cpu_ms = cpu_ms
         self._looked_at_ms = now_ms
 
     def is_overdue(self, now_ms: int) -> bool:
@@ -90,11 +105,13 @@ class RunWatch:
     @property
     def end(self) -> EngineEnd:
         """As what the process of a hung engine is ended. The silence is the run's own when it was long enough without
-        any time in which the process was stopped, or nobody looked."""
+        any time in which the process was stopped, or nobody looked, and the process computed meanwhile."""
         why = f"it made no progress for {self.seen_s:.0f} s"
-        if self._own_ms > self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED):
-            return EngineEnd(EndKind.HUNG, why)
-        return EngineEnd(EndKind.STOPPED, f"{why}, and was stopped for a part of that")
+        if self._own_ms <= self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED):
+            return EngineEnd(EndKind.STOPPED, f"{why}, and was stopped for a part of that")
+        if self._busy_ms < BUSY_SHARE * self._own_ms:
+            return EngineEnd(EndKind.STOPPED, f"{why}, and used a processor for {self._busy_ms / 1_000:.0f} s of that")
+        return EngineEnd(EndKind.HUNG, why)
 
     @property
     def seen_s(self) -> float:

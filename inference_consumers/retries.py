@@ -64,14 +64,15 @@ def after_problem(
     work: Sequence[ReceivedWork], problem: Problem, now_ms: int, chance: float, *, alone: bool
 ) -> Verdict:
     """The engine failed on these items, and lives. ``chance`` in [0, 1) spreads the next try; ``alone`` says that there
-    was nothing else in the run, not even what has its outcome by now."""
+    is one, and that the engine ran nothing else since that began, not even what has its outcome by now."""
     if problem.transient:
         return _tried(work, f"the engine failed: {problem.error}", now_ms, chance)
     if len(work) > 1:
         middle = len(work) // 2
         return Verdict((Again(tuple(work[:middle])), Again(tuple(work[middle:]))))
     if not alone:
-        return Verdict((Again(tuple(work)),))
+        # It may have been a neighbour's doing. In a continuous engine only a run that is alone can tell.
+        return Verdict((Again(tuple(work), alone=True),))
     if problem.out_of_memory:
         why = f"the engine has not enough memory for this item: {problem.error}"
         return Verdict(failed=((work[0], Failure(Code.OVERLOADED, why)),))

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TypeGuard
 
 from fairlane.parent import die_with_parent
-from inference_consumers.engine_process.failures import is_end_of_engine, problem_of
+from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end, problem_of
 from inference_consumers.engine_process.messages import (
     Cancel,
     Channel,
@@ -150,7 +150,7 @@ class EngineProcess:
 
     def _died(self, error: BaseException) -> None:
         with contextlib.suppress(OSError):
-            self._channel.write(Died(type(error).__name__))
+            self._channel.write(Died(name_of_end(error)))
         os._exit(_DIED_STATUS)
 
     def _forget(self, run_id: int) -> None:

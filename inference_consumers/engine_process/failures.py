@@ -1,6 +1,6 @@
 """What an exception of an engine says about its cause. Pure, and without the libraries that raise them."""
 
-from inference_consumers.engines.protocol import Problem, TransientEngineError
+from inference_consumers.engines.protocol import EngineGoneError, Problem, TransientEngineError
 
 # torch's own by name: this process may serve no torch engine, and importing torch takes seconds.
 _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError"})
@@ -27,8 +27,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_end_of_engine(error: BaseException) -> bool:
     """Whether the process can run nothing any more: an error of a CUDA kernel leaves its context unusable."""
+    if isinstance(error, EngineGoneError):
+        return True
     if is_out_of_memory(error):
         return False
     if any(kind.__name__ in _BROKEN_DEVICE for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and str(error).startswith("CUDA error")
+
+
+def name_of_end(error: BaseException) -> str:
+    """The type of what the engine ended by, for ``engine_ends.end_by_error``."""
+    cause = error.__cause__ if isinstance(error, EngineGoneError) else None
+    return type(cause or error).__name__

@@ -34,7 +34,7 @@ from inference_consumers.engine_process.messages import (
     Step,
     from_engine,
 )
-from inference_consumers.engine_process.process_facts import OomKills, is_stopped
+from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
 from inference_consumers.engines.protocol import EngineItem
 
 log = get_logger(__name__)
@@ -130,6 +130,12 @@ class EngineHost:
         """Whether somebody stopped the process: it can make no progress, whatever it runs."""
         pid = self.pid
         return pid is not None and is_stopped(pid)
+
+    @property
+    def cpu_ms(self) -> int | None:
+        """What the process has used of processors so far, with those that it started; None when that is not known."""
+        pid = self.pid
+        return None if pid is None else cpu_ms(pid)
 
     def start(self, listener: EngineListener) -> None:
         """Start the process; returns at once."""

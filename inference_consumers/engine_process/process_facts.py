@@ -1,26 +1,45 @@
 """What the kernel says of processes. Nothing here fails: what cannot be read is not known."""
 
 import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from inference_consumers.engine_ends import oom_kills
 
+_PROC = Path("/proc")
 _STOPPED = ("T", "t")
 """By a signal, and by a debugger (proc(5), the state in /proc/PID/stat)."""
 
+# Places in /proc/PID/stat after the name of the program: the state is the first of these.
+_USER_TICKS, _KERNEL_TICKS = 11, 12
+_TICK_MS = 1_000 / os.sysconf("SC_CLK_TCK")
 
-def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
+
+def is_stopped(pid: int, proc: Path = _PROC) -> bool:
     """Whether somebody stopped a process, or one that it started."""
+    return any(stat[:1] and stat[0] in _STOPPED for stat in _stats(pid, proc))
+
+
+def cpu_ms(pid: int, proc: Path = _PROC) -> int | None:
+    """What a process and those that it started have used of processors; None when there is no such process. It falls
+    when one of them ends."""
+    ticks = [
+        int(stat[_USER_TICKS]) + int(stat[_KERNEL_TICKS]) for stat in _stats(pid, proc) if len(stat) > _KERNEL_TICKS
+    ]
+    return round(sum(ticks) * _TICK_MS) if ticks else None
+
+
+def _stats(pid: int, proc: Path) -> Iterator[list[str]]:
+    """What /proc/PID/stat says behind the name of the program, of a process and all below it."""
     waiting = [str(pid)]
     while waiting:
         folder = proc / waiting.pop()
-        # The name of the program stands in parentheses, and may hold any character.
-        if _text(folder / "stat").rpartition(")")[2].strip()[:1] in _STOPPED:
-            return True
+        # The name stands in parentheses, and may hold any character.
+        yield _text(folder / "stat").rpartition(")")[2].split()
         with contextlib.suppress(OSError):
             for children in folder.glob("task/*/children"):
                 waiting += _text(children).split()
-    return False
 
 
 class OomKills:

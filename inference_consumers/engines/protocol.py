@@ -152,3 +152,8 @@ class EngineLoadError(Exception):
 
 class TransientEngineError(Exception):
     """The run failed for a reason that may pass, which lies in none of its items."""
+
+
+class EngineGoneError(Exception):
+    """The engine ended before, by its cause (``__cause__``), and can answer nothing any more: no failure of whatever it
+    is given now."""

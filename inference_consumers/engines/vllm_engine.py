@@ -24,6 +24,7 @@ from inference_consumers.engines.passages import read_passages_template
 from inference_consumers.engines.prompts import PromptEncoder
 from inference_consumers.engines.protocol import (
     Cancelled,
+    EngineGoneError,
     EngineItem,
     EngineLimits,
     EngineLoadError,
@@ -62,8 +63,8 @@ class _Loaded:
 class VllmEngine:
     """A transformers folder in vLLM, on the device that the installed build of vLLM is for.
 
-    When vLLM dies, items without an outcome get none: ``watch`` tells of it, ``run`` and every later call raise what
-    it died of, and the process is to end.
+    When vLLM dies, items without an outcome get none: ``watch`` tells of it, ``run`` and every later call raise
+    EngineGoneError because of what it died of, and the process is to end.
     """
 
     name = "vllm"
@@ -179,7 +180,8 @@ class VllmEngine:
 
     def _check_alive(self) -> None:
         if self._death is not None:
-            raise self._death
+            # Not what it died of: that would be taken for a failure on the items that came after.
+            raise EngineGoneError(str(self._death)) from self._death
 
     # In the loop's thread.
 

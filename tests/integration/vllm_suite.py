@@ -23,6 +23,7 @@ from inference_consumers.engines import memory
 from inference_consumers.engines.observing import Outcomes, run_batch
 from inference_consumers.engines.protocol import (
     Cancelled,
+    EngineGoneError,
     EngineItem,
     EngineLimits,
     EngineLoadError,
@@ -307,7 +308,8 @@ def test_when_vllm_dies_its_watcher_is_told_and_nobody_waits_for_ever(engines: d
     smaller.kill()
     death = told.get(timeout=PATIENCE_S)
     assert type(death).__name__ == "EngineDeadError"
-    with pytest.raises(type(death)):
+    with pytest.raises(EngineGoneError) as caught:
         run_batch(failing, [chat("Hello")])
+    assert caught.value.__cause__ is death
     assert told.empty()
     assert isinstance(run_batch(engines["shipped"], [chat("Hello", 1)])[0], Success)

@@ -38,6 +38,7 @@ class FakeHost:
     cancelled: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     killed: list[EngineEnd] = field(default_factory=list)
     is_stopped: bool = False
+    cpu_ms: int | None = None
     before_run: Callable[[], None] = lambda: None
 
     def run(self, run_id: int, items: Sequence[EngineItem], life: int) -> None:

@@ -16,7 +16,7 @@ from inference_consumers.chunks import StreamedText, chunk_of
 from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
-from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
+from inference_consumers.engines.protocol import Cancelled, EngineGoneError, Failure, ItemOutcome, Problem, Success
 from inference_consumers.retries import MAX_ENDS
 from tests.unit.driver_bench import KILLED, OK, DriverBench, named, streaming
 from tests.waiting import eventually
@@ -383,6 +383,35 @@ def test_a_suspect_has_a_continuous_engine_to_itself() -> None:
     assert bench.start() == ["c"]
 
 
+def test_what_a_continuous_engine_fails_on_beside_others_is_no_proof() -> None:
+    bench = DriverBench(max_items=4, continuous=True)
+    bench.add(named("neighbour"))
+    assert bench.start() == ["neighbour"]
+    neighbours = bench.run_id
+    bench.add(named("innocent"))
+    assert bench.start() == ["innocent"]
+    bench.end(BROKEN)
+    assert outcomes(bench) == {}
+    assert bench.start() == [], "it is tried again when the engine runs nothing else"
+    bench.tell({0: OK}, run_id=neighbours)
+    bench.end(run_id=neighbours)
+    bench.run_all()
+    assert set(outcomes(bench).values()) == {(Outcome.OK, None)}
+
+
+def test_what_a_continuous_engine_fails_on_alone_is_poison() -> None:
+    bench = DriverBench(max_items=4, continuous=True)
+    bench.add(named("bad"))
+    assert bench.start() == ["bad"]
+    bench.end(BROKEN)
+    assert outcomes(bench) == {}, "others may have joined it"
+    assert bench.start() == ["bad"]
+    bench.add(named("later"))
+    assert bench.start() == []
+    bench.end(BROKEN)
+    assert outcomes(bench) == {"bad": (Outcome.FAILED, Code.POISON)}
+
+
 def test_a_continuous_engine_is_measured_by_its_busy_time() -> None:
     bench = DriverBench(continuous=True)
     bench.add(named("a"), named("b"))
@@ -536,6 +565,7 @@ class AcceleratorError(RuntimeError):
         (RuntimeError("shape mismatch"), False, False),
         (RuntimeError("CUDA error: device-side assert triggered"), False, True),
         (AcceleratorError("CUDA error: an illegal memory access"), False, True),
+        (EngineGoneError("gone"), False, True),
     ],
 )
 def test_errors_of_engines_are_told_apart(error: Exception, out_of_memory: bool, end: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inference_consumers.engine_ends import EndKind, EngineEnd, end_by_error, end_of, oom_kills
-from inference_consumers.engine_process.process_facts import OomKills, is_stopped
+from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
 from tests.waiting import eventually
 
 
@@ -90,3 +90,45 @@ def test_a_process_that_was_stopped_is_seen_to_be_and_so_is_its_child() -> None:
             eventually(lambda: not is_stopped(process.pid), 10, "a process that runs on")
         process.communicate("\n", timeout=10)
     assert not is_stopped(process.pid)
+
+
+def test_what_a_process_and_its_child_compute_is_seen_and_waiting_is_not() -> None:
+    code = (
+        "import subprocess, sys\n"
+        "loop = 'input()\\nwhile True: pass'\n"
+        "child = subprocess.Popen([sys.executable, '-c', loop], stdin=subprocess.PIPE)\n"
+        "print(flush=True)\n"
+        "input()\n"
+        "child.stdin.write(b'go\\n')\n"
+        "child.stdin.flush()\n"
+        "input()\n"
+        "child.kill()\n"
+        "child.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        before_ms = cpu_ms(process.pid)
+        assert before_ms is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        eventually(lambda: (cpu_ms(process.pid) or 0) > before_ms + 500, 20, "a child that computes")
+        process.communicate("\n", timeout=10)
+    assert cpu_ms(process.pid) is None
+
+
+def test_the_times_of_a_process_are_read_whatever_its_name_is(tmp_path: Path) -> None:
+    for pid, name, state, ticks, children in (
+        (7, "a) R 1 (b", "D", "150 50", "8 9"),
+        (8, "python", "S", "25 0", ""),
+        (9, "gone", "Z", "", ""),
+    ):
+        (tmp_path / f"{pid}/task/{pid}").mkdir(parents=True)
+        (tmp_path / f"{pid}/task/{pid}/children").write_text(children)
+        fields = f"{pid} ({name}) {state} 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 20 0 1\n"
+        (tmp_path / f"{pid}/stat").write_text(fields if ticks else "")
+    per_tick = 1_000 // os.sysconf("SC_CLK_TCK")
+    assert cpu_ms(7, tmp_path) == 225 * per_tick
+    assert cpu_ms(9, tmp_path) is None
+    assert not is_stopped(7, tmp_path)

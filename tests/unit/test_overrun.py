@@ -14,6 +14,7 @@ from inference_consumers.capacity import CapacityMeter, MeasuredRun
 from inference_consumers.consumer import InferenceConsumer, Prefetch
 from inference_consumers.engine_ends import EndKind, EngineEnd
 from inference_consumers.overrun import MOST_TIMES_LONGER, REPORTED_AFTER_MS, RunWatch
+from inference_consumers.retries import LONE_ENDS_OF_POISON, MAX_ENDS
 from tests.unit.driver_bench import OK, PATIENCE, DriverBench, named
 
 STEP_MS = 500
@@ -33,6 +34,8 @@ class Stuck:
 
     def __init__(self) -> None:
         self.bench = DriverBench(max_items=1)
+        self.cpu_ms = 0
+        self.computes = 1.0
         loop: Any = self.bench.transactions
         self.consumer = InferenceConsumer(
             codec=default_codec(),
@@ -55,6 +58,7 @@ class Stuck:
     def poll_for(self, time_ms: int) -> None:
         for _ in range(time_ms // STEP_MS):
             self.bench.now_ms += STEP_MS
+            self.bench.host.cpu_ms = self.cpu_ms = self.cpu_ms + round(self.computes * STEP_MS)
             self.consumer.poll_once(Idle())
 
 
@@ -143,16 +147,65 @@ def test_an_engine_that_somebody_stopped_is_ended_but_did_not_hang(made: Stuck) 
     assert (end.kind, end.is_own) == (EndKind.STOPPED, False)
 
 
+@pytest.mark.parametrize(("computes", "kind"), [(0.0, EndKind.STOPPED), (0.4, EndKind.STOPPED), (0.6, EndKind.HUNG)])
+def test_an_engine_that_waited_or_was_starved_did_not_hang_by_what_it_ran(
+    made: Stuck, computes: float, kind: EndKind
+) -> None:
+    made.computes = computes
+    made.poll_for(PATIENCE.hung_ms + STEP_MS)
+    (end,) = made.bench.host.killed
+    assert (end.kind, end.is_own) == (kind, kind == EndKind.HUNG)
+    if kind == EndKind.STOPPED:
+        assert "used a processor for" in end.reason
+
+
+@pytest.mark.parametrize("computes", [0.0, 1.0])
+def test_what_hangs_alone_is_poison_by_proof_alone_and_ends_in_any_case(made: Stuck, computes: float) -> None:
+    made.computes = computes
+    hangs = 0
+    while not made.bench.replies:
+        made.poll_for(PATIENCE.hung_ms + STEP_MS)
+        hangs += 1
+        assert len(made.bench.host.killed) == hangs
+        made.bench.die(made.bench.host.killed[-1])
+        made.bench.load()
+        made.bench.start()
+    expected = (LONE_ENDS_OF_POISON, Code.POISON) if computes else (MAX_ENDS, Code.RETRIES_EXHAUSTED)
+    assert (hangs, made.bench.replies[0].code) == expected
+
+
+def test_many_threads_for_a_short_time_and_unknown_times_are_no_proof() -> None:
+    burst, unknown, ending = (RunWatch(PATIENCE, 0, None) for _ in range(3))
+    for second in range(PATIENCE.hung_ms // 1_000 + 2):
+        now_ms = 1_000 * second
+        burst.look(now_ms, cpu_ms=16 * min(now_ms, 30_000))
+        unknown.look(now_ms, cpu_ms=None)
+        # A process below the engine's ends in the middle, and takes its time along.
+        ending.look(now_ms, cpu_ms=now_ms + (500_000 if now_ms < PATIENCE.hung_ms // 2 else 0))
+    assert [watch.end.is_own for watch in (burst, unknown, ending)] == [False, False, True]
+
+
+def test_what_was_computed_before_the_last_step_says_nothing_of_the_silence() -> None:
+    watch = RunWatch(PATIENCE, 0, None)
+    for second in range(60):
+        watch.look(1_000 * second, cpu_ms=1_000 * second)
+    watch.progressed(60_000)
+    for second in range(61, 182):
+        watch.look(1_000 * second, cpu_ms=200_000)
+    assert watch.is_hung
+    assert not watch.end.is_own
+
+
 def test_a_hang_that_was_not_watched_all_the_time_is_no_proof() -> None:
     watch = RunWatch(PATIENCE, 0, None)
     late_ms = 60_000
     for now_ms in (*range(0, 60_001, 1_000), *range(60_000 + late_ms, 300_000, 1_000)):
-        watch.look(now_ms)
+        watch.look(now_ms, cpu_ms=now_ms)
         if watch.is_hung:
             break
     assert watch.is_hung
     assert not watch.end.is_own
-    watch.look(now_ms + 1_000)
+    watch.look(now_ms + 1_000, cpu_ms=now_ms + 1_000)
     assert watch.end.is_own, "for as long without the gap"
 
 

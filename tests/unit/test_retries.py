@@ -120,7 +120,7 @@ def test_what_an_item_went_through_beside_others_is_no_proof() -> None:
         (suspect,) = again.work
     assert suspect.lone_ends == 0
     (again,) = after_problem([suspect], BROKEN, 0, 0.0, alone=False).again
-    assert again.work == (suspect,)
+    assert (again.work, again.alone) == ((suspect,), True)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,13 @@ from transformers import PreTrainedTokenizerFast
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Output, Parameters, Passage, RequestInput, TokenLogprob, TokenUsage, TopLogprob
+from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end
 from inference_consumers.engines.observing import Outcomes, run_batch
 from inference_consumers.engines.passages import PassagesTemplate
 from inference_consumers.engines.prompts import PromptEncoder
 from inference_consumers.engines.protocol import (
     Cancelled,
+    EngineGoneError,
     EngineItem,
     EngineLimits,
     EngineLoadError,
@@ -338,10 +340,11 @@ def test_the_end_of_vllm_is_told_once_and_nobody_gets_an_outcome(bench: Bench, i
         bench.streams.say(0, death)
         bench.streams.say(1, RuntimeError("gone as well"))
     eventually(lambda: told)
-    with pytest.raises(RuntimeError, match="gone"):
-        bench.engine.join([item()], Outcomes())
-    with pytest.raises(RuntimeError, match="gone"):
-        run_batch(bench.engine, [item()])
+    for later in (lambda: bench.engine.join([item()], Outcomes()), lambda: run_batch(bench.engine, [item()])):
+        with pytest.raises(EngineGoneError, match="gone") as caught:
+            later()
+        assert is_end_of_engine(caught.value), "no failure on what came after it"
+        assert name_of_end(caught.value) == "RuntimeError"
     assert told == [death]
     assert outcomes.by_index == {}
     late: list[BaseException] = []
@@ -353,7 +356,7 @@ def test_a_run_that_waits_when_vllm_ends_raises_why(bench: Bench) -> None:
     raised: queue.Queue[BaseException] = queue.Queue()
 
     def run() -> None:
-        with pytest.raises(RuntimeError) as caught:
+        with pytest.raises(EngineGoneError) as caught:
             run_batch(bench.engine, [item()])
         raised.put(caught.value)
 

@@ -27,6 +27,7 @@ from stream_processors.dispatcher.validation import (
     Limits,
     Refusal,
     Valid,
+    charged_bytes,
     reply_topic_for_refusal,
     size_of_input,
     validate,
@@ -390,7 +391,9 @@ def test_a_verdict_on_anything(asked: InferenceRequest, spec: TenantSpec, limits
     assert asked.group in {None, *(group.group for group in spec.groups)}
     assert asked.retrieval is None or asked.retrieval.mode in {"hybrid", "vector", "cached"}
     assert 1 <= verdict.timeout_ms <= limits.max_timeout_ms
-    assert 0 < verdict.input_bytes <= limits.max_input_bytes
+    assert 0 < size_of_input(asked.input) <= limits.max_input_bytes
+    # An image may be charged more than it has bytes.
+    assert verdict.input_bytes == charged_bytes(asked.input)
     content, parameters = asked.input, asked.parameters
     items = content.messages or content.texts or content.documents or ()
     assert len(items) <= limits.max_input_items

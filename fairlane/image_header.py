@@ -10,8 +10,8 @@ PIXELS_PER_TOKEN = 1_024
 """A picture of 32 x 32 is one token beside the least. Decoding takes 6 to 35 microseconds for so many."""
 
 LEAST_IMAGE_TOKENS = 128
-"""What every image costs, however small: reading and classifying it takes some milliseconds, the largest 0.5 s. Without
-it, what was measured of small ones would make a large one look like minutes."""
+"""The fixed cost of an image. A small image takes some milliseconds and the largest 0.5 s. Without it, the rate
+measured on small images would predict minutes for a large one."""
 
 _MAX_JPEG_STEPS = 1_000
 """Over segments and bytes that fill the space between them, to the segment that names the size. A camera's file has
@@ -72,8 +72,8 @@ def image_header(image: bytes) -> ImageHeader | None:
 
 
 def image_tokens(image: bytes) -> int:
-    """What an image counts as: LEAST_IMAGE_TOKENS and its pixels, as a few bytes can hold very many; or its bytes, if
-    they are more, as they are when it is nothing but pixels."""
+    """The cost of an image in tokens: LEAST_IMAGE_TOKENS, and one for each PIXELS_PER_TOKEN of its pixels, or of its
+    bytes if these are more. Pixels count because a file of a few bytes can hold very many."""
     header = image_header(image)
     pixels = 0 if header is None or header.refusal else header.pixels
     return LEAST_IMAGE_TOKENS + max(pixels, len(image)) // PIXELS_PER_TOKEN

@@ -14,7 +14,7 @@ Network = IPv4Network | IPv6Network
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 IDEMPOTENCY_TTL_S = 86_400
-"""How long the gateway remembers an idempotency key. No setting: callers are promised 24 hours."""
+"""How long the gateway keeps an idempotency key. This is no setting: the API promises callers 24 hours."""
 
 
 class KafkaSettings(BaseSettings):
@@ -357,7 +357,7 @@ class Settings(KafkaSettings):
 
     @property
     def trusted_proxies(self) -> tuple[Network, ...]:
-        """What ``gateway_trusted_proxies`` names."""
+        """The networks in ``gateway_trusted_proxies``."""
         return _networks(self.gateway_trusted_proxies)
 
     @model_validator(mode="after")

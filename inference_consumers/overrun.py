@@ -61,7 +61,7 @@ class RunWatch:
     _busy_ms: int = 0
     """Of that part, the time of a processor that the engine used, but one processor's at most."""
     _cpu_ms: int | None = None
-    """What the engine had used of processors at the last look."""
+    """CPU time of the engine at the last look."""
     _looked_at_ms: int | None = None
 
     def progressed(self, now_ms: int) -> None:

@@ -133,7 +133,7 @@ class EngineHost:
 
     @property
     def cpu_ms(self) -> int | None:
-        """What the process has used of processors so far, with those that it started; None when that is not known."""
+        """CPU time in ms of the process and its descendants; None when it cannot be read."""
         pid = self.pid
         return None if pid is None else cpu_ms(pid)
 

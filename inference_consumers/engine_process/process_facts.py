@@ -22,8 +22,8 @@ def is_stopped(pid: int, proc: Path = _PROC) -> bool:
 
 
 def cpu_ms(pid: int, proc: Path = _PROC) -> int | None:
-    """What a process and those that it started have used of processors; None when there is no such process. It falls
-    when one of them ends."""
+    """CPU time in ms of a process and its descendants; None when there is no such process. It falls when a descendant
+    ends."""
     ticks = [
         int(stat[_USER_TICKS]) + int(stat[_KERNEL_TICKS]) for stat in _stats(pid, proc) if len(stat) > _KERNEL_TICKS
     ]
@@ -31,7 +31,7 @@ def cpu_ms(pid: int, proc: Path = _PROC) -> int | None:
 
 
 def _stats(pid: int, proc: Path) -> Iterator[list[str]]:
-    """What /proc/PID/stat says behind the name of the program, of a process and all below it."""
+    """The fields of /proc/PID/stat after the program's name, of a process and each of its descendants."""
     waiting = [str(pid)]
     while waiting:
         folder = proc / waiting.pop()

@@ -13,7 +13,7 @@ _MOST_PROXIES: Final = 16
 
 
 def address_of(peer: Any, forwarded: Sequence[bytes] = (), trusted: Sequence[Network] = ()) -> str:
-    """What connections of one caller have in common: its address, or its /64 network of IPv6.
+    """The address that all connections of one caller share, or its /64 network of IPv6.
 
     Args:
         peer: the other end of the connection, as a transport has it.

@@ -26,7 +26,7 @@ MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
 """Of one answer of a broker, and one batch more (KIP-74)."""
 
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
-"""Of what was fetched or inflated and not handed on; beyond it nothing is fetched, and the largest is let go."""
+"""Of what was fetched or inflated and not handed on; beyond it nothing is fetched, and the excess is released."""
 
 MAX_POLL_BYTES: Final = 16 * 1024 * 1024
 MAX_TURN_BYTES: Final = 4 * 1024 * 1024

@@ -96,6 +96,15 @@ def batches() -> Target:
     return Target(seeds, mutated, check)
 
 
+class _IntakeThatRaises(Intake):
+    """What it would bury as a dead letter of our own making is to be seen here."""
+
+    __slots__ = ()
+
+    def broken(self, _arrival: Arrival, error: Exception) -> NoReturn:
+        raise Finding(f"intake failed: {type(error).__name__}") from error
+
+
 class RecordCheck:
     """A codec raises DecodeError and nothing else; intake answers everything, and nothing fails in our own code."""
 
@@ -105,8 +114,7 @@ class RecordCheck:
         self._bench.assign(*_TOPICS[1:])
         partitions = [PARTITION._replace(topic=topic) for topic in _TOPICS]
         self._claims = [(partition, self._bench.ownership.deliver(partition, 0)) for partition in partitions]
-        # What it would bury as a dead letter of our own making is to be seen here.
-        setattr(Intake, "broken", _broken)  # noqa: B010 - a method of a class with slots
+        self._bench.intake.__class__ = _IntakeThatRaises
 
     def __call__(self, data: bytes) -> None:
         with suppress(DecodeError):
@@ -141,10 +149,6 @@ def _encodable(name: str, request: InferenceRequest | None) -> None:
             # The gateway answers 400 then; the reason must be one that names a field.
             if not str(error).partition(": ")[2]:
                 raise Finding(f"{name}: a refusal without a field") from None
-
-
-def _broken(_intake: Intake, _arrival: Arrival, error: Exception) -> NoReturn:
-    raise Finding(f"intake failed: {type(error).__name__}") from error
 
 
 def _chat(data: bytes) -> InferenceRequest:

@@ -101,7 +101,10 @@ class Instance:
 
     def send(self, signum: signal.Signals) -> None:
         """Signal the process itself; nothing happens if it has ended."""
-        self._popen.send_signal(signum)
+        # Not `Popen.send_signal`, which would collect what has ended and leave its group alive.
+        if self._popen.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
 
     def ask_to_stop(self, signum: signal.Signals) -> None:
         """Send the stop signal, and wake the process in case it was stopped."""

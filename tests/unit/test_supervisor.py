@@ -12,7 +12,7 @@ from deploy.local.errors import StackError
 from deploy.local.layout import DataDir
 from deploy.local.lifecycle import State
 from deploy.local.logs import log_path
-from deploy.local.process import ProcessSpec, describe_exit
+from deploy.local.process import Instance, ProcessSpec, describe_exit
 from deploy.local.procfs import ProcessId, identify
 from deploy.local.run_record import RunRecord
 from deploy.local.supervisor import Supervisor
@@ -229,6 +229,19 @@ def test_what_a_process_started_goes_with_it(bench: Bench, tmp_path: Path) -> No
         eventually(lambda: int(note.read_text()) != first.pid)
         second = started(int(note.read_text()))
     eventually(lambda: not second.is_alive(), what="the end of the second grandchild")
+
+
+def test_what_it_started_goes_with_it_also_when_a_signal_comes_after_its_end(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    script = f'sleep 600 & echo $! > "$1.new"; mv "$1.new" "$1"; {FOREVER}'
+    instance = Instance(shell("parent", script, str(note)), tmp_path / "log", {})
+    eventually(note.exists)
+    grandchild = started(int(note.read_text()))
+    instance.send(signal.SIGKILL)
+    eventually(lambda: not instance.identity.is_alive(), what="the end of the parent")
+    instance.ask_to_stop(signal.SIGTERM)
+    assert instance.collect() == -signal.SIGKILL
+    eventually(lambda: not grandchild.is_alive(), what="the end of the grandchild")
 
 
 def test_a_restart_that_was_asked_for_is_no_death(bench: Bench) -> None:

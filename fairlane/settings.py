@@ -126,7 +126,7 @@ class Settings(KafkaSettings):
         200,
         ge=1,
         description="Refused or unreadable records that a dispatcher takes of one partition a second while others send "
-        "as well; larger ones count as one for each 64 KiB",
+        "as well; larger ones count as one for each 32 KiB",
     )
     fairness_policy: Literal["drr", "vtc", "fifo"] = Field(
         "drr",

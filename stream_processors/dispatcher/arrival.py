@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from fairlane.codec import DecodeError, DecodeProblem
+from fairlane.codec import DecodeError
 from fairlane.ownership import PartitionId
 from fairlane.records import SourceCoordinate
-from stream_processors.dispatcher.reading.record_batches import MAX_INFLATED_BYTES, memory_bytes
+from stream_processors.dispatcher.reading.record_batches import memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Arrival:
     headers: tuple[tuple[str, bytes], ...] = ()
     problem: DecodeError | None = None
     """Why it could not be read, if so; ``value`` is what can be kept of it then."""
+    read_bytes: int = 0
+    """What had to be read or inflated to see that."""
 
     @property
     def size_bytes(self) -> int:
@@ -27,11 +29,9 @@ class Arrival:
         return memory_bytes(len(self.value or b"") + len(self.key or b""), self.headers)
 
     @property
-    def read_bytes(self) -> int:
-        """What had to be read of it: of a batch that inflates too far all that was inflated in vain."""
-        if self.problem is not None and self.problem.problem == DecodeProblem.INFLATES_TOO_FAR:
-            return MAX_INFLATED_BYTES
-        return self.size_bytes
+    def cost_bytes(self) -> int:
+        """What it takes in memory, or took to read."""
+        return max(self.size_bytes, self.read_bytes)
 
     @property
     def coordinate(self) -> SourceCoordinate:

@@ -122,6 +122,7 @@ class Dispatcher:
         partition = PartitionId(message.topic, message.partition)
         # The fetching thread left there how the record came.
         fetched = message.checksum
+        unreadable = None if fetched is None else fetched.unreadable
         claim = self.ownership.deliver(partition, message.offset, None if fetched is None else fetched.epoch)
         if claim is None:
             return
@@ -132,7 +133,7 @@ class Dispatcher:
             message.key,
             message.value,
             tuple(message.headers),
-            None if fetched is None else fetched.problem,
+            *(() if unreadable is None else unreadable),
         )
         self.undecided.add(claim, arrival)
         self.invalid_pace.arrived(partition, self.clock())
@@ -344,7 +345,7 @@ class Dispatcher:
     def _turned_away(self, claim: Claim, arrival: Arrival, outputs: tuple[OutRecord, ...]) -> None:
         """Refused as it is, or a dead letter."""
         self.transactions.submit(Settlement(claim, outputs))
-        if self.invalid_pace.charge(claim.partition, arrival.read_bytes, self.clock()):
+        if self.invalid_pace.charge(claim.partition, arrival.cost_bytes, self.clock()):
             self.undecided.on_change()
 
     async def _decide(self, batch: Sequence[tuple[Claim, Arrival]]) -> None:

@@ -11,13 +11,12 @@ from aiokafka.consumer.fetcher import OffsetResetStrategy
 from confluent_kafka import Consumer as ConfluentConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 
-from fairlane.codec import DecodeError
 from fairlane.committed import AskTopicIds, ids_of, resume_points, stale_in
 from fairlane.logs import get_logger
 from fairlane.ownership import Membership, Ownership, PartitionId
 from stream_processors.dispatcher.assignor import TenantAssignor
 from stream_processors.dispatcher.reading.bounded_fetcher import BoundedFetcher
-from stream_processors.dispatcher.reading.fetched_partition import record_bytes
+from stream_processors.dispatcher.reading.fetched_partition import Unreadable, record_bytes
 from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
 log = get_logger(__name__)
@@ -39,12 +38,12 @@ class Fetched(NamedTuple):
     Attributes:
         epoch: of the assignment that it was fetched in.
         poll: number of the poll that handed it over.
-        problem: why it cannot be read, if so.
+        unreadable: that it cannot be read, if so.
     """
 
     epoch: int
     poll: int
-    problem: DecodeError | None
+    unreadable: Unreadable | None
 
 
 def group_metadata(group: str, generation: int, member_id: str) -> bytes:

@@ -1,6 +1,7 @@
 """What comes of a fetch: committed records in order, one record for each batch that cannot be read, and positions."""
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,14 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.attacks.batches import CONTROL, TRANSACTIONAL, batch
-from fairlane.codec import DecodeError, DecodeProblem
+from benchmarks.attacks.batches import CONTROL, TRANSACTIONAL, Written, batch, gzip_of_zeros
+from fairlane.codec import DecodeProblem
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition
 from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
 TP = TopicPartition("requests.acme", 0)
 PRODUCER = 7
+MIB = 1024 * 1024
 
 
 def read(
@@ -24,7 +26,7 @@ def read(
 ) -> tuple[list[Any], int]:
     """Offsets and problems, and where the next fetch begins."""
     records = CommittedRecords(TP, fetched, aborted or [], offset, log_end)
-    found = [(one.offset, one.checksum and one.checksum.problem) for one in records]
+    found = [(one.offset, one.checksum and one.checksum.problem.problem) for one in records]
     return found, records.next_fetch_offset
 
 
@@ -55,9 +57,22 @@ def test_a_batch_that_cannot_be_read_is_one_record_and_what_is_behind_it_is_read
 def test_the_bytes_of_what_cannot_be_read_are_kept_with_the_reason() -> None:
     data = damaged(batch([b"b"] * 3, base_offset=1))
     (record,) = CommittedRecords(TP, data, [], 1)
-    assert isinstance(record.checksum, DecodeError)
-    assert str(record.checksum).endswith("; offsets 1 to 3")
-    assert record.value == data
+    assert str(record.checksum.problem).endswith("; offsets 1 to 3")
+    assert (record.value, record.checksum.read_bytes) == (data, len(data))
+
+
+@pytest.mark.parametrize(
+    ("batch_of", "read_bytes"),
+    [
+        pytest.param(lambda: batch([b""], codec=1, compressed=gzip_of_zeros(15 * MIB)), 15 * MIB, id="no record in it"),
+        pytest.param(lambda: batch([b""], codec=1, compressed=gzip_of_zeros(300 * MIB)), 16 * MIB, id="too much in it"),
+        pytest.param(lambda: batch([bytes(10 * MIB)], codec=1), 10 * MIB, id="a value that is too large"),
+        pytest.param(lambda: batch([Written(b"", None, [(b"", None)] * 300)]), 600, id="too many headers"),
+    ],
+)
+def test_what_cannot_be_read_says_what_was_read_in_vain(batch_of: Callable[[], bytes], read_bytes: int) -> None:
+    (record,) = CommittedRecords(TP, batch_of(), [], 0)
+    assert read_bytes <= record.checksum.read_bytes <= read_bytes + 16
 
 
 def test_behind_a_damaged_batch_at_the_end_two_fields_that_agree_say_where_to_go_on() -> None:

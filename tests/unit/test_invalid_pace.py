@@ -61,7 +61,7 @@ def test_what_is_charged_while_not_in_debt_stays_within_rate_and_burst(steps: li
         pace.arrived(OTHER, now_ms)
         if HOSTILE not in pace.in_debt(now_ms):
             pace.arrived(HOSTILE, now_ms)
-            last = max(1.0, size / 65_536)
+            last = max(1.0, size / 32_768)
             charged += last
             pace.charge(HOSTILE, size, now_ms)
     assert charged <= PER_S * (0.5 + now_ms / 1_000) + last + 1e-6

@@ -35,11 +35,23 @@ class BatchPlace(NamedTuple):
     records: RecordPlace
 
 
+class Unreadable(NamedTuple):
+    """Stands in ``checksum`` of a record that cannot be read.
+
+    Attributes:
+        problem: why.
+        read_bytes: what had to be read or inflated to see it.
+    """
+
+    problem: DecodeError
+    read_bytes: int
+
+
 class CommittedRecords:
     """Iterator over the records of one fetch, as aiokafka's ``PartitionRecords`` is.
 
     Skips aborted transactions and control batches. What cannot be read is one record per batch, whose ``checksum`` is
-    the DecodeError and whose value is what can be kept of the bytes. Ends early behind a batch that leaves open where
+    Unreadable and whose value is what can be kept of the bytes. Ends early behind a batch that leaves open where
     the next one begins, or whether a transaction ended: what follows is fetched again, from the position.
 
     Args:
@@ -119,6 +131,7 @@ class CommittedRecords:
     def _of_batch(self, batch: Batch, header: BatchHeader) -> Iterator[ConsumerRecord]:
         self._is_behind_first = True
         self._note_aborted(header.base_offset)
+        spent_before = self.spent_bytes
         if header.is_control:
             # Whether it commits or aborts: what its producer writes next is another transaction.
             self._aborted_producers.discard(header.producer_id)
@@ -131,7 +144,8 @@ class CommittedRecords:
                 self.spent_bytes += MAX_INFLATED_BYTES if error.problem in _INFLATION_FAILED else 0
                 # Behind its last record there may be bytes that are none: then nothing of it is left to be handed on.
                 if header.next_offset > self.next_fetch_offset:
-                    yield self._unreadable(batch, error, header.next_offset)
+                    read_bytes = self.spent_bytes - spent_before
+                    yield self._unreadable(batch, error, header.next_offset, read_bytes)
             self._current, self.inflated_bytes = None, 0
         # The last offsets of a batch may have been compacted away.
         self.next_fetch_offset = max(self.next_fetch_offset, header.next_offset)
@@ -168,7 +182,9 @@ class CommittedRecords:
             return max(least, header.next_offset) if header.next_offset <= self._log_end else least
         return least
 
-    def _unreadable(self, batch: Batch, problem: DecodeError | None, next_offset: int) -> ConsumerRecord:
+    def _unreadable(
+        self, batch: Batch, problem: DecodeError | None, next_offset: int, inflated_bytes: int = 0
+    ) -> ConsumerRecord:
         self._is_behind_first = True
         problem = problem or DecodeError(DecodeProblem.BAD_BATCH, "no header")
         first, self.next_fetch_offset = self.next_fetch_offset, next_offset
@@ -176,7 +192,9 @@ class CommittedRecords:
         timestamp_ms = 0 if batch.header is None else max(0, batch.header.max_timestamp_ms)
         where = DecodeError(problem.problem, f"{str(problem).partition(': ')[2]}; offsets {first} to {next_offset - 1}")
         kept = bytes(batch.data[:MAX_KEPT_BYTES])
-        return self._record(ReadRecord(next_offset - 1, timestamp_ms, None, kept, (), where), log_append_time=1)
+        read_bytes = max(len(batch.data), inflated_bytes)
+        record = ReadRecord(next_offset - 1, timestamp_ms, None, kept, (), where, read_bytes)
+        return self._record(record, log_append_time=1)
 
     def _record(self, record: ReadRecord, log_append_time: int) -> ConsumerRecord:
         key, value = record.key, record.value
@@ -188,7 +206,7 @@ class CommittedRecords:
             1 if log_append_time else 0,
             key,
             value,
-            record.problem,
+            None if record.problem is None else Unreadable(record.problem, record.read_bytes),
             -1 if key is None else len(key),
             -1 if value is None else len(value),
             record.headers,

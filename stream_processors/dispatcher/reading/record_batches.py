@@ -91,7 +91,7 @@ class Batch(NamedTuple):
 
 
 class ReadRecord(NamedTuple):
-    """A record of a batch. With a ``problem``, ``value`` is what can be kept of it."""
+    """A record of a batch. With a ``problem``, ``value`` is what can be kept of ``read_bytes``."""
 
     offset: int
     timestamp_ms: int
@@ -99,6 +99,7 @@ class ReadRecord(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     problem: DecodeError | None = None
+    read_bytes: int = 0
 
 
 def memory_bytes(content_bytes: int, headers: Collection[tuple[str, bytes | None]]) -> int:
@@ -261,14 +262,14 @@ def _fields(header: BatchHeader, body: bytes | memoryview, start: int, end: int)
         reason = f"a value of {value_length} bytes, at most {MAX_RECORD_BYTES} are read"
         problem = DecodeError(DecodeProblem.TOO_LARGE, reason)
         kept = bytes(body[position : position + MAX_KEPT_VALUE_BYTES])
-        return ReadRecord(offset, timestamp_ms, key, kept, (), problem)
+        return ReadRecord(offset, timestamp_ms, key, kept, (), problem, end - start)
     value = None if value_length < 0 else bytes(body[position:value_end])
     count, position = _varint(body, value_end)
     if count < 0:
         raise ValueError("a negative number of headers")
     if count > MAX_HEADERS:
         problem = DecodeError(DecodeProblem.BAD_HEADER, f"{count} headers, at most {MAX_HEADERS} are read")
-        return ReadRecord(offset, timestamp_ms, key, value, (), problem)
+        return ReadRecord(offset, timestamp_ms, key, value, (), problem, end - start)
     headers: list[tuple[str, bytes | None]] = []
     bad_name: DecodeError | None = None
     for number in range(count):
@@ -282,7 +283,7 @@ def _fields(header: BatchHeader, body: bytes | memoryview, start: int, end: int)
             bad_name = DecodeError(DecodeProblem.BAD_HEADER, f"the name of header {number} is not UTF-8")
     if position != end:
         raise ValueError("its length is not that of its fields")
-    return ReadRecord(offset, timestamp_ms, key, value, tuple(headers), bad_name)
+    return ReadRecord(offset, timestamp_ms, key, value, tuple(headers), bad_name, end - start)
 
 
 def _bytes(body: bytes | memoryview, position: int, end: int) -> tuple[bytes | None, int]:

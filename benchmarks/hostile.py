@@ -45,7 +45,7 @@ _HONEST, _HOSTILE = "honest", "hostile"
 _UNREAD_TOPIC = "unread"
 _PER_S = 50.0
 _MODEL = "smollm2-135m-instruct"
-_WARM_UP_S = 5.0
+_WARM_UP_S = 20.0
 _SETTLE_S = 1.0
 _ANSWER_TIMEOUT_S = 60.0
 _MIB = 1024 * 1024
@@ -102,7 +102,7 @@ def attacks(codec: Codec) -> dict[str, tuple[float, Attack]]:
     many_headers = batch([Written(invalid, None, [(b"", None)] * 500_000)])
     no_text = batch([Written(invalid, None, [(b"\xff\xfe", b"x")])] * 100)
     return {
-        "honest batches in lz4, 200 requests/s": (10, lambda sender: _honest(sender, codec, "lz4")),
+        "20 honest requests in a batch of lz4, 1/s": (1, lambda sender: _honest(sender, codec, "lz4")),
         "header names that are no text, 1,000/s": (10, lambda sender: sender.batch(no_text)),
         "records with 500,000 headers, 2/s": (2, lambda sender: sender.batch(many_headers)),
         "requests with 1,000,000 messages, 2/s": (2, lambda sender: sender.batch(million)),

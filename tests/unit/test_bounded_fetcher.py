@@ -1,5 +1,6 @@
 """Turns of partitions at the fetcher, and what is let go when too much was fetched. Without a broker."""
 
+import asyncio
 from collections import OrderedDict
 from itertools import pairwise
 from types import SimpleNamespace
@@ -14,6 +15,9 @@ from benchmarks.attacks.batches import batch, gzip_of_zeros
 from fairlane.clock import now_ms
 from stream_processors.dispatcher.reading import bounded_fetcher
 from stream_processors.dispatcher.reading.bounded_fetcher import (
+    BUSY_INTERVAL_S_PER_PARTITION,
+    IDLE_WAIT_MS,
+    LEAST_BUSY_WAIT_MS,
     MAX_SLOW_TURN_RECORDS,
     MAX_TURN_RECORDS,
     BoundedFetcher,
@@ -36,6 +40,7 @@ class World:
         self.fetcher._wait_consume_future = None
         self.fetcher._default_reset_strategy = 0
         self.fetcher._refusals, self.fetcher._served_at_s, self.fetcher._places = {}, {}, {}
+        self.fetcher._busy_wait_ms, self.fetcher._next_busy_request_s = LEAST_BUSY_WAIT_MS, 0.0
         self.now_s = 100.0
         self.fetcher._loop = SimpleNamespace(time=lambda: self.now_s)
         self.fetcher._client = SimpleNamespace(force_metadata_update=lambda: None)
@@ -143,6 +148,58 @@ def test_who_waits_longest_is_first_in_the_next_request(monkeypatch: pytest.Monk
         world.now_s += 1
     world.drain()
     assert world.wanted() == [tps[2], tps[1], tps[0]]
+
+
+def test_while_something_waits_to_be_handed_on_requests_leave_time_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    busy, *others = [world.assign(f"tenant-{number}") for number in range(101)]
+    monkeypatch.setattr(Fetcher, "_get_actions_per_node", world.asked)
+    world.fetched(busy, small(10))
+    interval_s = len(others) * BUSY_INTERVAL_S_PER_PARTITION
+    assert world.wanted() == others
+    world.now_s += 0.4 * interval_s
+    requests, _, timeout_s, *_ = world.fetcher._get_actions_per_node(world.assignment)
+    assert requests == []
+    assert timeout_s == pytest.approx(0.6 * interval_s)
+    # What it leaves time for was handed on.
+    world.drain()
+    assert set(world.wanted()) == {busy, *others}
+    world.fetched(busy, small(10))
+    world.now_s += 1.1 * interval_s
+    assert world.wanted() == others
+
+
+def test_a_wait_that_brings_nothing_doubles_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    busy, idle = world.assign("busy"), world.assign("idle")
+    monkeypatch.setattr(Fetcher, "_get_actions_per_node", world.asked)
+    answer = SimpleNamespace(topics=[])
+
+    async def send(_node: int, _request: Any) -> Any:
+        return answer
+
+    world.fetcher._client.send = send
+    waits_ms = []
+
+    def ask() -> None:
+        world.now_s += 1.0
+        ((node, request),) = world.fetcher._get_actions_per_node(world.assignment)[0]
+        waits_ms.append(world.fetcher._fetch_max_wait_ms)
+        asyncio.run(world.fetcher._proc_fetch_request(world.assignment, node, request))
+
+    world.fetched(busy, small(10))
+    for _ in range(6):
+        ask()
+    assert waits_ms == [10, 20, 40, 80, 160, IDLE_WAIT_MS]
+    answer.topics = [(idle.topic, [(idle.partition, 0, 3, 3, [], small(3))])]
+    ask()
+    assert world.fetcher._records[idle].has_more()
+    waits_ms.clear()
+    del world.fetcher._records[idle]
+    answer.topics = []
+    ask()
+    ask()
+    assert waits_ms == [10, 20]
 
 
 def test_what_is_read_of_a_batch_is_not_looked_for_again_when_it_is_fetched_again() -> None:

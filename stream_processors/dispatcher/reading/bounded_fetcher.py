@@ -40,8 +40,10 @@ IDLE_WAIT_MS: Final = 200
 """How long a broker may wait for something to answer."""
 
 # A partition whose records are used up is fetched again when the running request has ended: while there is something
-# to use up, that must be soon.
-_BUSY_WAIT_MS = 10
+# to use up, that must be soon. But not for nothing, again and again: a wait that brought nothing doubles the next one,
+# and what a request costs grows with the partitions that it names, some 20 us each here and as much at the broker.
+LEAST_BUSY_WAIT_MS: Final = 10
+BUSY_INTERVAL_S_PER_PARTITION: Final = 0.0002
 
 _REFUSED_AGAIN = Backoff(first_s=0.05, longest_s=5.0)
 
@@ -73,6 +75,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         """When something was fetched of them last."""
         self._places: dict[TopicPartition, BatchPlace] = {}
         """Where partitions were left within a batch that has to be fetched again."""
+        self._busy_wait_ms = LEAST_BUSY_WAIT_MS
+        self._next_busy_request_s = 0.0
 
     @property
     def buffered_bytes(self) -> int:
@@ -83,11 +87,19 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         for tp, entry in tuple(self._records.items()):
             if isinstance(entry, RefusedPartition) and entry.until_s <= now_s:
                 del self._records[tp]
-        self._fetch_max_wait_ms = _BUSY_WAIT_MS if self.buffered_bytes else IDLE_WAIT_MS
-        requests, *others = super()._get_actions_per_node(assignment)
+        buffered_bytes = self.buffered_bytes
+        self._fetch_max_wait_ms = self._busy_wait_ms if buffered_bytes else IDLE_WAIT_MS
+        requests, resets, timeout_s, *others = super()._get_actions_per_node(assignment)
+        too_soon_s = self._next_busy_request_s - now_s if buffered_bytes else 0.0
+        if too_soon_s > 0:
+            requests, timeout_s = [], min(timeout_s, too_soon_s)
+        elif buffered_bytes >= MAX_BUFFERED_BYTES:
+            requests = []
         for _, request in requests:
             self._put_in_order(request)
-        return ([] if self.buffered_bytes >= MAX_BUFFERED_BYTES else requests), *others
+            asked = sum(len(partitions) for _, partitions in request.topics)
+            self._next_busy_request_s = now_s + asked * BUSY_INTERVAL_S_PER_PARTITION
+        return requests, resets, timeout_s, *others
 
     def _put_in_order(self, request: Any) -> None:
         """Who waits longest comes first: of the first partition alone a broker sends a batch that is larger than what
@@ -118,6 +130,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             for topic, partitions in response.topics
             for partition, error_code, highwater, *rest in partitions
         ]
+        self._busy_wait_ms = LEAST_BUSY_WAIT_MS if any(found) else min(2 * self._busy_wait_ms, IDLE_WAIT_MS)
         return any(found)
 
     def _keep(

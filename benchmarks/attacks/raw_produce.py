@@ -2,25 +2,42 @@
 
 import socket
 import struct
+from time import monotonic, sleep
 
 from confluent_kafka import KafkaError
 
 _PRODUCE, _VERSION = 0, 7
 _ALL_REPLICAS = -1
 _TIMEOUT_MS = 30_000
+_LEADER_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.NOT_LEADER_FOR_PARTITION)
+_LEADER_TIMEOUT_S = 10
+_LEADER_RETRY_S = 0.05
 _RESPONSE = struct.Struct(">ihqqq")
 
 
 class ProduceRefusedError(Exception):
-    """The broker does not take a batch; ``name`` is the error's."""
+    """The broker refused a batch, with this error code and its name."""
 
     def __init__(self, code: int) -> None:
+        self.code = code
         self.name = KafkaError(code).name()
         super().__init__(self.name)
 
 
 def produce(bootstrap_servers: str, topic: str, batch: bytes, *, partition: int = 0) -> int:
     """Write one batch. Returns its base offset. Raises ProduceRefusedError."""
+    deadline = monotonic() + _LEADER_TIMEOUT_S
+    while True:
+        try:
+            return _produce_once(bootstrap_servers, topic, batch, partition)
+        except ProduceRefusedError as refused:
+            # As every client does: a broker leads a new partition only a moment after it was created.
+            if refused.code not in _LEADER_MISSING or monotonic() > deadline:
+                raise
+            sleep(_LEADER_RETRY_S)
+
+
+def _produce_once(bootstrap_servers: str, topic: str, batch: bytes, partition: int) -> int:
     host, port = bootstrap_servers.split(",", maxsplit=1)[0].rsplit(":", 1)
     request = struct.pack(">hhi", _PRODUCE, _VERSION, 1) + _string("hostile") + struct.pack(">h", -1)
     request += struct.pack(">hi", _ALL_REPLICAS, _TIMEOUT_MS)

@@ -18,6 +18,7 @@ from fairlane import metrics
 from fairlane.batch_end import BatchEnd
 from fairlane.kafka import ClientConfig
 from fairlane.logs import get_logger
+from fairlane.lost_brokers import watched
 
 log = get_logger(__name__)
 
@@ -84,7 +85,7 @@ class PassingConsumer(Consumer):
         on_unreadable: Callable[[UnreadableRange], None] | None = None,
         **more: object,
     ) -> None:
-        super().__init__(config, **more)
+        super().__init__(watched(config), **more)
         self._search_config = config | {"enable.partition.eof": True}
         self._reader = reader
         self.on_unreadable = on_unreadable

@@ -57,6 +57,9 @@ BROKER_SETTINGS: Mapping[str, str] = {
     # After a kill the node waits until its former self counts as dead (the default is 9 s).
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
+    # Nobody can take its partitions over, and while it shuts down in order it names no broker in its metadata: a client
+    # may then forget all brokers for good (`fairlane.lost_brokers`).
+    "controlled.shutdown.enable": "false",
     # Small machine: the cleaner's buffer alone would be 128 MiB of the heap.
     "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
     "num.network.threads": "2",
@@ -65,6 +68,7 @@ BROKER_SETTINGS: Mapping[str, str] = {
 """Settings of a node that is alone, wherever it runs; containers use the same."""
 
 REPLICATED_SETTINGS: Mapping[str, str] = {
+    "controlled.shutdown.enable": "true",
     "default.replication.factor": "3",
     # What is acknowledged has two copies at least, and one broker may be away; also for the groups' offsets.
     "min.insync.replicas": "2",

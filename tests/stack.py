@@ -29,8 +29,6 @@ from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_RO
 from deploy.local.stack import LocalStack
 
 CHOICE_VARIABLE = "FAIRLANE_TEST_STACK"
-FAILURES_VARIABLE = "FAIRLANE_TEST_FAILURES"
-"""The file that the reasons of failed tests are added to, within a run of several parts."""
 KAFKA_IMAGE = "apache/kafka:4.2.0"
 POSTGRES_IMAGE = "pgvector/pgvector:0.8.5-pg18"
 REDIS_IMAGE = "redis:7.4-alpine"

@@ -9,6 +9,8 @@ import pytest
 
 from deploy.local.layout import PROJECT_ROOT
 
+pytestmark = pytest.mark.full
+
 TIMEOUT_S = 240
 
 

@@ -22,7 +22,7 @@ from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 LEFT = 3
 NOT_TO_BE_RUN = 7

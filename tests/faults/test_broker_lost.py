@@ -28,7 +28,7 @@ from tests.integration.pipeline import Pipeline
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 TENANTS = ("a", "b", "c")
 ENV = {

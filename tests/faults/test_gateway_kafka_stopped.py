@@ -17,7 +17,7 @@ from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import eventually, until_ms
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

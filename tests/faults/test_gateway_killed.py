@@ -20,7 +20,7 @@ from tests.integration.log_reader import LogReader
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 
 CHAT = "/v1/chat/completions"
 WAITING_CALLS = 200

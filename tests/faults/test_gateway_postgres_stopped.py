@@ -15,7 +15,7 @@ from tests.faults.own_postgres import OwnPostgres
 from tests.integration.gateway_kit import Served, serving
 from tests.waiting import eventually, until_ms
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 
 AROUND = 20
 """Calls of each kind that succeed before the outage, in it, and after it."""

@@ -15,7 +15,7 @@ from tests.integration.own_redis import OwnRedis, own_redis_server
 from tests.stack import PostgresServer
 from tests.waiting import eventually, until_ms
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 
 AROUND = 20
 """Calls of each kind that succeed before the outage, in it, and after it."""

@@ -15,7 +15,7 @@ from tests.integration.pipeline import Pipeline
 from tests.integration.processes import ServiceProcess
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 TENANTS = ("a", "b", "c")
 _TIMEOUT_MS = 600_000

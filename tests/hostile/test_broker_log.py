@@ -17,7 +17,7 @@ from tests.hostile.broker_log import (
 )
 from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 BATCHES = 3
 RECORDS = 4

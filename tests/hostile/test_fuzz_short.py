@@ -24,6 +24,8 @@ from tests.integration.gateway_kit import serving
 from tests.stack import PostgresServer
 from tests.unit.dispatcher_bench import request
 
+pytestmark = pytest.mark.full
+
 SEED = 14
 
 

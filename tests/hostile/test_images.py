@@ -25,7 +25,7 @@ from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.processes import ServiceProcess
 from tests.integration.vision_kit import save_exported
 
-pytestmark = [pytest.mark.broker, pytest.mark.model]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model]
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_MS = 240_000

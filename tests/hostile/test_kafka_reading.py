@@ -23,7 +23,7 @@ from tests.integration.log_reader import LogReader
 from tests.integration.pipeline import Pipeline, header, unique_name
 from tests.waiting import until_ms
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 MIB = 1024 * 1024
 MEMORY_BOUND_BYTES = 600 * MIB

@@ -23,7 +23,7 @@ from tests.integration import recorder_kit
 from tests.integration.test_transactions import Pool
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.integration.processes import ServiceProcess
 from tests.integration.work_items import work_item
 from tests.waiting import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 PER_BATCH = 3
 

@@ -30,7 +30,7 @@ from tests.integration.pipeline import header
 from tests.integration.recorder_kit import delete_reply_topics, delete_topics, make_topics
 from tests.waiting import PATIENCE_S, eventually, eventually_async
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 PER_BATCH = 3
 CODEC = default_codec()

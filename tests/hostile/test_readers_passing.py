@@ -15,7 +15,7 @@ from tests.hostile.broker_log import PartitionLog
 from tests.hostile.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topic, write_batch
 from tests.waiting import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 PER_BATCH = 3
 READER = "test"

@@ -19,7 +19,7 @@ from tests.integration.recorder_kit import Tables, delete_reply_topics, make_top
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 PER_BATCH = 3
 

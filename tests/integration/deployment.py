@@ -9,25 +9,30 @@ from fairlane.outcomes import Task
 from fairlane.records import ModelVersion, TenantSpec
 
 
-def default_models(unique: str, pool: str) -> tuple[ModelVersion, ...]:
-    """A model for every task, all of one pool."""
+def default_model(unique: str, pool: str) -> ModelVersion:
+    """One model for every task: a consumer starts a process for each model."""
+    return _simulated(unique, pool, "words", tuple(Task), 512)
 
-    def model(name: str, tasks: tuple[str, ...], max_output_tokens: int) -> ModelVersion:
-        return ModelVersion(
-            model=f"{unique}-{name}",
-            version="1",
-            pool=pool,
-            engine="simulated",
-            tasks=tuple(map(str, tasks)),
-            path=name,
-            max_context_tokens=4_096,
-            max_output_tokens=max_output_tokens,
-        )
 
+def model_per_task(unique: str, pool: str) -> tuple[ModelVersion, ...]:
+    """Three models of one pool: for text, for vectors and for images."""
     return (
-        model("words", (Task.GENERATE,), 512),
-        model("vectors", (Task.EMBED, Task.RANK), 0),
-        model("digits", (Task.CLASSIFY,), 0),
+        _simulated(unique, pool, "words", (Task.GENERATE,), 512),
+        _simulated(unique, pool, "vectors", (Task.EMBED, Task.RANK), 0),
+        _simulated(unique, pool, "digits", (Task.CLASSIFY,), 0),
+    )
+
+
+def _simulated(unique: str, pool: str, name: str, tasks: tuple[Task, ...], max_output_tokens: int) -> ModelVersion:
+    return ModelVersion(
+        model=f"{unique}-{name}",
+        version="1",
+        pool=pool,
+        engine="simulated",
+        tasks=tuple(map(str, tasks)),
+        path=name,
+        max_context_tokens=4_096,
+        max_output_tokens=max_output_tokens,
     )
 
 

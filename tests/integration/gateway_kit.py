@@ -22,6 +22,7 @@ from fairlane.api_keys.registry import ApiKeys
 from fairlane.database import upgrade
 from fairlane.records import TenantSpec
 from fairlane.settings import Settings
+from tests.integration.deployment import model_per_task
 from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer, empty_database
@@ -142,12 +143,15 @@ def serving(
     gateway_env: Mapping[str, str] | None = None,
     tenants: Sequence[str | TenantSpec] = ("a", "b"),
     recorder: bool = True,
+    each_task: bool = False,
 ) -> Iterator[Served]:
-    """Everything, ready. ``env`` is for every process, ``gateway_env`` for the first gateway."""
+    """Everything, ready. ``env`` is for every process, ``gateway_env`` for the first gateway. With ``each_task`` there
+    is a model per task, and not one for all."""
     unique = unique_name()
+    models = model_per_task(unique, f"{unique}-pool") if each_task else None
     with (
         empty_database(postgres, unique) as database,
-        Pipeline(broker, folder, unique, tenants=tenants, redis_url=redis_url, env=env) as pipeline,
+        Pipeline(broker, folder, unique, tenants=tenants, models=models, redis_url=redis_url, env=env) as pipeline,
     ):
         upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
         names = [tenant if isinstance(tenant, str) else tenant.tenant for tenant in tenants]

@@ -48,7 +48,7 @@ from fairlane.settings import KafkaSettings
 from fairlane.topic_admin import apply_plan, read_state
 from fairlane.topic_plan import plan
 from fairlane.topics import expand, load_families
-from tests.integration.deployment import default_models, write_models, write_tenants
+from tests.integration.deployment import default_model, write_models, write_tenants
 from tests.integration.log_reader import LogReader, Replies
 from tests.integration.processes import ServiceProcess
 from tests.waiting import eventually
@@ -78,7 +78,7 @@ class Pipeline:
         folder: where its files and logs go.
         unique: fit for a topic name, and nobody else's.
         tenants: short names; ``tenant("a")`` is the whole one. Or whole specifications, under short names as well.
-        models: what its one or more pools serve; by default one pool with a model for every task.
+        models: what its one or more pools serve; by default one pool with one model for every task.
         redis_url: where duplicates are remembered and caches are kept, if anywhere.
         env: settings of every process, for instance ``{"MAX_BATCH_SIZE": "8"}``. The simulated engine takes no time
             unless they say otherwise.
@@ -103,7 +103,7 @@ class Pipeline:
         self.settings = KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)
         self.codec = default_codec()
         self.folder = folder
-        self.models = tuple(default_models(unique, self.pool) if models is None else models)
+        self.models = (default_model(unique, self.pool),) if models is None else tuple(models)
         self.tenants = {spec.tenant: spec for spec in map(self._spec, tenants)}
         self.env: dict[str, str] = {
             "KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,

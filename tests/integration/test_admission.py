@@ -14,13 +14,13 @@ from fairlane.control import ControlTopic
 from fairlane.outcomes import Code, Decision, Degradation, Outcome, Priority, Task
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, Retrieval, TenantSpec, WorkItem
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, service_gap_bound
-from tests.integration.deployment import default_models
+from tests.integration.deployment import model_per_task
 from tests.integration.log_reader import Replies
 from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.processes import ServiceProcess
 from tests.waiting import eventually, until_ms
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 SLOW = {"SIMULATED_DECODE_TOKENS_PER_S": "400", "MAX_BATCH_SIZE": "8"}
 """100 requests for 4 tokens each a second. 16 of them are in flight at most."""
@@ -38,7 +38,7 @@ def pipeline(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Tenants a and b on a shared pool, and one with a pool of its own, which serves one of the models."""
     folder, unique = tmp_path_factory.mktemp("admission"), unique_name()
     own_pool = f"{unique}-own"
-    words, vectors, _ = default_models(unique, f"{unique}-pool")
+    words, vectors, _ = model_per_task(unique, f"{unique}-pool")
     models = (replace(words, dedicated_pools=(own_pool,)), vectors)
     tenants = ("a", "b", TenantSpec("own", pool=own_pool))
     with Pipeline(broker, folder, unique, tenants=tenants, models=models) as pipeline:

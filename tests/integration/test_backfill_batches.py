@@ -17,7 +17,7 @@ from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 FINAL = {"completed", "failed", "expired", "cancelled"}
 END_S = 180.0

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import backfill
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 
 def test_a_job_is_measured_beside_a_bare_loop_in_one_run() -> None:

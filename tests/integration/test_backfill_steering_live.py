@@ -23,7 +23,7 @@ from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 # At most so many, however fast the machine is.
 ROWS_PER_S = 32

@@ -16,6 +16,7 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import SourceCoordinate, TenantSpec
 from tests.integration.answers_bench import Bench, source_of
 from tests.integration.bad_requests import BAD_IDS, GARBAGE, SECRET, WRONG
+from tests.integration.deployment import model_per_task
 from tests.integration.log_reader import Replies
 from tests.integration.pipeline import Pipeline, header, unique_name
 
@@ -34,10 +35,13 @@ Written = dict[str, tuple[bytes | None, SourceCoordinate]]
 
 @pytest.fixture(scope="module")
 def bench(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("bad-input")
+    folder, unique = tmp_path_factory.mktemp("bad-input"), unique_name()
+    models = model_per_task(unique, f"{unique}-pool")
     with (
         LocalStack(data_dir=folder / "redis", parts=("redis",), environ={}) as redis,
-        Pipeline(broker, folder, unique_name(), tenants=TENANTS, redis_url=redis.endpoints.redis_url) as pipeline,
+        Pipeline(
+            broker, folder, unique, tenants=TENANTS, models=models, redis_url=redis.endpoints.redis_url
+        ) as pipeline,
     ):
         audit = pipeline.reader(names.LEDGER_AUDIT, from_beginning=False)
         letters = pipeline.reader(names.DEAD_LETTER_REQUESTS, from_beginning=False)

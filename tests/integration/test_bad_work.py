@@ -19,7 +19,7 @@ from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.processes import ServiceProcess
 from tests.integration.work_items import work_item, write_work
 
-pytestmark = [pytest.mark.broker, pytest.mark.model, pytest.mark.timeout(2 * 300)]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model, pytest.mark.timeout(2 * 300)]
 
 START_S = 300.0
 ASKED, WORK = "as a request", "as work"

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import cache
 from benchmarks.cache_intruders import cross_tenant_hits
 
-pytestmark = [pytest.mark.broker, pytest.mark.model]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model]
 
 
 def test_a_short_run_finds_again_what_was_asked_before_and_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from benchmarks import dispatch_rate, exactly_once_cost, hop_latency, recovery
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.result import Result
 
+pytestmark = pytest.mark.full
+
 Measure = Callable[[int], dict[str, float]]
 
 

@@ -18,7 +18,7 @@ from tests.integration.log_reader import LogReader, Replies
 from tests.integration.pipeline import Pipeline, unique_name
 from tests.waiting import eventually, until_ms
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 DISPATCHED_AT_FIRST = 64
 

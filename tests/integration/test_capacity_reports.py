@@ -12,14 +12,14 @@ import pytest
 from fairlane import names
 from fairlane.outcomes import Code, Decision, Health, Outcome
 from fairlane.records import AuditEvent, CapacityReport, TenantSpec, UsageEvent, WorkItem
-from tests.integration.deployment import default_models
+from tests.integration.deployment import model_per_task
 from tests.integration.log_reader import LogReader, Replies
 from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.processes import ServiceProcess
 from tests.integration.work_items import work_item, write_work
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 MEMORY_TOKENS = 50
 FITS, TOO_LARGE = "x" * 4 * 20, "x" * 4 * 100
@@ -30,7 +30,7 @@ def pipeline(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A pool and a pool of one tenant, without consumers and without a dispatcher: work is written as one would."""
     folder, unique = tmp_path_factory.mktemp("capacity"), unique_name()
     pool, dedicated = f"{unique}-pool", f"{unique}-own"
-    words, *others = default_models(unique, pool)
+    words, *others = model_per_task(unique, pool)
     words = replace(words, max_batch_size=8, max_batch_tokens=4_096, dedicated_pools=(dedicated,))
     tenants = ("a", TenantSpec("b", pool=dedicated))
     with Pipeline(broker, folder, unique, tenants=tenants, models=(words, *others)) as pipeline:

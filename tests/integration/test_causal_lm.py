@@ -37,7 +37,7 @@ from tests.integration.engine_kit import (
     text_of,
 )
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 FRANCE = "What is the capital of France?"
 IN_FRANCE = "The capital of France is Paris."

@@ -36,7 +36,7 @@ from tests.integration.engine_kit import (
     text_of,
 )
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from fairlane.records import (
 )
 from tests.integration.other_side import OtherSide, create_topics
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 WAIT_S = 20
 README = (PROJECT_ROOT / "README.md").read_text()

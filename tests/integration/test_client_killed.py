@@ -19,7 +19,7 @@ from fairlane.settings import KafkaSettings
 from tests.integration.log_reader import LogReader
 from tests.integration.other_side import create_topics
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 WAIT_S = 180
 BROKEN = b"no reply at all"

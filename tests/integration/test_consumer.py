@@ -11,7 +11,7 @@ from deploy.local.services import Service
 from fairlane import headers, names
 from fairlane.outcomes import Code, Outcome, Priority
 from fairlane.records import SourceCoordinate, UsageEvent, WorkItem
-from tests.integration.deployment import default_models
+from tests.integration.deployment import default_model, model_per_task
 from tests.integration.log_reader import LogReader, Replies
 from tests.integration.pipeline import Pipeline, header, unique_name
 from tests.integration.processes import ServiceProcess
@@ -29,8 +29,8 @@ SLOW = {"SIMULATED_DECODE_TOKENS_PER_S": "10000"}
 def pipeline(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     """A dispatcher, and two pools that have no consumer yet."""
     folder, unique = tmp_path_factory.mktemp("consumer"), unique_name()
-    classic = replace(default_models(unique, f"{unique}-classic")[0], model=f"{unique}-classic")
-    models = (*default_models(unique, f"{unique}-pool"), classic)
+    classic = replace(default_model(unique, f"{unique}-classic"), model=f"{unique}-classic")
+    models = (*model_per_task(unique, f"{unique}-pool"), classic)
     with Pipeline(broker, folder, unique, models=models) as pipeline:
         pipeline.dispatcher().wait_ready()
         pipeline.wait_all_own()

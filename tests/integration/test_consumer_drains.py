@@ -12,7 +12,7 @@ from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.work_items import work_item, write_work
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 ITEM_S = 0.2
 ENV = {"SIMULATED_DECODE_TOKENS_PER_S": str(4 / ITEM_S), "MAX_BATCH_SIZE": "1"}

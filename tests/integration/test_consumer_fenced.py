@@ -12,7 +12,7 @@ from fairlane.records import Parameters, UsageEvent
 from tests.integration.pipeline import Pipeline
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 SLOW = {"MAX_BATCH_SIZE": "4", "SIMULATED_DECODE_TOKENS_PER_S": "16"}
 """Half a second for a batch: the takeover comes while one runs."""

@@ -13,7 +13,7 @@ from tests.integration.processes import ServiceProcess
 from tests.integration.work_items import work_item, write_work
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 TOKENS_PER_S = 20
 LONG_TOKENS = 400

@@ -31,7 +31,7 @@ from tests.integration.encoder_kit import (
     tokens_of,
 )
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 QUERY = "which animal barks at night"
 DOCUMENTS = ("a dog barks at night", "the stock market fell", "cats sleep " * 15, "")

@@ -9,7 +9,7 @@ from deploy.models.distill import distill
 from fairlane.retrieval.static_embedder import StaticEmbedder
 from tests.integration.encoder_kit import prepared_tokenizer, save_encoder
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 
 def test_it_makes_the_same_folder_each_time_which_a_static_embedder_reads(tmp_path: Path) -> None:

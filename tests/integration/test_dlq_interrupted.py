@@ -22,7 +22,7 @@ from fairlane.kafka import transactional_producer
 from fairlane.records import SourceCoordinate
 from tests.integration.dead_letters_bench import DeadLettersBench, dead_letters
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 WORK = DeadLetters.WORK
 NEW_ID = "11111111-2222-3333-4444-555555555555"

@@ -28,7 +28,7 @@ from tests.integration.dead_letters_bench import DeadLettersBench, dead_letters
 from tests.integration.pipeline import unique_name
 from tests.integration.test_security import SecuredKafka
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 PASSWORD = "planted-s3cret-of-kafka"
 LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED

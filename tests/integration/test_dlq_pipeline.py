@@ -20,7 +20,7 @@ from tests.integration.pipeline import Pipeline, header
 from tests.integration.processes import ServiceProcess
 from tests.integration.troubled_engine import POISON
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 PATIENCE_MS = 120_000
 

@@ -22,7 +22,7 @@ from tests.integration.embedding_server import KEY, embedding_server
 from tests.integration.encoder_kit import MODELS_DIR
 from tests.integration.pipeline import Pipeline, unique_name
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(2 * 300)]
+pytestmark = [pytest.mark.full, pytest.mark.model, pytest.mark.timeout(2 * 300)]
 
 START_S = 300.0
 TEXTS = ("A man is playing the guitar.", "Someone plays a musical instrument.", "Interest rates rose again.")

@@ -46,7 +46,7 @@ from tests.integration.encoder_kit import (
     vectors_of,
 )
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 LIMITS = EngineLimits(max_batch_size=32, max_batch_tokens=16_384, max_context_tokens=256, max_output_tokens=0)
 

@@ -40,7 +40,7 @@ from tests.integration.encoder_kit import (
     vectors_of,
 )
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 
 @pytest.fixture(scope="module")

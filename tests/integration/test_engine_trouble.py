@@ -15,6 +15,7 @@ from fairlane import names
 from fairlane.outcomes import Code, Outcome, Task
 from fairlane.records import Parameters, ReplyChunk
 from fairlane.restarts import NOT_AGAIN
+from tests.integration.deployment import model_per_task
 from tests.integration.log_reader import Replies
 from tests.integration.pipeline import Pipeline
 from tests.integration.processes import ServiceProcess
@@ -31,7 +32,7 @@ from tests.integration.troubled_engine import (
 )
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 PATIENCE_MS = 120_000
 MAX_BATCH_SIZE = 32
@@ -40,7 +41,8 @@ WORDS_PER_S = 100
 
 @pytest.fixture
 def pipeline(broker: str, tmp_path: Path, unique: str) -> Iterator[Pipeline]:
-    with Pipeline(broker, tmp_path, unique, tenants=("a", "b")) as pipeline:
+    models = model_per_task(unique, f"{unique}-pool")
+    with Pipeline(broker, tmp_path, unique, tenants=("a", "b"), models=models) as pipeline:
         yield pipeline
 
 

@@ -33,7 +33,7 @@ from tests.integration.engine_kit import (
 )
 from tests.integration.vision_kit import save_script
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 every_engine = pytest.mark.parametrize("name", FARES)
 with_weights = pytest.mark.parametrize("name", [name for name in FARES if name != "simulated"])

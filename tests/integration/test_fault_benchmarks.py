@@ -10,7 +10,7 @@ from benchmarks.faults import SEED_VARIABLE
 from benchmarks.faults.campaign import Load
 from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 
 def test_exactly_once_holds_the_log_and_postgres_against_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:

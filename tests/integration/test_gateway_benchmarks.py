@@ -11,7 +11,7 @@ from benchmarks.http_load import Order
 from benchmarks.http_services import HttpService
 from producers.replay.profiles import PROFILES
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.broker
 def served(
     broker: str, postgres: PostgresServer, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    with serving(broker, postgres, tmp_path_factory.mktemp("native"), redis_url=redis_url) as served:
+    with serving(broker, postgres, tmp_path_factory.mktemp("native"), redis_url=redis_url, each_task=True) as served:
         # A consumer that is paused stays a member.
         served.pipeline.lengthen_session(60)
         yield served

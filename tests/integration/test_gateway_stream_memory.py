@@ -17,7 +17,7 @@ from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 
 WAIT_S = 3 * PATIENCE_S
 STREAMS = 500

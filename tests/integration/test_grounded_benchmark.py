@@ -5,7 +5,7 @@ import pytest
 from benchmarks import grounded
 from deploy.demo.documents import load_questions
 
-pytestmark = [pytest.mark.broker, pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model, pytest.mark.timeout(300)]
 
 ASKED = 4
 

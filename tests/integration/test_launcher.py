@@ -11,7 +11,7 @@ from fairlane.outcomes import Outcome
 from tests.integration.pipeline import Pipeline
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 TIMEOUT_MS = 60_000
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import fairness, isolation, load, overload, tenants
 from benchmarks.simulated_pool import SimulatedPool
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 _SECONDS = 3.0
 _LONG_ENOUGH_TO_SHED_S = 6.0

@@ -27,7 +27,7 @@ from deploy.local.status import read_status
 from tests.integration.up_command import running
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 SERVICE = """
 import http.server, os, sys

@@ -19,7 +19,7 @@ from inference_consumers.engines.protocol import EngineLoadError, Success
 from tests.integration.encoder_kit import prepared_tokenizer, save
 from tests.integration.engine_kit import LANGUAGE_MODEL, THREADS, TINY, complete, save_parrot, save_tiny_model
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 WEIGHTS = "model.safetensors"
 

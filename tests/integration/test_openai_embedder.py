@@ -24,7 +24,7 @@ from fairlane.retrieval.static_embedder import StaticEmbedder
 from tests.integration.embedding_server import KEY, Answer, EmbeddingServer, embedding_server
 from tests.integration.encoder_kit import MODELS_DIR
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 SECRET = "a text that nobody may see"
 ATTEMPTS = 5

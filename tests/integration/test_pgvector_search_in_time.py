@@ -31,6 +31,8 @@ from tests.integration.pgvector_kit import (
 )
 from tests.stack import PostgresServer
 
+pytestmark = pytest.mark.full
+
 SLOW_FULL_TEXT = """
 CREATE OR REPLACE FUNCTION match_passages(wanted_collection bigint, query text, wanted integer)
 RETURNS TABLE (number bigint, score double precision) LANGUAGE sql AS 'SELECT 1, 1 FROM pg_sleep(30)'

@@ -22,7 +22,7 @@ from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.processes import ServiceProcess
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.broker, pytest.mark.model]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model]
 
 MODELS_DIR = Path(".fairlane/models")
 REQUESTS = 12

@@ -15,7 +15,7 @@ from deploy.models.gguf_tokenizer import save_tokenizer
 from deploy.models.prepare import MANIFEST, PrepareError, Recipe, main, prepare, recipes
 from deploy.models.train_digits import AccuracyError, train
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 PROJECT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ from fairlane.retrieval.embedder import EmbedderError
 from fairlane.retrieval.static_embedder import MOST_CHARACTERS, StaticEmbedder
 from tests.integration.encoder_kit import MODELS_DIR, PROJECT
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 FOLDER = MODELS_DIR / "all-minilm-l6-v2-static"
 

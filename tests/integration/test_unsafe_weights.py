@@ -26,7 +26,7 @@ from tests.integration.encoder_kit import prepared_tokenizer
 from tests.integration.engine_kit import LANGUAGE_MODEL, THREADS, TINY, save_tiny_model
 from tests.integration.vision_kit import save_exported, save_script
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 LIMITS = EngineLimits(max_batch_size=4, max_batch_tokens=1, max_context_tokens=1, max_output_tokens=0)
 Edit = Callable[[dict[str, bytes]], None]

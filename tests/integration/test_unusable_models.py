@@ -13,7 +13,7 @@ from tests.integration.model_kit import DIGITS, real_models, save_models
 from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.test_model_folders import WEIGHTS, ask_for_a_terabyte, edit, truncate
 
-pytestmark = [pytest.mark.broker, pytest.mark.model]
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model]
 
 Damage = Callable[[Path], object]
 LAUNCH_S = 120.0

@@ -41,7 +41,7 @@ from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT
 from tests.integration.vision_kit import describe, save_exported, save_script
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 PROJECT = Path(__file__).parents[2]
 MODELS_DIR = PROJECT / ".fairlane/models"

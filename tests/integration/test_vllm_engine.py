@@ -19,6 +19,7 @@ PYTHON = PROJECT / ".venv-vllm/bin/python"
 TIME_LIMIT_S = 280
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.model,
     pytest.mark.skipif(os.environ.get("SKIP_VLLM") == "1", reason="SKIP_VLLM=1: vLLM is not tested"),
 ]

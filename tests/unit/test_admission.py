@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, prod
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import Code
@@ -314,7 +314,6 @@ BURSTS = st.lists(
 )
 
 
-@settings(max_examples=200)
 @given(
     WEIGHTS,
     BURSTS,
@@ -537,7 +536,6 @@ def crowds(draw: st.DrawFn) -> tuple[Bounds, Load]:
     )
 
 
-@settings(max_examples=500)
 @given(crowds(), st.floats(1, 1e4), st.integers(1, 5_000), st.integers(1, 120_000), st.sampled_from((0.0, 0.5, 1.0)))
 def test_after_the_time_it_was_told_the_same_request_gets_in(
     crowd: tuple[Bounds, Load], cost: float, size: int, timeout_ms: int, guaranteed_part: float

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 from confluent_kafka import KafkaException
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -98,7 +98,6 @@ def test_a_kill_at_every_single_step_changes_nothing(ordered: bool) -> None:
         assert_complete(world, ordered=ordered)
 
 
-@settings(max_examples=150)
 @given(
     rows=st.lists(st.booleans(), max_size=40),
     chunk_rows=st.integers(1, 7),

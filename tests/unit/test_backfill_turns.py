@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from producers.backfill.job_turns import RunningJob, Turns, WaitingJob, next_turns
@@ -169,7 +169,6 @@ class Cluster:
 JOB = st.tuples(st.sampled_from("abcdefg"), st.sampled_from([1, 5, 40, 100_000]), st.integers(0, 300))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(JOB, min_size=1, max_size=20), st.integers(1, 4))
 def test_no_tenant_waits_longer_than_the_turns_of_the_others(jobs: list[tuple[str, int, int]], max_jobs: int) -> None:
     ids = [f"j{number:02}" for number in range(len(jobs))]

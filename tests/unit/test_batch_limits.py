@@ -1,6 +1,6 @@
 """The safe size: halved when memory runs out, raised by an eighth when enough went well."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_consumers.batching.limits import FULL_RUNS_BEFORE_MORE, BatchLimits, SafeSize
@@ -103,7 +103,6 @@ def test_in_the_end_the_configured_bounds_hold_again() -> None:
 
 
 @given(memory=st.integers(1, 10_000), runs=st.integers(200, 3_000))
-@settings(max_examples=50)
 def test_failures_become_rare_and_the_bound_stays_near_what_fits(memory: int, runs: int) -> None:
     """An engine that holds so many tokens, under load: what fails is a small part of the runs."""
     safe, failed, used = SafeSize(), 0, 0

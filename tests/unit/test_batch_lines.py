@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_consumers.batching import lines as batch_lines
@@ -25,7 +25,6 @@ def entry(at_ms: int = 0, priority: str = "normal", prompt_tokens: int = 0) -> E
     left=st.sets(st.integers(0, 299)),
     back=st.sets(st.integers(0, 299)),
 )
-@settings(max_examples=100)
 def test_the_first_is_the_least_of_those_that_count(keys: list[int], left: set[int], back: set[int]) -> None:
     """Whoever left meanwhile, and whoever came back and was pushed again."""
     heap = EntryHeap(Standing.HOPEFUL)

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import Degradation
@@ -201,7 +201,6 @@ SIGNALS = st.lists(st.tuples(STEPS_MS, PRESSURES), min_size=2, max_size=120)
 
 
 @given(policy=POLICIES, signal=SIGNALS)
-@settings(max_examples=300)
 def test_it_never_flaps(policy: LadderPolicy, signal: list[tuple[int, float]]) -> None:
     """Whatever the pressure does, rises and turns are bounded by the time that passes."""
     seen = levels(policy, signal)
@@ -218,7 +217,6 @@ def test_it_never_flaps(policy: LadderPolicy, signal: list[tuple[int, float]]) -
 
 
 @given(policy=POLICIES, signal=st.lists(st.tuples(STEPS_MS, PRESSURES, PRESSURES), max_size=120))
-@settings(max_examples=300)
 def test_more_pressure_never_means_a_lower_level(policy: LadderPolicy, signal: list[tuple[int, float, float]]) -> None:
     lower = levels(policy, [(passed, min(one, other)) for passed, one, other in signal])
     higher = levels(policy, [(passed, max(one, other)) for passed, one, other in signal])
@@ -226,7 +224,6 @@ def test_more_pressure_never_means_a_lower_level(policy: LadderPolicy, signal: l
 
 
 @given(policy=POLICIES, signal=SIGNALS)
-@settings(max_examples=300)
 def test_who_keeps_a_level_up_feels_it(policy: LadderPolicy, signal: list[tuple[int, float]]) -> None:
     """A request is spared a level only where its own pressure lets that fall; then all above are spared as well."""
     ladder, now_ms = Ladder(policy), 0
@@ -240,7 +237,6 @@ def test_who_keeps_a_level_up_feels_it(policy: LadderPolicy, signal: list[tuple[
 
 
 @given(policy=POLICIES, pressure=st.floats(0, 2.5), signal=SIGNALS)
-@settings(max_examples=300)
 def test_among_requests_of_one_pressure_it_is_the_level(
     policy: LadderPolicy, pressure: float, signal: list[tuple[int, float]]
 ) -> None:
@@ -440,7 +436,6 @@ def output_limit(request: InferenceRequest, served_by: ModelVersion) -> float:
     forbidden=FORBIDDEN,
     backfill=st.booleans(),
 )
-@settings(max_examples=800)
 def test_whatever_is_degraded(
     request: InferenceRequest,
     large: ModelVersion,

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.names import priority_topic, requests_topic
@@ -68,7 +68,6 @@ class Books:
 
 
 @pytest.mark.parametrize("policy", ["drr", "vtc"])
-@settings(max_examples=60)
 @given(
     steps=st.lists(
         st.tuples(
@@ -95,7 +94,6 @@ def test_escalation_changes_no_turn_but_within_a_line(
             books.settle(done)
 
 
-@settings(max_examples=40)
 @given(
     deadlines=st.lists(st.integers(0, 9), min_size=120, max_size=120),
     escalated=st.lists(st.lists(st.integers(0, 1_000), max_size=5), min_size=30, max_size=30),

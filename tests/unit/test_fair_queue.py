@@ -406,4 +406,4 @@ def _check_rings(node: Node[Request]) -> None:
 
 
 TestAccounts = Accounts.TestCase
-TestAccounts.settings = settings(max_examples=60, stateful_step_count=25)
+TestAccounts.settings = settings(stateful_step_count=25)

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import TenantGroup
@@ -87,7 +87,6 @@ def drain(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize(("policy", "quantum_tokens"), [("drr", 3.0), ("drr", 64.0), ("vtc", 1.0)])
-@settings(max_examples=60)
 @given(steps=STEPS)
 def test_service_stays_within_the_bound_whatever_happens(
     policy: Policy, quantum_tokens: float, steps: list[tuple[Any, ...]]

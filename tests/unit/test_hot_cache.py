@@ -167,7 +167,7 @@ class HotCacheMachine(RuleBasedStateMachine):
 
 
 TestHotCache = HotCacheMachine.TestCase
-TestHotCache.settings = settings(max_examples=60, stateful_step_count=60)
+TestHotCache.settings = settings(stateful_step_count=60)
 
 
 def test_on_a_stream_of_popular_questions_admission_beats_the_least_recently_used() -> None:

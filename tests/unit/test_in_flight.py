@@ -482,7 +482,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40)
+TestAnyOrder.settings = settings(stateful_step_count=40)
 
 
 @given(st.permutations(range(12)), st.integers(0, 11), st.data())

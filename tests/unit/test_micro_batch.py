@@ -1,7 +1,7 @@
 """Micro-batches: when they close, what is in them, who leads them."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_consumers.batching.limits import FULL_RUNS_BEFORE_MORE, BatchLimits
@@ -68,7 +68,6 @@ def test_room_left_is_filled_from_other_priorities() -> None:
     depths=st.dictionaries(st.sampled_from(PRIORITIES), st.just(400), min_size=1),
     rounds=st.integers(12, 60),
 )
-@settings(max_examples=30)
 def test_priorities_share_batches_by_weight(depths: dict[str, int], rounds: int) -> None:
     """While all have work, each leads its weighted share of the batches, to one batch; nobody waits longer."""
     weights = {"high": 8, "normal": 3, "low": 1}
@@ -122,7 +121,6 @@ def test_an_answer_that_changes_while_it_is_asked_loses_nothing() -> None:
 @given(
     rounds=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(50, 60)), min_size=60, max_size=60),
 )
-@settings(max_examples=30)
 def test_low_waits_for_no_more_batches_than_is_promised(rounds: list[tuple[int, int, int]]) -> None:
     """Whatever comes of the others, in whatever lengths: they never have more batches in a row. None of them is full,
     so that nobody of low joins theirs."""

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_consumers.batching.limits import BatchLimits
@@ -155,7 +155,6 @@ def test_nothing_is_known_of_an_engine_that_was_not_measured() -> None:
     ),
     step_ms=st.integers(0, 300),
 )
-@settings(max_examples=200)
 def test_the_hopeless_never_lead_the_hopeful(items: list[tuple[str, int, int]], step_ms: int) -> None:
     """Nor is anybody hopeful made late by who is in the batch with them, nor held past the latest start."""
     made = measured(limits=BatchLimits(max_items=3, max_tokens=100, timeout_ms=20))

@@ -172,4 +172,4 @@ class BatcherModel(RuleBasedStateMachine):
 
 
 TestBatcher = BatcherModel.TestCase
-TestBatcher.settings = settings(max_examples=100, stateful_step_count=30)
+TestBatcher.settings = settings(stateful_step_count=30)

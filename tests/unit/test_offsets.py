@@ -169,7 +169,7 @@ class PartitionModel(RuleBasedStateMachine):
 
 
 TestPartition = PartitionModel.TestCase
-TestPartition.settings = settings(max_examples=300, stateful_step_count=30)
+TestPartition.settings = settings(stateful_step_count=30)
 
 
 @given(
@@ -177,7 +177,6 @@ TestPartition.settings = settings(max_examples=300, stateful_step_count=30)
     done_beyond=st.integers(0, 2**REACH - 1),
     topic_id=st.just("") | st.from_regex(r"[A-Za-z0-9_-]{22}", fullmatch=True),
 )
-@settings(max_examples=100)
 def test_metadata_round_trip(offset: int, done_beyond: int, topic_id: str) -> None:
     point = CommitPoint(offset, done_beyond, topic_id)
     assert len(point.metadata) <= MAX_METADATA_CHARS
@@ -223,7 +222,6 @@ def test_both_formats_are_read(metadata: str) -> None:
     | st.text("ABCDabcd0123+/=").map("1:{}".format)
     | st.text("ABCDabcd0123+/=").map(f"2:{TOPIC_ID}:{{}}".format)
 )
-@settings(max_examples=200)
 def test_any_metadata_is_read_or_refused(metadata: str) -> None:
     try:
         point = CommitPoint.parse(3, metadata)

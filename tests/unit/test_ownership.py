@@ -11,7 +11,7 @@ from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from tests.unit.group_model import NO_BOUND, NOBODY, P0, P1, P2, PARTITIONS, GroupModel
 
 TestGroup = GroupModel.TestCase
-TestGroup.settings = settings(max_examples=200, stateful_step_count=40)
+TestGroup.settings = settings(stateful_step_count=40)
 
 
 MEMBERSHIP = Membership(4, "me", b"metadata")

@@ -1,7 +1,7 @@
 """Whose turn it is: shares by weight, a bounded wait, and nothing gained by going away."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS, PriorityPick, longest_wait
@@ -16,7 +16,6 @@ def turn(pick: PriorityPick, present: set[str]) -> str:
 
 
 @given(present=st.sets(st.sampled_from(PRIORITIES), min_size=1), rounds=st.integers(1, 200))
-@settings(max_examples=100)
 def test_turns_are_shared_by_weight(present: set[str], rounds: int) -> None:
     """While all of them have something, each has its share of the turns, to one turn."""
     pick = PriorityPick()
@@ -38,7 +37,6 @@ def test_the_bounds_that_are_promised() -> None:
     steps=st.lists(st.tuples(st.sets(st.sampled_from(PRIORITIES)), st.sampled_from((None, *PRIORITIES))), max_size=150),
     flood=st.sets(st.sampled_from(PRIORITIES)),
 )
-@settings(max_examples=300)
 def test_a_wait_is_bounded_whoever_comes_goes_and_jumps(
     chosen: str, steps: list[tuple[set[str], str | None]], flood: set[str]
 ) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from copy import deepcopy
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import TenantSpec
@@ -167,7 +167,6 @@ SHARES = st.sampled_from((1.0, 0.5, 1 / 3, 0.01))
 
 
 @given(spec=SPECS, asks=ASKS, share=SHARES)
-@settings(max_examples=300)
 def test_no_interval_gets_more_than_rate_and_burst(spec: TenantSpec, asks: list[tuple[int, int]], share: float) -> None:
     """Granted in any interval <= rate x its length + burst; a share lets the largest ask stand for its burst."""
     book, now_ms = QuotaBook(), START_MS
@@ -189,7 +188,6 @@ def test_no_interval_gets_more_than_rate_and_burst(spec: TenantSpec, asks: list[
 
 
 @given(spec=SPECS, asks=ASKS, share=SHARES)
-@settings(max_examples=300)
 def test_the_time_to_retry_is_honest(spec: TenantSpec, asks: list[tuple[int, int]], share: float) -> None:
     book, now_ms = QuotaBook(), START_MS
     buckets = buckets_of(spec, share)
@@ -210,7 +208,6 @@ def test_the_time_to_retry_is_honest(spec: TenantSpec, asks: list[tuple[int, int
 
 
 @given(spec=SPECS, asks=ASKS, share=SHARES)
-@settings(max_examples=200)
 def test_a_refused_ask_takes_nothing(spec: TenantSpec, asks: list[tuple[int, int]], share: float) -> None:
     """Asking for too much in between changes no other answer."""
     calm, pestered, now_ms = QuotaBook(), QuotaBook(), START_MS
@@ -224,7 +221,6 @@ def test_a_refused_ask_takes_nothing(spec: TenantSpec, asks: list[tuple[int, int
 
 
 @given(spec=SPECS, asks=ASKS, share=SHARES)
-@settings(max_examples=200)
 def test_giving_back_at_once_undoes_a_take(spec: TenantSpec, asks: list[tuple[int, int]], share: float) -> None:
     plain, book, now_ms = QuotaBook(), QuotaBook(), START_MS
     buckets = buckets_of(spec, share)

@@ -199,7 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(scheduler.backlogs()) == backlogs
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=30)
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairlane.names import GATEWAY_REPLIES, JOBS_REPLIES
@@ -370,7 +370,6 @@ LIMITS_SMALL = st.builds(Limits, st.integers(3, 40), st.integers(1, 4), st.integ
 @given(asked=requests(), spec=SPECS, limits=LIMITS_SMALL, backfill=st.booleans())
 @example(asked=request(request_id="\ud800", model="\ud800"), spec=SPEC, limits=LIMITS, backfill=False)
 @example(asked=request(input=RequestInput(prompt="\ud800")), spec=SPEC, limits=LIMITS, backfill=False)
-@settings(max_examples=600)
 def test_a_verdict_on_anything(asked: InferenceRequest, spec: TenantSpec, limits: Limits, backfill: bool) -> None:
     """No request raises; a refusal names a field, and a valid request keeps every limit."""
     verdict = validate(asked, "acme", spec, MODELS, limits, backfill=backfill)

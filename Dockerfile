@@ -41,6 +41,7 @@ RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sb
 COPY --from=packages /opt/venv /opt/venv
 WORKDIR /app
 COPY fairlane fairlane
+COPY fairlane_server fairlane_server
 COPY stream_processors stream_processors
 COPY inference_consumers inference_consumers
 COPY producers producers
@@ -86,4 +87,4 @@ CMD ["python", "-m", "inference_consumers", "--help"]
 FROM common AS service
 USER 10001:10001
 EXPOSE 9464
-CMD ["python", "-m", "fairlane.cli", "--help"]
+CMD ["python", "-m", "fairlane_server.cli", "--help"]

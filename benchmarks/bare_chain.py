@@ -9,8 +9,8 @@ import sys
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from fairlane.kafka import read_committed_consumer, transactional_producer
-from fairlane.service import HealthServer, Readiness, StopSignal
 from fairlane.settings import Settings
+from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 
 
 def main(source: str, target: str, group: str) -> None:

@@ -26,15 +26,15 @@ from benchmarks.result import Figure, Result, median_of, repeated
 from benchmarks.retrieval_corpus import make_corpus, questions
 from deploy.local.stack import LocalStack
 from fairlane.clock import now_ms
-from fairlane.database import upgrade
 from fairlane.outcomes import RetrievalMode
-from fairlane.redis_cache import RedisCache
-from fairlane.retrieval.pgvector_search import PgVectorSearch
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.rank_fusion import fuse
-from fairlane.retrieval.static_embedder import StaticEmbedder
-from fairlane.retrieval.store import Collection, Hit
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.redis.cache import RedisCache
+from fairlane_server.retrieval.pgvector_search import PgVectorSearch
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.rank_fusion import fuse
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.store import Collection, Hit
 from stream_processors.dispatcher.caching.caches import (
     HOT,
     ITEM_OVERHEAD_BYTES,

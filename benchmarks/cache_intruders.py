@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from redis.asyncio import Redis
 
-from fairlane.cache_keys import CacheKey, embedding_key, retrieval_key
 from fairlane.clock import now_ms
 from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest, Message, Output, RequestInput, Retrieval, TokenUsage
-from fairlane.redis_cache import RedisCache
-from fairlane.response_cache import CachedAnswer, response_key, semantic_group
-from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.store import Collection, Hit
+from fairlane_server.caching.keys import CacheKey, embedding_key, retrieval_key
+from fairlane_server.caching.responses import CachedAnswer, response_key, semantic_group
+from fairlane_server.redis.cache import RedisCache
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.store import Collection, Hit
 from stream_processors.dispatcher.caching.caches import Caches, decode_vector, encode_vector, make_caches
 
 OWNER = "acme"

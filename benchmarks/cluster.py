@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from deploy.local.services import MODELS_FILE, Service, Step
 from deploy.local.stack import LocalStack
 from fairlane.kafka import connection
-from fairlane.restarts import RestartPolicy
 from fairlane.settings import Settings
+from fairlane_server.processes.restarts import RestartPolicy
 
 _CREATE_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
@@ -95,7 +95,7 @@ def cluster(
 def _setup(
     tenants_file: str, models_file: str, topics: Sequence[str], partitions: Mapping[str, int], *, tables: bool
 ) -> tuple[Step, ...]:
-    command = ("-m", "fairlane.cli")
+    command = ("-m", "fairlane_server.cli")
     ours = (*topics, *(f"{name}={count}" for name, count in partitions.items()))
     tenants, models = ("--tenants-file", tenants_file), ("--models-file", models_file)
     steps = (

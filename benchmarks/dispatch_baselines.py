@@ -20,8 +20,8 @@ from confluent_kafka import Producer
 from fairlane.kafka import idempotent_producer
 from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
 from fairlane.schema_files import default_codec
-from fairlane.service import HealthServer, Readiness
 from fairlane.settings import Settings
+from fairlane_server.processes.service import HealthServer, Readiness
 
 
 def work_item(request: InferenceRequest, topic: str, offset: int, timestamp_ms: int) -> WorkItem:

@@ -25,7 +25,7 @@ from benchmarks.result import Figure, Result
 from deploy.local.services import Service
 from fairlane.models import load_models
 from fairlane.outcomes import Task
-from fairlane.restarts import RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 
 NAME = "exactly-once"
 REQUESTS = 5_000

@@ -22,7 +22,7 @@ from fairlane.ownership import Ownership
 from fairlane.records import InferenceRequest, Parameters, RequestInput, SourceCoordinate, WorkItem
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from fairlane.transactions import Batch, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Batch, Settlement, TransactionLoop
 from inference_consumers.app import ConsumerApp
 
 NAME = "exactly-once-cost"

@@ -70,7 +70,7 @@ def gateway(running: Cluster, tenant: str) -> Iterator[HttpService]:
 
 def api_key(running: Cluster, tenant: str) -> str:
     """A new key of the tenant. Raises RuntimeError, with what the command said."""
-    command = ("-m", "fairlane.cli", "keys", "create", "--tenant", tenant, "--name", "benchmark", "--json")
+    command = ("-m", "fairlane_server.cli", "keys", "create", "--tenant", tenant, "--name", "benchmark", "--json")
     done = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, **running.env, **running.stack.endpoints.migration_env},

@@ -22,7 +22,7 @@ from benchmarks.simulated_pool import POOL, FairnessPolicy, SimulatedPool, dispa
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.names import priority_topic
 from fairlane.outcomes import Priority
-from fairlane.tenants import FORBIDDABLE
+from fairlane_server.control.tenants_file import FORBIDDABLE
 
 NAME = "isolation"
 SECONDS = 60.0

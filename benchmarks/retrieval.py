@@ -29,15 +29,15 @@ from benchmarks.retrieval_corpus import PASSAGES_PER_DOCUMENT, Corpus, make_corp
 from benchmarks.service_curve import percentile
 from benchmarks.stdlib_questions import read_questions
 from deploy.local.stack import LocalStack
-from fairlane.database import upgrade
-from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.pgvector_rows import Wire, matching_statement, nearest_statement, register
-from fairlane.retrieval.pgvector_search import SETTINGS, PgVectorSearch, search_settings
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.rank_fusion import fuse
-from fairlane.retrieval.static_embedder import StaticEmbedder
-from fairlane.retrieval.store import Collection, Found, NewDocument, NewPassage
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.pgvector_rows import Wire, matching_statement, nearest_statement, register
+from fairlane_server.retrieval.pgvector_search import SETTINGS, PgVectorSearch, search_settings
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.rank_fusion import fuse
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.store import Collection, Found, NewDocument, NewPassage
 
 NAME = "retrieval"
 HOW = "one run"

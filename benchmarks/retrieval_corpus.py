@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pydoc_data.topics import topics
 
-from fairlane.retrieval.embedder import Embedder, FloatArray
-from fairlane.retrieval.store import NewDocument, NewPassage
+from fairlane_server.retrieval.embedder import Embedder, FloatArray
+from fairlane_server.retrieval.store import NewDocument, NewPassage
 
 PASSAGES_PER_DOCUMENT = 20
 

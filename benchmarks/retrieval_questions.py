@@ -19,10 +19,10 @@ from benchmarks.stdlib_questions import Question, documentation, read_questions
 from fairlane.models import load_models
 from fairlane.outcomes import Task
 from fairlane.records import Parameters, RequestInput
-from fairlane.retrieval.chunking import Chunker, Chunking
-from fairlane.retrieval.documents.document import ParsedDocument
-from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.chunking import Chunker, Chunking
+from fairlane_server.retrieval.documents.document import ParsedDocument
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.protocol import Engine, EngineItem, Success
 from inference_consumers.engines.registry import create_engine

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import msgspec
 
-from fairlane.parent import die_with_parent
 from fairlane.records import InferenceRequest, ModelVersion
+from fairlane_server.processes.parent import die_with_parent
 from inference_consumers.engines.prompts import PromptEncoder
 from inference_consumers.engines.protocol import EngineItem, Failure
 from inference_consumers.engines.registry import limits_of

@@ -5,7 +5,7 @@ the record's own timestamp is the time, and that of a request is the broker's.
 """
 
 from fairlane import headers
-from fairlane.dead_letters.letter import place_name
+from fairlane.letter import place_name
 from fairlane.records import InferenceReply
 
 EventHeaders = tuple[tuple[str, bytes], ...]

@@ -21,9 +21,9 @@ from fairlane.records import (
     UsageEvent,
     WorkItem,
 )
-from fairlane.reply_record import reply_record
 from fairlane.trace_context import trace_headers
-from fairlane.transactions import OutRecord, Settlement
+from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.transactions import OutRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
 

@@ -11,17 +11,17 @@ from prometheus_client import REGISTRY
 
 from fairlane import logs
 from fairlane.clock import now_ms
-from fairlane.feeds import FeedUnavailableError
 from fairlane.kafka import chunk_producer, heartbeat_producer, transactional_producer
 from fairlane.models import load_models
 from fairlane.names import pool_group
 from fairlane.ownership import Ownership
 from fairlane.records import CapacityReport, ModelVersion
 from fairlane.registry import codec_for
-from fairlane.restarts import NOT_AGAIN
-from fairlane.service import HealthServer, Readiness, StopSignal, exit_after
 from fairlane.settings import Settings
-from fairlane.transactions import TransactionLoop
+from fairlane_server.kafka.feeds import FeedUnavailableError
+from fairlane_server.kafka.transactions import TransactionLoop
+from fairlane_server.processes.restarts import NOT_AGAIN
+from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
 from inference_consumers.answers import AnswerWriter
 from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS, BatchLimits, MicroBatcher
 from inference_consumers.cancellations import CancellationFeed

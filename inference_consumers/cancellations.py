@@ -9,11 +9,11 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from fairlane.clock import ClockMs
 from fairlane.codec import Codec, DecodeError
-from fairlane.feeds import TopicFollower
 from fairlane.logs import get_logger
 from fairlane.names import CONTROL_CANCELLATIONS
 from fairlane.records import Cancellation
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.feeds import TopicFollower
 
 log = get_logger(__name__)
 

@@ -15,8 +15,8 @@ from fairlane.outcomes import Code, Health
 from fairlane.ownership import Claim, Ownership
 from fairlane.records import TokenUsage, WorkItem
 from fairlane.trace_context import trace_headers
-from fairlane.transactions import TransactionLoop
 from fairlane.unreadable import UnreadableRange, message_headers
+from fairlane_server.kafka.transactions import TransactionLoop
 from inference_consumers.answers import EngineRun
 from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ReceivedWork

@@ -15,7 +15,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import TokenUsage
-from fairlane.transactions import Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from inference_consumers.answers import EngineRun
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.busy_time import BusyTime

@@ -17,14 +17,14 @@ from redis.retry import Retry
 
 from fairlane import metrics
 from fairlane.backoff import Backoff
-from fairlane.cache_entries import jittered_ttl_ms, seal
-from fairlane.cache_keys import CacheName
-from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.logs import get_logger
 from fairlane.records import InferenceReply, WorkItem
-from fairlane.response_cache import answer_of, encode_answer
 from fairlane.settings import Settings
+from fairlane_server.caching.entries import jittered_ttl_ms, seal
+from fairlane_server.caching.keys import CacheName
+from fairlane_server.caching.responses import answer_of, encode_answer
+from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 
 log = get_logger(__name__)
 

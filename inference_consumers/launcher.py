@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from fairlane.logs import get_logger
-from fairlane.restarts import GiveUp, RestartPolicy
-from fairlane.service import StopSignal
+from fairlane_server.processes.restarts import GiveUp, RestartPolicy
+from fairlane_server.processes.service import StopSignal
 
 log = get_logger(__name__)
 

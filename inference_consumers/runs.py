@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from fairlane.cost_tokens import cost_tokens
 from fairlane.outcomes import Code
 from fairlane.records import TokenUsage, WorkItem
+from fairlane_server.cost_tokens import cost_tokens
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.capacity import MeasuredRun
 from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome, Success

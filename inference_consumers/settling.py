@@ -8,7 +8,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import InferenceReply, WorkItem
-from fairlane.transactions import Settlement
+from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.answers import AnswerWriter, EngineRun, outcome_of
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success

@@ -12,9 +12,9 @@ from deploy.demo.workload import LANGUAGE_MODEL, TIMEOUT_MS
 from fairlane import Client, Handle, Retrieval
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
-from fairlane.retrieval.collections import open_collections
-from fairlane.retrieval.ingestion import IngestReport
 from fairlane.settings import Settings
+from fairlane_server.retrieval.collections import open_collections
+from fairlane_server.retrieval.ingestion import IngestReport
 
 TENANT = "acme"
 COLLECTION = "handbook"

@@ -97,7 +97,7 @@ class Service:
 
 def default_setup() -> tuple[Step, ...]:
     """Topics, models, tenants (in this order, they build on each other) and, beside them, the tables."""
-    command = ("-m", "fairlane.cli")
+    command = ("-m", "fairlane_server.cli")
     return (
         Step("setup-topics", (*command, "topics", "apply"), after=("kafka",)),
         Step("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics")),

@@ -31,7 +31,7 @@ from deploy.local.redis import Redis
 from deploy.local.run_record import RunLock, end_leftovers
 from deploy.local.services import GATEWAY, HOST, Service, Step
 from deploy.local.supervisor import Supervisor
-from fairlane.restarts import RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 
 ALL_PARTS = (kafka.NAME, postgres.NAME, redis.NAME, redis.CACHE_NAME)
 VARIABLES = {

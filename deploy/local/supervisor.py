@@ -21,7 +21,7 @@ from deploy.local.lifecycle import Child, ProcessView, Reporter, State
 from deploy.local.logs import MAX_LOG_BYTES, LineSink, LogKeeper, log_path, rotate, tail
 from deploy.local.process import Instance, ProcessSpec, describe_exit
 from deploy.local.run_record import RUN_ID_VARIABLE, ProcessRecord, RunRecord, own_identity
-from fairlane.restarts import GiveUp, RestartPolicy
+from fairlane_server.processes.restarts import GiveUp, RestartPolicy
 
 TICK_S = 0.02
 PROBE_INTERVAL_S = 0.1

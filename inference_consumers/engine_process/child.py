@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from time import monotonic
 from typing import TypeGuard
 
-from fairlane.parent import die_with_parent
+from fairlane_server.processes.parent import die_with_parent
 from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end, problem_of
 from inference_consumers.engine_process.messages import (
     Cancel,

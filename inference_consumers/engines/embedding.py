@@ -13,7 +13,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code, Task
 from fairlane.records import Output, Parameters, RequestInput
-from fairlane.text import clean_text
+from fairlane_server.text import clean_text
 from inference_consumers.engines.encoder import EncoderEngine, wrong_length, wrong_task, wrong_texts
 from inference_consumers.engines.pooling import Pooling, read_pooling
 from inference_consumers.engines.protocol import EngineItem, Failure

@@ -17,7 +17,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from fairlane.image_header import MAX_PIXELS, ImageHeader, image_header
+from fairlane_server.image_header import MAX_PIXELS, ImageHeader, image_header
 
 MAX_JPEG_SCANS = 100
 """A progressive JPEG may describe every pixel again in each of thousands of scans of a few bytes."""

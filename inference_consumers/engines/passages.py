@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairlane.records import Passage
-from fairlane.text import clean_text
+from fairlane_server.text import clean_text
 from inference_consumers.engines.protocol import EngineLoadError
 
 TEMPLATE_FILE = "passages_template.txt"

@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from fairlane.records import Message
-from fairlane.text import clean_text
+from fairlane_server.text import clean_text
 from inference_consumers.engines.detokenizer import REPLACEMENT
 from inference_consumers.engines.passages import PassagesTemplate
 from inference_consumers.engines.protocol import EngineItem

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from fairlane.image_header import MAX_PIXELS
+from fairlane_server.image_header import MAX_PIXELS
 from inference_consumers.engines.exported_archive import UnsafeArchiveError, check_exported
 from inference_consumers.engines.images import PixelFormat
 from inference_consumers.engines.memory import check_memory

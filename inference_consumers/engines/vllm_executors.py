@@ -10,7 +10,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from fairlane.parent import die_with_parent
+from fairlane_server.processes.parent import die_with_parent
 
 
 class TiedUniProcExecutor(UniProcExecutor):  # type: ignore[misc] # vLLM is not installed where types are checked

@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from fairlane.cost_tokens import cost_tokens
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, Output
+from fairlane_server.cost_tokens import cost_tokens
 from producers.backfill.job import Tally
 from producers.backfill.openai_responses import body_of
 from producers.backfill.row import BadRow

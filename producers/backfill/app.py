@@ -17,8 +17,8 @@ from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.registry import codec_for
-from fairlane.service import StopSignal
 from fairlane.settings import Settings
+from fairlane_server.processes.service import StopSignal
 from producers.backfill.budget import Budget
 from producers.backfill.database import CALL_TIMEOUT_S
 from producers.backfill.files import blob_of

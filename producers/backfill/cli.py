@@ -10,13 +10,13 @@ import typer
 from confluent_kafka import KafkaException
 
 from fairlane import logs
-from fairlane.cli.options import AsJson, settings_with
-from fairlane.cli.output import FAILURE, fail, say, show_json, show_table
-from fairlane.cli.progress import progress_bars
 from fairlane.clock import now_ms
 from fairlane.registry import RegistryError
-from fairlane.service import StopSignal
 from fairlane.settings import Settings
+from fairlane_server.cli.options import AsJson, settings_with
+from fairlane_server.cli.output import FAILURE, fail, say, show_json, show_table
+from fairlane_server.cli.progress import progress_bars
+from fairlane_server.processes.service import StopSignal
 from producers.backfill import views
 from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.files import absolute

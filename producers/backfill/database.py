@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from fairlane.postgres import KeptConnection, explain
+from fairlane_server.postgres.connection import KeptConnection, explain
 from producers.backfill.seams import AwayError, JobFailedError
 
 CALL_TIMEOUT_S = 10.0

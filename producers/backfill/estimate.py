@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from fairlane.cost_tokens import cost_tokens
 from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest
-from fairlane.text import estimated_tokens
+from fairlane_server.cost_tokens import cost_tokens
+from fairlane_server.text import estimated_tokens
 from producers.backfill.row import BadRow, ParsedRow
 
 EXPECTED_OUTPUT_TOKENS = 256

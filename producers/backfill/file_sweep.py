@@ -6,7 +6,7 @@ from threading import Event, Thread
 
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
-from fairlane.postgres import ALL_TENANTS
+from fairlane_server.postgres.connection import ALL_TENANTS
 from producers.backfill.batches import OUTPUT_PURPOSE, BatchStore, StoredFile
 from producers.backfill.files import blob_of, delete_folder, file_url
 from producers.backfill.outputs import parts_folder

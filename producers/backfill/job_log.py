@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from fairlane.clock import ClockMs
-from fairlane.postgres import ALL_TENANTS
+from fairlane_server.postgres.connection import ALL_TENANTS
 from producers.backfill.database import Database
 from producers.backfill.job import ChunkPlan, Position, Status, Tally
 from producers.backfill.seams import LeaseLostError

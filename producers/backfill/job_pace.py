@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fairlane.cli.pace import rate_per_s
-from fairlane.cli.progress import hours, rate_text
+from fairlane_server.cli.pace import rate_per_s
+from fairlane_server.cli.progress import hours, rate_text
 from producers.backfill.job import Job, Status
 
 _AT_WORK = (Status.RUNNING, Status.CANCELLING, Status.FINALIZING)

@@ -7,7 +7,7 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
-from fairlane.postgres import ALL_TENANTS
+from fairlane_server.postgres.connection import ALL_TENANTS
 from producers.backfill.database import Database
 from producers.backfill.job import Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
 from producers.backfill.job_turns import WaitingJob

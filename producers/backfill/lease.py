@@ -7,7 +7,7 @@ import threading
 from time import monotonic
 
 from fairlane.logs import get_logger
-from fairlane.service import StopSignal
+from fairlane_server.processes.service import StopSignal
 from producers.backfill.job import Wanted
 from producers.backfill.job_log import PostgresJobLog
 from producers.backfill.seams import AwayError, JobFailedError, LeaseLostError

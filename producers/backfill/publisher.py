@@ -20,9 +20,13 @@ from fairlane.offsets import CommitPoint
 from fairlane.ownership import CommitPlan, Membership, PartitionId
 from fairlane.records import CancelRequest
 from fairlane.settings import Settings
-from fairlane.settlement import OutRecord
-from fairlane.transactional_producer import FatalTransactionError, RefusedTransactionError, TransactionalProducer
-from fairlane.watchdog import Watchdog
+from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.kafka.transactional_producer import (
+    FatalTransactionError,
+    RefusedTransactionError,
+    TransactionalProducer,
+)
+from fairlane_server.processes.watchdog import Watchdog
 from producers.backfill.seams import AwayError, JobFailedError
 
 _CALL_TIMEOUT_S = 20.0

@@ -7,7 +7,7 @@ partition. Whoever goes on with a job makes the same ids again, so that nothing 
 from dataclasses import dataclass
 from itertools import count
 
-from fairlane.reply_partition import partition_of
+from fairlane_server.kafka.reply_partition import partition_of
 
 MOST_ROWS = 2**48
 _SALTS = 2**16

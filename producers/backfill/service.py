@@ -15,8 +15,8 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.cluster import reason_of
 from fairlane.logs import get_logger
-from fairlane.service import HealthServer, Readiness, StopSignal
 from fairlane.settings import Settings
+from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.file_sweep import FileSweep, KeptFiles
 from producers.backfill.job import Status

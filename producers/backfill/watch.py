@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic
 
-from fairlane.cli.pace import Pace
-from fairlane.cli.progress import Bars
 from fairlane.logs import get_logger
+from fairlane_server.cli.pace import Pace
+from fairlane_server.cli.progress import Bars
 from producers.backfill.app import OnProgress
 from producers.backfill.job import Job, Tally
 from producers.backfill.job_pace import rounded

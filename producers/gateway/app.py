@@ -14,12 +14,12 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
 from fairlane import logs
-from fairlane.feeds import FeedUnavailableError
-from fairlane.redis_state import report_state
-from fairlane.redis_watch import RedisWatch
 from fairlane.registry import codec_for
-from fairlane.service import Readiness
 from fairlane.settings import Settings
+from fairlane_server.kafka.feeds import FeedUnavailableError
+from fairlane_server.processes.service import Readiness
+from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.state import report_state
 from producers.backfill.reply_reader import reply_partitions
 from producers.gateway.claim_stores import LocalClaims, RedisClaims
 from producers.gateway.edge import document, error_answers

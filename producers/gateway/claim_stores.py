@@ -7,9 +7,9 @@ from time import monotonic
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from fairlane.redis_state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
-from fairlane.redis_watch import RedisTurns, RedisWatch
 from fairlane.settings import IDEMPOTENCY_TTL_S
+from fairlane_server.redis.availability import RedisTurns, RedisWatch
+from fairlane_server.redis.state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
 from producers.gateway.tenant_map import TenantMap
 
 MOST_LOCAL_CLAIMS = 20_000

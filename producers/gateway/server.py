@@ -12,8 +12,8 @@ from typing import Protocol
 import uvicorn
 
 from fairlane import logs
-from fairlane.service import HealthServer, exit_after
 from fairlane.settings import Settings
+from fairlane_server.processes.service import HealthServer, exit_after
 from producers.gateway.app import Gateway
 from producers.gateway.edge.connections import Connections
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol

@@ -8,10 +8,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fairlane.cli.output import fail, say, show_json, show_table
 from fairlane.errors import FairlaneError
 from fairlane.names import is_name
 from fairlane.settings import KafkaSettings
+from fairlane_server.cli.output import fail, say, show_json, show_table
 from producers.replay.gateway_target import GatewayTarget
 from producers.replay.open_loop import play
 from producers.replay.plan import PlanOptions, plan

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fairlane.clock import ClockMs
 from fairlane.ownership import Claim, Ownership
 from fairlane.registry import RegistryError
-from fairlane.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admitter import Admitter, Taken
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.decisions import DecisionWriter

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fairlane.backoff import spread_ms
-from fairlane.conversations.turns import use_of_less
 from fairlane.outcomes import Code, Decision, Degradation, Priority
 from fairlane.records import ModelVersion, TenantSpec
-from fairlane.transactions import OutRecord
+from fairlane_server.conversations.turns import use_of_less
+from fairlane_server.kafka.transactions import OutRecord
 from stream_processors.dispatcher.backfill_debts import BackfillDebts
 from stream_processors.dispatcher.counts import DecisionCounts
 from stream_processors.dispatcher.decisions import DecisionWriter, Inputs

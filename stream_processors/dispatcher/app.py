@@ -16,20 +16,20 @@ from redis.backoff import NoBackoff
 
 from fairlane import logs, metrics, names
 from fairlane.clock import monotonic_ms, now_ms
-from fairlane.conversations.turn_reader import PgTurnStore
-from fairlane.feeds import Feed
 from fairlane.kafka import connection, read_committed_consumer, transactional_producer
 from fairlane.ownership import Ownership
 from fairlane.records import DispatchReport, ModelVersion, TenantSpec
-from fairlane.redis_cache import ANSWER_TIMEOUT_S, RedisCache
-from fairlane.redis_state import report_state
 from fairlane.registry import codec_for
-from fairlane.retrieval.embedders import query_embedder_for
-from fairlane.retrieval.pgvector_search import PgVectorSearch
-from fairlane.service import HealthServer, Readiness, exit_after
 from fairlane.settings import Settings
-from fairlane.topics import pools_of
-from fairlane.transactions import Settlement, TransactionLoop
+from fairlane_server.conversations.turn_reader import PgTurnStore
+from fairlane_server.kafka.feeds import Feed
+from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from fairlane_server.processes.service import HealthServer, Readiness, exit_after
+from fairlane_server.redis.cache import ANSWER_TIMEOUT_S, RedisCache
+from fairlane_server.redis.state import report_state
+from fairlane_server.retrieval.embedders import query_embedder_for
+from fairlane_server.retrieval.pgvector_search import PgVectorSearch
+from fairlane_server.topics.families import pools_of
 from stream_processors.dispatcher.answers.answer_lookup import AnswerLookup, CachedAnswers, NoAnswers
 from stream_processors.dispatcher.archive import LoggedReplies
 from stream_processors.dispatcher.assembly import Parts, assemble

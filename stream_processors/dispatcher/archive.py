@@ -10,10 +10,10 @@ from fairlane.codec import Codec, DecodeError
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Outcome
-from fairlane.postgres import KeptConnection
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.settings import Settings
 from fairlane.unreadable import problem_of
+from fairlane_server.postgres.connection import KeptConnection
 from stream_processors.dispatcher.repeats import ReplyGoneError, ReplyUnknownError
 
 log = get_logger(__name__)

@@ -8,9 +8,9 @@ from fairlane.clock import ClockMs
 from fairlane.codec import Codec
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership
-from fairlane.redis_watch import RedisWatch
 from fairlane.settings import Settings
-from fairlane.transactions import TransactionLoop
+from fairlane_server.kafka.transactions import TransactionLoop
+from fairlane_server.redis.availability import RedisWatch
 from stream_processors.dispatcher.admissions import Admissions
 from stream_processors.dispatcher.admitter import Admitter
 from stream_processors.dispatcher.answers.answer_lookup import AnswerLookup

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fairlane.clock import ClockMs
 from fairlane.outcomes import Decision
 from fairlane.ownership import Claim
-from fairlane.transactions import Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from stream_processors.dispatcher.admitter import Taken
 from stream_processors.dispatcher.cancel import Cancel
 from stream_processors.dispatcher.counts import DecisionCounts

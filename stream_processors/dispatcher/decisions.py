@@ -18,9 +18,9 @@ from fairlane.records import (
     Timings,
     WorkItem,
 )
-from fairlane.reply_record import reply_record
 from fairlane.trace_context import TraceHeaders, trace_headers
-from fairlane.transactions import OutRecord, Settlement
+from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.transactions import OutRecord, Settlement
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.cancel import Cancel
 from stream_processors.dispatcher.queued_request import QueuedRequest

@@ -14,7 +14,7 @@ from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
 from fairlane.registry import RegistryError
-from fairlane.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admissions import Admissions
 from stream_processors.dispatcher.admitter import Admitter
 from stream_processors.dispatcher.answers.answer_lookup import KnownAnswer

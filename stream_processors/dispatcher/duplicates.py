@@ -9,8 +9,8 @@ from redis.exceptions import RedisError
 
 from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
-from fairlane.redis_state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
-from fairlane.redis_watch import RedisTurns, RedisWatch
+from fairlane_server.redis.availability import RedisTurns, RedisWatch
+from fairlane_server.redis.state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
 
 log = get_logger(__name__)
 

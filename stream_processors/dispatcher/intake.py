@@ -24,7 +24,7 @@ from fairlane.outcomes import Code, Decision, Priority
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, RequestInput, TenantSpec, WorkItem
 from fairlane.trace_context import trace_headers
-from fairlane.transactions import OutRecord
+from fairlane_server.kafka.transactions import OutRecord
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.cancel import Cancel
 from stream_processors.dispatcher.counts import DecisionCounts

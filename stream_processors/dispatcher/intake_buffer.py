@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim, PartitionId
-from fairlane.transactions import TransactionLoop
+from fairlane_server.kafka.transactions import TransactionLoop
 from stream_processors.dispatcher.arrival import Arrival
 
 MAX_UNDECIDED_BYTES = 64 * 1024 * 1024

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from fairlane.ownership import PartitionId
-from fairlane.token_bucket import refilled
+from fairlane_server.token_bucket import refilled
 
 # What 16 MiB take to inflate is some 30 ms, in which nobody else's records are read.
 _BYTES_PER_TOKEN = 32_768

@@ -9,10 +9,10 @@ from redis.exceptions import RedisError
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
-from fairlane.redis_buckets import BUCKET_FUNCTIONS
-from fairlane.redis_state import Kind, count_refusal_of
-from fairlane.redis_watch import RedisTurns, RedisWatch
-from fairlane.token_bucket import LONGEST_WAIT_MS
+from fairlane_server.redis.availability import RedisTurns, RedisWatch
+from fairlane_server.redis.state import Kind, count_refusal_of
+from fairlane_server.redis.token_buckets import BUCKET_FUNCTIONS
+from fairlane_server.token_bucket import LONGEST_WAIT_MS
 from stream_processors.dispatcher.local_quotas import Quotas
 from stream_processors.dispatcher.scheduling.quotas import (
     Ask,

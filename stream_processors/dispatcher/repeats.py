@@ -12,7 +12,7 @@ from fairlane.clock import ClockMs
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim
 from fairlane.records import InferenceReply, SourceCoordinate
-from fairlane.transactions import Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.cancel import Cancel
 from stream_processors.dispatcher.counts import DecisionCounts

@@ -13,7 +13,7 @@ from fairlane import names
 from fairlane.logs import get_logger
 from fairlane.ownership import PartitionId
 from fairlane.records import ModelVersion, TenantSpec
-from fairlane.topics import pools_of
+from fairlane_server.topics.families import pools_of
 
 log = get_logger(__name__)
 

@@ -2,7 +2,7 @@
 
 from fairlane.names import is_name
 from fairlane.records import TenantSpec
-from fairlane.tenants import check_numbers
+from fairlane_server.control.tenants_file import check_numbers
 from stream_processors.dispatcher.last_good import LastGood
 from stream_processors.dispatcher.scheduling.shares import Share
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fairlane.outcomes import Code, Decision
 from fairlane.ownership import Claim
-from fairlane.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admitter import Admitter
 from stream_processors.dispatcher.counts import DecisionCounts
 from stream_processors.dispatcher.decisions import DecisionWriter

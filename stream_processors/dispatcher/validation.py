@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fairlane.image_header import image_header, image_tokens
 from fairlane.names import SHARED_REPLIES, is_replies_of, is_request_id, replies_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, CacheMode, Code, Priority, RetrievalMode, Task
 from fairlane.record_bounds import MAX_METADATA_BYTES, MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_HEADERS, MAX_STOP_STRINGS
 from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
+from fairlane_server.image_header import image_header, image_tokens
 from stream_processors.dispatcher.scheduling.cost import BYTES_PER_TOKEN
 
 DEFAULT_BACKFILL_TIMEOUT_MS = 86_400_000

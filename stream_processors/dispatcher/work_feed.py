@@ -18,10 +18,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from fairlane import metrics, names
-from fairlane.catch_up import CatchUp
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
-from fairlane.feeds import FeedUnavailableError
 from fairlane.kafka import ClientConfig, connection, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Priority
@@ -29,6 +27,8 @@ from fairlane.ownership import PartitionId
 from fairlane.records import UsageEvent
 from fairlane.settings import Settings
 from fairlane.unreadable import PassingConsumer
+from fairlane_server.kafka.catch_up import CatchUp
+from fairlane_server.kafka.feeds import FeedUnavailableError
 from stream_processors.dispatcher.log_positions import LogPositions
 from stream_processors.dispatcher.pool_offsets import Points, PoolOffsets
 from stream_processors.dispatcher.work_events import FeedEvent, LogReplaced, PartitionsKnown, PoolCommitted

@@ -3,10 +3,10 @@
 from confluent_kafka import KafkaException
 
 from fairlane import logs
-from fairlane.postgres import describe
 from fairlane.registry import codec_for
-from fairlane.service import HealthServer, Readiness, StopSignal
 from fairlane.settings import Settings
+from fairlane_server.postgres.connection import describe
+from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.removal import OldRows, Removal
 from stream_processors.recorder.retention import rules_of

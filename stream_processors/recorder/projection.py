@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem
-from fairlane.conversations.turns import turn_tokens
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, is_replies
 from fairlane.outcomes import Outcome
 from fairlane.records import (
@@ -22,6 +21,7 @@ from fairlane.records import (
     TenantSpec,
     UsageEvent,
 )
+from fairlane_server.conversations.turns import turn_tokens
 from stream_processors.recorder.tables import AUDIT_LOGS, MODELS, RESULTS, TENANTS, TURNS, USAGE, Table
 from stream_processors.recorder.values import json_text, storable, without_middle
 

@@ -16,8 +16,8 @@ from fairlane.codec import Codec
 from fairlane.committed import alarm
 from fairlane.logs import get_logger
 from fairlane.resume import Finding, Log, read_on
-from fairlane.service import Readiness
 from fairlane.unreadable import UnreadableRange
+from fairlane_server.processes.service import Readiness
 from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize
 from stream_processors.recorder.positions import Move, Partition, Positions, Stored
 from stream_processors.recorder.projection import LogRecord, Projection, project

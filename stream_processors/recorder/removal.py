@@ -10,7 +10,7 @@ import psycopg
 from fairlane import metrics
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
-from fairlane.postgres import KeptConnection, reason
+from fairlane_server.postgres.connection import KeptConnection, reason
 from stream_processors.recorder.retention import RemovalLag, RemovalSchedule, Rule
 
 log = get_logger(__name__)

@@ -21,10 +21,10 @@ from confluent_kafka import (
 
 from fairlane.kafka import read_committed_consumer
 from fairlane.logs import get_logger
-from fairlane.service import exit_after
 from fairlane.settings import Settings
 from fairlane.topic_ids import TopicIds
 from fairlane.unreadable import PassingConsumer, UnreadableRange
+from fairlane_server.processes.service import exit_after
 from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import LogRecord
 

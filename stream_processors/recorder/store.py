@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from fairlane.postgres import ALL_TENANTS, KeptConnection, act_for, explain, is_of_values
+from fairlane_server.postgres.connection import ALL_TENANTS, KeptConnection, act_for, explain, is_of_values
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.tables import ALL_TABLES, Table

@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any
 
-from fairlane.text import without_nul
+from fairlane_server.text import without_nul
 
 _ESCAPED_NUL = "\\u0000"
 # Plain characters: escaped, Chinese would be twice as long and an emoji three times. Control characters stay escaped.

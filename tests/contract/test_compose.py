@@ -20,8 +20,8 @@ from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_RO
 from deploy.local.services import default_services, default_setup, read_pools
 from deploy.models import prepare
 from deploy.settings_docs import STORAGE_VARIABLES, setting_variables
-from fairlane.cli import main as fairlane_main
 from fairlane.settings import Settings
+from fairlane_server.cli import main as fairlane_main
 from inference_consumers.__main__ import run as run_consumer
 from producers.backfill.cli import main as backfill_main
 from tests.contract.compose_file import PASSWORDS, ComposeService, compose, default_ones, our_services, services
@@ -79,7 +79,7 @@ def test_the_services_are_those_of_the_embedded_stack() -> None:
 
 def test_the_setup_is_that_of_the_embedded_stack_and_fills_the_registry_first() -> None:
     steps = [command for name in ("setup", "setup-tables") for command in services()[name].python_commands]
-    register = ("-m", "fairlane.cli", "schemas", "register")
+    register = ("-m", "fairlane_server.cli", "schemas", "register")
     assert steps == [register, *(step.arguments for step in default_setup())]
 
 
@@ -107,7 +107,7 @@ def test_every_command_would_be_accepted(
         assert dash_m == "-m"
         assert importlib.util.find_spec(module)
         match module:
-            case "fairlane.cli":
+            case "fairlane_server.cli":
                 # An option that does not exist is refused before help is shown.
                 assert exit_status(partial(fairlane_main, [*arguments, "--help"])) == 0
             case "inference_consumers":
@@ -202,7 +202,7 @@ def test_the_line_that_makes_the_first_key_would_make_it(file: str, capsys: pyte
     (line,) = set(re.findall(r"docker compose run --rm .*keys create[^#\n`]*", text))
     run = shlex.split(line.removeprefix("docker compose run --rm"))
     name, python, dash_m, module, *arguments = run
-    assert (python, dash_m, module) == ("python", "-m", "fairlane.cli")
+    assert (python, dash_m, module) == ("python", "-m", "fairlane_server.cli")
     # What `run` starts has the environment of the service, and waits for what it waits for.
     assert "POSTGRES_OWNER_DSN" in services()[name].environment
     assert services()[name].raw["depends_on"]["postgres"] == {"condition": "service_healthy"}

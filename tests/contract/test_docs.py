@@ -16,9 +16,9 @@ from deploy.local.__main__ import app as stack_app
 from deploy.local.layout import PROJECT_ROOT
 from deploy.settings_docs import COMPOSE_VARIABLES, STORAGE_VARIABLES
 from fairlane import metrics
-from fairlane.cli.app import app as fairlane_app
 from fairlane.client import RequestFields
 from fairlane.settings import Settings
+from fairlane_server.cli.app import app as fairlane_app
 
 README = PROJECT_ROOT / "README.md"
 OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"

@@ -7,9 +7,9 @@ from benchmarks.load import Planned
 from benchmarks.observed import Observed, latency_percentile_ms
 from deploy.models.prepare import DEFAULT_MODELS_DIR
 from fairlane.records import InferenceRequest, RequestInput, Retrieval
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.static_embedder import StaticEmbedder
-from fairlane.retrieval.store import NewDocument, NewPassage
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.store import NewDocument, NewPassage
 from tests.integration.log_reader import Replies
 from tests.integration.pipeline import Pipeline
 from tests.waiting import eventually

@@ -18,7 +18,7 @@ from deploy.local.endpoints import Endpoints
 from deploy.local.errors import StackError
 from deploy.local.lifecycle import State
 from deploy.local.stack import LocalStack
-from fairlane.restarts import RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 from tests.waiting import PATIENCE_S, eventually
 
 # Once killed it comes back when it is told to, and not by itself.

@@ -12,7 +12,7 @@ from benchmarks.faults.plan import Cast
 from benchmarks.faults.rig import Rig as AnyRig
 from deploy.local.services import Service, Step
 from deploy.local.stack import LocalStack
-from fairlane.restarts import RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 from tests.integration.pipeline import Pipeline
 from tests.stack import PostgresServer
 
@@ -45,7 +45,7 @@ class Rig(AnyRig):
             data_dir=folder,
             # Nothing of these is started: they are looked up in ``environ``.
             parts=("kafka", "postgres", "redis", "redis-cache"),
-            setup=(Step("setup-tables", ("-m", "fairlane.cli", "db", "upgrade"), after=(), as_owner=True),),
+            setup=(Step("setup-tables", ("-m", "fairlane_server.cli", "db", "upgrade"), after=(), as_owner=True),),
             services=(
                 *(Service(name, ("-m", "stream_processors.dispatcher"), shared) for name in DISPATCHERS),
                 *(Service(name, consume, shared) for name in CONSUMERS),

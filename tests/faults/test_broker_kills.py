@@ -11,7 +11,7 @@ import pytest
 from benchmarks.faults.promise import examine
 from benchmarks.faults.traffic import Traffic
 from deploy.local.stack import LocalStack
-from fairlane.restarts import RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 from tests.faults.rig import Rig
 from tests.integration.pipeline import Pipeline
 from tests.stack import PostgresServer

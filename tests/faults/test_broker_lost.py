@@ -20,7 +20,7 @@ from deploy.local.status import read_status
 from fairlane.names import requests_topic
 from fairlane.outcomes import Outcome
 from fairlane.records import TenantSpec
-from fairlane.restarts import RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 from tests.faults.duties import BROKERS, Duties, all_in_sync, badly_kept, duties
 from tests.faults.rig import CONSUMERS, DISPATCHERS, Rig
 from tests.integration.deployment import write_tenants
@@ -250,7 +250,7 @@ def apply_topics(pipeline: Pipeline, tenant: str) -> None:
     tenants_file = pipeline.folder / "late-tenants.yaml"
     write_tenants(tenants_file, [*pipeline.tenants.values(), TenantSpec(tenant)])
     subprocess.run(
-        (sys.executable, "-m", "fairlane.cli", "topics", "apply", "--json"),
+        (sys.executable, "-m", "fairlane_server.cli", "topics", "apply", "--json"),
         cwd=PROJECT_ROOT,
         env={**os.environ, **pipeline.env, "TENANTS_FILE": str(tenants_file)},
         timeout=60,

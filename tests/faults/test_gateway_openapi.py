@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from schemathesis import GenerationMode
 
-from fairlane.database import upgrade
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
 from producers.gateway.openai.batch_deps import BatchDeps
 from tests.stack import PostgresServer, empty_database
 from tests.unit.native_kit import authenticate

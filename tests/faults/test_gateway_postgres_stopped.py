@@ -7,8 +7,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from fairlane.api_keys.registry import ApiKeys
 from fairlane.clock import now_ms
+from fairlane_server.api_keys.registry import ApiKeys
 from producers.gateway.errors import UNAVAILABLE
 from tests.faults.gateway_traffic import Traffic, check_promise, degraded
 from tests.faults.own_postgres import OwnPostgres

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.load import LoadGenerator
 from benchmarks.observed import submitted_within
 from fairlane.clock import now_ms
-from fairlane.database import upgrade
 from fairlane.outcomes import Degradation, Outcome, RetrievalReason
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
 from tests.faults.handbook import AROUND_S, BUDGET_MS, WARM_UP_S, Probes, allowed_p99_ms, fill, grounded, p99_ms
 from tests.faults.load_kit import ENV, POOL, Load, check_promise
 from tests.faults.own_postgres import OwnPostgres

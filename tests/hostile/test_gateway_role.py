@@ -3,11 +3,11 @@
 import psycopg
 import pytest
 
-from fairlane.api_keys.registry import ApiKeys
-from fairlane.database import upgrade
-from fairlane.gateway_rights import RIGHTS
-from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.settings import Settings
+from fairlane_server.api_keys.registry import ApiKeys
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.gateway_rights import RIGHTS
+from fairlane_server.postgres.migrations import upgrade
 from tests.stack import PostgresServer
 
 pytestmark = pytest.mark.broker

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from benchmarks.attacks.process_memory import resident_bytes
-from fairlane.api_keys.api_key import new_key
+from fairlane_server.api_keys.api_key import new_key
 from tests.hostile.http_kit import PeakMemory, bound_ms, honest, report
 from tests.integration.gateway_kit import Served, serving
 from tests.stack import PostgresServer

@@ -16,11 +16,11 @@ from fairlane.client.positions import end_of
 from fairlane.client.reader import TopicReader
 from fairlane.client.seams import KafkaConnector
 from fairlane.clock import now_ms
-from fairlane.feeds import Feed
 from fairlane.names import GATEWAY_REPLIES, dead_letter_replies_topic, replies_topic
 from fairlane.records import InferenceReply, Output, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings, Settings
+from fairlane_server.kafka.feeds import Feed
 from producers.gateway.pipeline import reply_reader
 from producers.gateway.pipeline.reply_reader import ReplyReader
 from tests.hostile.broker_log import PartitionLog

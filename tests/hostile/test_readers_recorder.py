@@ -7,11 +7,11 @@ import pytest
 
 from deploy.local.ports import PortClaims
 from deploy.local.services import Service
-from fairlane.database import upgrade
 from fairlane.names import replies_topic
 from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
 from tests.hostile.broker_log import PartitionLog
 from tests.hostile.damage import DAMAGES, Damage, KeyAndValue, write_batch
 from tests.integration.processes import ServiceProcess

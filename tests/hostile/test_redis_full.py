@@ -12,11 +12,11 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from deploy.local.redis import CACHE_NAME, NAME
-from fairlane.cache_keys import CacheName, request_key
 from fairlane.records import SourceCoordinate
-from fairlane.redis_cache import RedisCache
-from fairlane.redis_state import report_state
-from fairlane.redis_watch import RedisWatch
+from fairlane_server.caching.keys import CacheName, request_key
+from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.cache import RedisCache
+from fairlane_server.redis.state import report_state
 from producers.gateway.claim_stores import RedisClaims
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits, RedisRateLimits

@@ -12,9 +12,9 @@ import pytest
 from deploy.local.services import Service
 from fairlane import logs
 from fairlane.clock import ClockMs, now_ms
-from fairlane.database import upgrade
-from fairlane.service import StopSignal
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.processes.service import StopSignal
 from producers.backfill.app import JobRunner
 from producers.backfill.cli import main
 from producers.backfill.job import Job, JobSpec, Status

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.store import (
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.store import (
     CollectionExistsError,
     CollectionNotFoundError,
     CollectionStore,

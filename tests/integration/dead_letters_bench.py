@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from fairlane import names
-from fairlane.cli import dlq_options, main
-from fairlane.cli.dlq_options import DeadLetters
 from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
 from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
+from fairlane_server.cli import dlq_options, main
+from fairlane_server.cli.dlq_options import DeadLetters
 from tests.integration.pipeline import Pipeline
 from tests.integration.work_items import work_item
 from tests.waiting import eventually

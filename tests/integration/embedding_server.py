@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fairlane.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
 
 KEY = "the-key-of-this-test"
 

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 
 from deploy.local.services import HOST, Service
-from fairlane.api_keys.registry import ApiKeys
-from fairlane.database import upgrade
 from fairlane.records import TenantSpec
 from fairlane.settings import Settings
+from fairlane_server.api_keys.registry import ApiKeys
+from fairlane_server.postgres.migrations import upgrade
 from tests.integration.deployment import model_per_task
 from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.processes import ServiceProcess

@@ -10,10 +10,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fairlane.kafka import idempotent_producer, read_committed_consumer
 from fairlane.names import chunks_topic, replies_topic, requests_topic
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest, Output, ReplyChunk
-from fairlane.reply_record import reply_record
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane.trace_context import TraceHeaders, trace_headers
+from fairlane_server.kafka.reply_record import reply_record
 
 WAIT_S = 20
 

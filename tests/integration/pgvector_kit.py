@@ -12,13 +12,13 @@ import numpy as np
 import psycopg
 import pytest
 
-from fairlane.database import upgrade
-from fairlane.postgres import ALL_TENANTS, act_for, connect
-from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.pgvector_search import PgVectorSearch
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.store import NewDocument, NewPassage
 from fairlane.settings import Settings
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.pgvector_search import PgVectorSearch
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.store import NewDocument, NewPassage
 from tests.stack import PostgresServer
 
 DIMENSIONS = 8

@@ -29,7 +29,6 @@ from deploy.local.ports import PortClaims
 from deploy.local.services import Service
 from fairlane import headers, names
 from fairlane.cluster import Cluster
-from fairlane.control import ControlTopic
 from fairlane.kafka import connection, idempotent_producer
 from fairlane.outcomes import Task
 from fairlane.records import (
@@ -45,9 +44,10 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from fairlane.topic_admin import apply_plan, read_state
-from fairlane.topic_plan import plan
-from fairlane.topics import expand, load_families
+from fairlane_server.control.publisher import ControlTopic
+from fairlane_server.topics.admin import apply_plan, read_state
+from fairlane_server.topics.families import expand, load_families
+from fairlane_server.topics.plan import plan
 from tests.integration.deployment import default_model, write_models, write_tenants
 from tests.integration.log_reader import LogReader, Replies
 from tests.integration.processes import ServiceProcess

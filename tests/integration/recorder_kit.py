@@ -13,13 +13,13 @@ from confluent_kafka import KafkaError, Producer
 from fairlane.cluster import Cluster
 from fairlane.kafka import transactional_producer
 from fairlane.names import replies_topic
-from fairlane.postgres import ALL_TENANTS, act_for
 from fairlane.records import InferenceReply, Output, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from fairlane.topic_admin import apply_plan, read_state
-from fairlane.topic_plan import plan
-from fairlane.topics import expand, load_families
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for
+from fairlane_server.topics.admin import apply_plan, read_state
+from fairlane_server.topics.families import expand, load_families
+from fairlane_server.topics.plan import plan
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

@@ -18,7 +18,7 @@ from fairlane.records import (
     TokenUsage,
     TopLogprob,
 )
-from fairlane.request_story import History, RecordedReply
+from fairlane_server.postgres.request_timeline import History, RecordedReply
 from producers.gateway.results.request_store import EndedFilter, EndedPlace, RequestStore
 from tests.unit.native_kit import ID, LABELS, decided, place, recorded
 

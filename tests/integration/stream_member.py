@@ -13,7 +13,7 @@ from faust.exceptions import ConsumerNotStarted
 from fairlane.kafka import connection, transactional_producer
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.settings import Settings
-from fairlane.transactions import Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from stream_processors.dispatcher.stream import RequestStream
 from tests.waiting import eventually_async
 

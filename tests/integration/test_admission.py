@@ -10,9 +10,9 @@ from confluent_kafka import Message
 
 from fairlane import names
 from fairlane.clock import now_ms
-from fairlane.control import ControlTopic
 from fairlane.outcomes import Code, Decision, Degradation, Outcome, Priority, Task
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, Retrieval, TenantSpec, WorkItem
+from fairlane_server.control.publisher import ControlTopic
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, service_gap_bound
 from tests.integration.deployment import model_per_task
 from tests.integration.log_reader import Replies

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairlane.outcomes import Outcome
-from fairlane.postgres import connect
-from fairlane.service import StopSignal
+from fairlane_server.postgres.connection import connect
+from fairlane_server.processes.service import StopSignal
 from producers.backfill.app import JobRunner
 from producers.backfill.files import blob_of
 from producers.backfill.job import Format, Job, Status, Tally, Wanted

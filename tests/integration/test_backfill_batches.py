@@ -11,7 +11,7 @@ from openai.types import Batch
 
 from deploy.local.services import default_services
 from fairlane.names import backfill_topic
-from fairlane.postgres import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from tests.integration.gateway_kit import Served, serving
 from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer

@@ -6,9 +6,9 @@ from contextlib import closing
 import pytest
 
 from fairlane.clock import now_ms
-from fairlane.database import upgrade
-from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.settings import Settings
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.migrations import upgrade
 from producers.backfill.job import (
     MAX_COST_REACHED,
     ChunkPlan,

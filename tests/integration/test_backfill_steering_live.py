@@ -13,7 +13,7 @@ import pytest
 from fairlane.clock import now_ms
 from fairlane.names import JOBS_REPLIES, backfill_topic
 from fairlane.outcomes import Outcome
-from fairlane.service import StopSignal
+from fairlane_server.processes.service import StopSignal
 from producers.backfill.job import MAX_COST_REACHED, Job, Status
 from producers.backfill.row_ids import RowIds
 from tests.integration.backfill_bench import BackfillBench, Command, backfill_bench, read_lines

@@ -30,11 +30,11 @@ def test_a_short_run_finds_again_what_was_asked_before_and_nothing_of_others(mon
 
 def test_the_intruders_would_notice_an_open_door(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a check of whose an entry is, what was planted would be found."""
-    from fairlane import cache_entries
+    from fairlane_server.caching import entries
 
     monkeypatch.setattr(
-        "fairlane.redis_cache.unseal",
-        lambda _key, entry, *_: cache_entries._decoder.decode(entry[17:]).payload,
+        "fairlane_server.redis.cache.unseal",
+        lambda _key, entry, *_: entries._decoder.decode(entry[17:]).payload,
     )
     found = asyncio.run(cross_tenant_hits(redis_url, 1_000, texts=4))
     assert found.hits == found.planted > 100

@@ -14,10 +14,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from deploy.local.redis import CACHE_NAME
-from fairlane.cache_entries import MOST_ENTRY_BYTES, seal
-from fairlane.cache_keys import CacheKey, CacheName, cache_key
-from fairlane.redis_cache import RedisCache, Result
-from fairlane.response_cache import answer_of, encode_answer, semantic_group
+from fairlane_server.caching.entries import MOST_ENTRY_BYTES, seal
+from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
+from fairlane_server.caching.responses import answer_of, encode_answer, semantic_group
+from fairlane_server.redis.cache import RedisCache, Result
 from stream_processors.dispatcher.caching.caches import Caches, make_caches
 from tests.integration.own_redis import OwnRedis, own_redis_server
 from tests.unit.cache_kit import COLLECTION, HITS, MODEL_VERSION, reply, request, work

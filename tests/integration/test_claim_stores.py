@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from fairlane.redis_watch import RedisWatch
+from fairlane_server.redis.availability import RedisWatch
 from producers.gateway.claim_stores import RedisClaims
 from tests.integration.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.integration.own_redis import own_redis_server

@@ -11,14 +11,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fairlane.cli import main
-from fairlane.database import upgrade
-from fairlane.postgres import act_for
-from fairlane.retrieval import embedders
-from fairlane.retrieval.collections import Collections
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.store import CollectionStore
 from fairlane.settings import Settings
+from fairlane_server.cli import main
+from fairlane_server.postgres.connection import act_for
+from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.retrieval import embedders
+from fairlane_server.retrieval.collections import Collections
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.store import CollectionStore
 from tests.integration.collection_store_suite import CollectionStoreSuite
 from tests.stack import PostgresServer
 from tests.unit.memory_collections import LetterEmbedder
@@ -120,8 +120,8 @@ def test_folder_of_real_documents_is_ingested_and_only_what_changed_again(
 
 PROGRAM = """
 import sys, time
-from fairlane.cli import main
-from fairlane.retrieval import embedders
+from fairlane_server.cli import main
+from fairlane_server.retrieval import embedders
 from tests.unit.memory_collections import LetterEmbedder
 
 class Slow(LetterEmbedder):
@@ -165,7 +165,7 @@ def test_ingest_that_is_interrupted_goes_on_where_it_was(
 
 def test_parser_ends_with_the_process_that_was_killed(tmp_path: Path) -> None:
     program = (
-        "from fairlane.retrieval.documents import DocumentReader, Format\n"
+        "from fairlane_server.retrieval.documents import DocumentReader, Format\n"
         "reader = DocumentReader()\n"
         "reader.parse('a', Format.HTML, b'<p>text</p>')\n"
         "print(reader._parser._process.pid, flush=True)\n"

@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from fairlane import postgres_pool
 from fairlane.clock import monotonic_ms
-from fairlane.conversations.conversations import ConversationNotFoundError, Conversations
-from fairlane.conversations.turn_reader import NEWEST_WITH, PgTurnStore
-from fairlane.conversations.turns import MOST_TURNS, Turns
 from fairlane.outcomes import HistoryReason
-from fairlane.postgres import ALL_TENANTS, act_for, connect
-from fairlane.postgres_pool import PromptPool
 from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
 from fairlane.schema_files import default_codec
-from fairlane.store_error import StoreError
+from fairlane_server.conversations.conversations import ConversationNotFoundError, Conversations
+from fairlane_server.conversations.turn_reader import NEWEST_WITH, PgTurnStore
+from fairlane_server.conversations.turns import MOST_TURNS, Turns
+from fairlane_server.postgres import pool
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.pool import PromptPool
+from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
@@ -337,7 +337,7 @@ def test_one_that_is_not_recorded_in_time_is_gone_on_without(tables: PostgresSer
 def test_a_server_that_hangs_costs_no_more_than_the_budget(
     tables: PostgresServer, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_pool, "CUT_AFTER_S", 0.3)
+    monkeypatch.setattr(pool, "CUT_AFTER_S", 0.3)
     recorded.turns("acme", "talk", [1])
 
     async def use(store: PgTurnStore) -> None:
@@ -385,7 +385,7 @@ def test_the_command_line(tables: PostgresServer, recorded: Recorded) -> None:
 
     def run(*arguments: str, tenant: str = "acme") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            (sys.executable, "-m", "fairlane.cli", "conversations", *arguments, "--tenant", tenant),
+            (sys.executable, "-m", "fairlane_server.cli", "conversations", *arguments, "--tenant", tenant),
             env={"POSTGRES_DSN": tables.dsn},
             capture_output=True,
             text=True,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deploy.models.distill import distill
-from fairlane.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from tests.integration.encoder_kit import prepared_tokenizer, save_encoder
 
 pytestmark = [pytest.mark.full, pytest.mark.model]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fairlane import headers, names
-from fairlane.cli.dlq_options import DeadLetters
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest
+from fairlane_server.cli.dlq_options import DeadLetters
 from tests.integration.dead_letters_bench import DeadLettersBench, dead_letters
 from tests.integration.log_reader import LogReader
 from tests.integration.pipeline import header

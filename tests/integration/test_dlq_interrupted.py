@@ -11,15 +11,15 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from fairlane import names
-from fairlane.cli.dlq_options import DeadLetters
 from fairlane.clock import now_ms
 from fairlane.cluster import ClusterError
-from fairlane.dead_letters.letter import Letter, ReplayMark, mark_headers
-from fairlane.dead_letters.log import LetterLog, Stretch
-from fairlane.dead_letters.replay import Replay, make_replay, mark_record
-from fairlane.dead_letters.replayer import Replayer
 from fairlane.kafka import transactional_producer
+from fairlane.letter import Letter, ReplayMark, mark_headers
 from fairlane.records import SourceCoordinate
+from fairlane_server.cli.dlq_options import DeadLetters
+from fairlane_server.dead_letters.log import LetterLog, Stretch
+from fairlane_server.dead_letters.replay import Replay, make_replay, mark_record
+from fairlane_server.dead_letters.replayer import Replayer
 from tests.integration.dead_letters_bench import DeadLettersBench, dead_letters
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

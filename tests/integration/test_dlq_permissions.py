@@ -21,9 +21,9 @@ from confluent_kafka.admin import (
 from deploy.local.kafka import HOST
 from deploy.local.ports import PortClaims
 from deploy.local.supervisor import Supervisor
-from fairlane.cli.dlq_options import DeadLetters
-from fairlane.dead_letters.replayer import TRANSACTIONAL_ID
-from fairlane.topics import load_families
+from fairlane_server.cli.dlq_options import DeadLetters
+from fairlane_server.dead_letters.replayer import TRANSACTIONAL_ID
+from fairlane_server.topics.families import load_families
 from tests.integration.dead_letters_bench import DeadLettersBench, dead_letters
 from tests.integration.pipeline import unique_name
 from tests.integration.test_security import SecuredKafka

@@ -15,7 +15,7 @@ from deploy.local.services import Service
 from fairlane import headers, names
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import AuditEvent, WorkItem
-from fairlane.request_story import History, tell
+from fairlane_server.postgres.request_timeline import History, tell
 from tests.integration.pipeline import Pipeline, header
 from tests.integration.processes import ServiceProcess
 from tests.integration.troubled_engine import POISON
@@ -39,7 +39,7 @@ def troubled(pipeline: Pipeline) -> ServiceProcess:
 def dlq(pipeline: Pipeline, *arguments: str) -> list[dict[str, Any]]:
     """What the command printed, by line."""
     ran = subprocess.run(
-        (sys.executable, "-m", "fairlane.cli", "dlq", *arguments, "--tenant", pipeline.tenant("a"), "--json"),
+        (sys.executable, "-m", "fairlane_server.cli", "dlq", *arguments, "--tenant", pipeline.tenant("a"), "--json"),
         cwd=PROJECT_ROOT,
         env=dict(os.environ) | pipeline.env,
         capture_output=True,

@@ -14,10 +14,10 @@ from deploy.local.services import Service
 from deploy.models.prepare import prepare, recipes
 from fairlane.outcomes import Task
 from fairlane.records import ModelVersion
-from fairlane.retrieval.embedder import EmbedderError, FloatArray, OpenEmbedder, OpenQueryEmbedder
-from fairlane.retrieval.embedders import embedder_for, query_embedder_for
-from fairlane.retrieval.static_embedder import StaticEmbedder
 from fairlane.settings import Settings
+from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, OpenEmbedder, OpenQueryEmbedder
+from fairlane_server.retrieval.embedders import embedder_for, query_embedder_for
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from tests.integration.embedding_server import KEY, embedding_server
 from tests.integration.encoder_kit import MODELS_DIR
 from tests.integration.pipeline import Pipeline, unique_name

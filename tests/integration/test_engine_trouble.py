@@ -14,7 +14,7 @@ from deploy.local.services import Service
 from fairlane import names
 from fairlane.outcomes import Code, Outcome, Task
 from fairlane.records import Parameters, ReplyChunk
-from fairlane.restarts import NOT_AGAIN
+from fairlane_server.processes.restarts import NOT_AGAIN
 from tests.integration.deployment import model_per_task
 from tests.integration.log_reader import Replies
 from tests.integration.pipeline import Pipeline

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from fairlane.cli import main
-from fairlane.database import upgrade
 from fairlane.names import LEDGER_AUDIT, LEDGER_USAGE, replies_topic
 from fairlane.outcomes import Decision
 from fairlane.records import (
@@ -22,6 +20,8 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
+from fairlane_server.cli import main
+from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
 from tests.stack import PostgresServer

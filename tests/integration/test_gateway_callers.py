@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from fairlane.api_keys.registry import ApiKeys, IssuedKey
+from fairlane_server.api_keys.registry import ApiKeys, IssuedKey
 from tests.integration.gateway_kit import CALL_TIMEOUT_S, LONG_MS, Served, serving
 from tests.integration.processes import ServiceProcess
 from tests.stack import PostgresServer
@@ -142,7 +142,7 @@ def test_a_key_that_is_revoked_is_refused_soon(served: Served, gateway: ServiceP
     with caller(served, issued.text) as client:
         assert client.get("/v1/models").status_code == 200
         subprocess.run(
-            (sys.executable, "-m", "fairlane.cli", "keys", "revoke", key_id),
+            (sys.executable, "-m", "fairlane_server.cli", "keys", "revoke", key_id),
             env=os.environ | {"POSTGRES_DSN": served.database.dsn, "POSTGRES_OWNER_DSN": served.database.owner_dsn},
             capture_output=True,
             timeout=PATIENCE_S,

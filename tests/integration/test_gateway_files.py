@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from fairlane.api_keys.roles import Role
-from fairlane.database import upgrade
-from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.settings import Settings
+from fairlane_server.api_keys.roles import Role
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.migrations import upgrade
 from producers.backfill.batches import Batch, BatchStore, StoredFile
 from producers.backfill.file_sweep import KeptFiles, sweep
 from producers.backfill.files import LocalFile

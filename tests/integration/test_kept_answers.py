@@ -13,12 +13,12 @@ from prometheus_client import REGISTRY
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
-from fairlane.cache_keys import CacheKey
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest, Message, RequestInput, WorkItem
-from fairlane.redis_cache import RedisCache, Result
-from fairlane.response_cache import CachedAnswer, response_key
 from fairlane.settings import Settings
+from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.responses import CachedAnswer, response_key
+from fairlane_server.redis.cache import RedisCache, Result
 from inference_consumers.kept_answers import TIMEOUT_S, KeptAnswers, kept_answers_for
 from stream_processors.dispatcher.caching.caches import ResponseCache
 from tests.integration.own_redis import OwnRedis

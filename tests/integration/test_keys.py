@@ -15,14 +15,14 @@ import structlog
 from psycopg.conninfo import conninfo_to_dict
 
 from fairlane import logs
-from fairlane.api_keys.api_key import new_key, parse_key
-from fairlane.api_keys.registry import ApiKeys, ApiKeysError, KeyNotFoundError
-from fairlane.api_keys.roles import Role, Scope
-from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
-from fairlane.cli import main
 from fairlane.clock import monotonic_ms, now_ms
-from fairlane.postgres import ALL_TENANTS, act_for, connect
-from fairlane.postgres_pool import PromptPool
+from fairlane_server.api_keys.api_key import new_key, parse_key
+from fairlane_server.api_keys.registry import ApiKeys, ApiKeysError, KeyNotFoundError
+from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane_server.cli import main
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.pool import PromptPool
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.key_store import (
     IdentityStore,
@@ -556,7 +556,7 @@ def test_mistakes_on_the_command_line_are_one_line(
 
 def test_a_new_key_stands_alone_on_stdout_and_the_audit_on_stderr(tables: PostgresServer) -> None:
     done = subprocess.run(
-        (sys.executable, "-m", "fairlane.cli", "keys", "create", "--tenant", "acme", "--name", "ci"),
+        (sys.executable, "-m", "fairlane_server.cli", "keys", "create", "--tenant", "acme", "--name", "ci"),
         env={"POSTGRES_DSN": tables.dsn, "POSTGRES_OWNER_DSN": tables.owner_dsn},
         capture_output=True,
         text=True,

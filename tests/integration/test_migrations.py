@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from fairlane.database import DatabaseError, status, upgrade
-from fairlane.postgres import ALL_TENANTS, act_for, connect, deadline, describe, role_of
 from fairlane.settings import Settings
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect, deadline, describe, role_of
+from fairlane_server.postgres.migrations import DatabaseError, status, upgrade
 from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.store import Store, StoreUnavailableError
@@ -211,7 +211,7 @@ def test_the_command_line(database: PostgresServer) -> None:
 
 
 def test_without_the_extra_the_command_says_what_to_install(database: PostgresServer) -> None:
-    script = "import sys; sys.modules['alembic'] = None; from fairlane.cli import main; main(['db', 'upgrade'])"
+    script = "import sys; sys.modules['alembic'] = None; from fairlane_server.cli import main; main(['db', 'upgrade'])"
     done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.strip() == "error: this needs the extra `db`: pip install 'fairlane[db]' (alembic is missing)"
@@ -220,7 +220,7 @@ def test_without_the_extra_the_command_says_what_to_install(database: PostgresSe
 def fairlane(database: PostgresServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``fairlane db``."""
     return subprocess.run(
-        (sys.executable, "-m", "fairlane.cli", "db", *arguments),
+        (sys.executable, "-m", "fairlane_server.cli", "db", *arguments),
         env={"POSTGRES_DSN": database.dsn, "POSTGRES_OWNER_DSN": database.owner_dsn},
         capture_output=True,
         text=True,

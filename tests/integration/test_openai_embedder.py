@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from deploy.models.prepare import prepare, recipes
-from fairlane.retrieval.embedder import EmbedderError, TextRefusedError
-from fairlane.retrieval.openai_embedder import (
+from fairlane_server.retrieval.embedder import EmbedderError, TextRefusedError
+from fairlane_server.retrieval.openai_embedder import (
     MOST_CHARACTERS,
     MOST_TEXTS,
     OpenAiEmbedder,
     OpenAiQueryEmbedder,
     OpenAiServer,
 )
-from fairlane.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from tests.integration.embedding_server import KEY, Answer, EmbeddingServer, embedding_server
 from tests.integration.encoder_kit import MODELS_DIR
 

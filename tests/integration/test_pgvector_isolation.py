@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from fairlane.postgres import ALL_TENANTS, act_for, connect
-from fairlane.retrieval.pgvector_rows import matching_statement
-from fairlane.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.retrieval.pgvector_rows import matching_statement
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from tests.integration.pgvector_kit import DIMENSIONS, document, number_of, unit_vectors, with_tables
 from tests.stack import PostgresServer
 

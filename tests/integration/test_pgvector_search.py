@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fairlane.retrieval import pgvector_store
-from fairlane.retrieval.pgvector_search import PgVectorSearch
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.store import Collection, CollectionNotFoundError, Found
-from fairlane.store_error import StoreError
+from fairlane_server.retrieval import pgvector_store
+from fairlane_server.retrieval.pgvector_search import PgVectorSearch
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Found
+from fairlane_server.store_error import StoreError
 from tests.integration.pgvector_kit import (
     DIMENSIONS,
     PATIENT_S,

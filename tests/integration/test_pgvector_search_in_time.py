@@ -10,13 +10,13 @@ from statistics import median
 import psycopg
 import pytest
 
-from fairlane import postgres_pool
-from fairlane.postgres import connect
-from fairlane.retrieval import pgvector_search
-from fairlane.retrieval.pgvector_search import PgVectorSearch
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.store import Collection
-from fairlane.store_error import StoreError
+from fairlane_server.postgres import pool
+from fairlane_server.postgres.connection import connect
+from fairlane_server.retrieval import pgvector_search
+from fairlane_server.retrieval.pgvector_search import PgVectorSearch
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.store import Collection
+from fairlane_server.store_error import StoreError
 from tests.integration.pgvector_kit import (
     DIMENSIONS,
     PATIENT_S,
@@ -59,7 +59,7 @@ def test_late_full_text_is_left_out_and_the_connection_used_again(
     # The server's own end comes later than the caller's, so that the two cannot be mistaken for one another, and before
     # the connection is cut.
     monkeypatch.setattr(pgvector_search, "search_settings", lambda tenant, _limit, _timeout_s: (tenant, "3s", "100"))
-    monkeypatch.setattr(postgres_pool, "CUT_AFTER_S", 30.0)
+    monkeypatch.setattr(pool, "CUT_AFTER_S", 30.0)
     with psycopg.connect(tables.owner_dsn, autocommit=True, connect_timeout=5) as owner:
         owner.execute(SLOW_FULL_TEXT)
 
@@ -97,7 +97,7 @@ def test_a_late_nearest_is_a_timeout(store: PgVectorCollections, tables: Postgre
 def test_a_server_that_hangs_keeps_nobody_waiting_and_the_pool_recovers(
     store: PgVectorCollections, tables: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_pool, "CUT_AFTER_S", 0.3)
+    monkeypatch.setattr(pool, "CUT_AFTER_S", 0.3)
     handbook = store.get("acme", "handbook")
 
     async def use(search: PgVectorSearch) -> None:
@@ -204,7 +204,7 @@ def test_searches_go_on_while_an_index_is_built_and_a_deletion_waits(
 def test_closing_ends_what_hangs(
     store: PgVectorCollections, tables: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_pool, "CUT_AFTER_S", 30.0)
+    monkeypatch.setattr(pool, "CUT_AFTER_S", 30.0)
     handbook = store.get("acme", "handbook")
 
     async def use() -> float:
@@ -221,7 +221,7 @@ def test_closing_ends_what_hangs(
             await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)
         return took
 
-    assert asyncio.run(use()) < postgres_pool.CUT_AFTER_S / 2
+    assert asyncio.run(use()) < pool.CUT_AFTER_S / 2
 
 
 def test_without_a_server_it_is_a_timeout() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import psycopg
 import pytest
 
-from fairlane.postgres import act_for, connect
-from fairlane.retrieval import pgvector_store
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.store import CollectionNotFoundError, NewDocument, NewPassage
-from fairlane.store_error import StoreError
+from fairlane_server.postgres.connection import act_for, connect
+from fairlane_server.retrieval import pgvector_store
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.store import CollectionNotFoundError, NewDocument, NewPassage
+from fairlane_server.store_error import StoreError
 from tests.integration.collection_store_suite import CollectionStoreSuite
 from tests.integration.pgvector_kit import DIMENSIONS, document, number_of, numbered, paused, unit_vectors, with_tables
 from tests.stack import PostgresServer

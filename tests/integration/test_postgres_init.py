@@ -23,8 +23,8 @@ from deploy.local.postgres import (
     find_binaries,
 )
 from deploy.local.supervisor import Supervisor
-from fairlane.database import DatabaseError, upgrade
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import DatabaseError, upgrade
 
 SCRIPT = PROJECT_ROOT / "deploy" / "postgres" / "init.sql"
 PASSWORDS = {OWNER_ROLE: "owner-password", SERVICE_ROLE: "service-password", GATEWAY_ROLE: "gateway-password"}

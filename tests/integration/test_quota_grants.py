@@ -12,7 +12,7 @@ from deploy.local.ports import PortClaims
 from fairlane.clock import ClockMs, now_ms
 from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate, TenantSpec
-from fairlane.redis_watch import RedisWatch
+from fairlane_server.redis.availability import RedisWatch
 from stream_processors.dispatcher.local_quotas import LocalQuotas
 from stream_processors.dispatcher.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.scheduling.quotas import Ask

@@ -15,8 +15,8 @@ from redis.backoff import NoBackoff
 
 from deploy.local.ports import PortClaims
 from fairlane.records import SourceCoordinate, TenantSpec
-from fairlane.redis_watch import RedisWatch
-from fairlane.token_bucket import LONGEST_WAIT_MS
+from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.token_bucket import LONGEST_WAIT_MS
 from stream_processors.dispatcher.local_quotas import LocalQuotas, Quotas
 from stream_processors.dispatcher.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.scheduling.quotas import Ask, Exceeded, Quota

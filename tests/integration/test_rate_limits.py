@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from fairlane.redis_watch import RedisWatch
+from fairlane_server.redis.availability import RedisWatch
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
 from producers.gateway.limits.rate_limits import MOST_CALLS, PACE_S, LocalRateLimits, RateLimits, RedisRateLimits
 from tests.integration.own_redis import OwnRedis

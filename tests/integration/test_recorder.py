@@ -13,7 +13,6 @@ from confluent_kafka.admin import AdminClient
 
 from deploy.local.ports import PortClaims
 from deploy.local.services import Service
-from fairlane.database import upgrade
 from fairlane.kafka import connection
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, replies_topic
 from fairlane.records import (
@@ -34,6 +33,7 @@ from fairlane.records import (
     UsageEvent,
 )
 from fairlane.settings import KafkaSettings, Settings
+from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.store import Store, StoreTimeoutError, StoreUnavailableError, SupersededError

@@ -8,12 +8,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 
-from fairlane.database import upgrade
 from fairlane.kafka import connection
 from fairlane.names import replies_topic
 from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings, Settings
+from fairlane_server.postgres.migrations import upgrade
 from stream_processors.dispatcher.archive import LoggedReplies
 from stream_processors.dispatcher.repeats import ReplyGoneError, ReplyUnknownError
 from stream_processors.recorder.positions import Move, Partition, Stored

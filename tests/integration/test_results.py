@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from fairlane.database import upgrade
 from fairlane.names import LEDGER_AUDIT, replies_topic
 from fairlane.outcomes import Outcome
-from fairlane.postgres import ALL_TENANTS, act_for, connect
 from fairlane.records import AuditEvent, InferenceReply
-from fairlane.request_story import RecordedReply
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from fairlane.store_error import StoreError
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.postgres.request_timeline import RecordedReply
+from fairlane_server.store_error import StoreError
 from producers.gateway.errors import GatewayError
 from producers.gateway.results import request_store, write_queue
 from producers.gateway.results.request_status import Status

@@ -9,12 +9,12 @@ from prometheus_client import REGISTRY
 
 from fairlane import metrics
 from fairlane.clock import now_ms
-from fairlane.database import upgrade
 from fairlane.names import LEDGER_AUDIT, LEDGER_USAGE
-from fairlane.postgres import ALL_TENANTS, act_for
 from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate, UsageEvent
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for
+from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.removal import OldRows, Removal

@@ -8,14 +8,14 @@ import psycopg
 import pytest
 
 from deploy.models.prepare import DEFAULT_MODELS_DIR
-from fairlane.database import upgrade
 from fairlane.names import LEDGER_AUDIT
 from fairlane.outcomes import Code, Degradation, HistoryReason, Outcome, RetrievalMode, RetrievalReason
 from fairlane.records import AuditEvent, HistoryUse, InferenceReply, Retrieval
-from fairlane.retrieval.pgvector_store import PgVectorCollections
-from fairlane.retrieval.static_embedder import StaticEmbedder
-from fairlane.retrieval.store import Collection, NewDocument, NewPassage
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.store import Collection, NewDocument, NewPassage
 from tests.integration.log_reader import Replies
 from tests.integration.pipeline import Pipeline, unique_name
 from tests.integration.recorder_kit import Proxy, proxied

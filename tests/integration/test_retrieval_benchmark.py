@@ -7,9 +7,9 @@ import pytest
 from benchmarks import retrieval, retrieval_questions
 from benchmarks.retrieval_corpus import make_corpus
 from deploy.models.prepare import DEFAULT_MODELS_DIR
-from fairlane.retrieval import pgvector_store
-from fairlane.retrieval.static_embedder import StaticEmbedder
 from fairlane.settings import Settings
+from fairlane_server.retrieval import pgvector_store
+from fairlane_server.retrieval.static_embedder import StaticEmbedder
 
 
 def test_sizes_follow_zipfs_law_and_add_up() -> None:

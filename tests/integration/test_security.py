@@ -96,7 +96,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 def cli(env: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        (sys.executable, "-m", "fairlane.cli", *arguments),
+        (sys.executable, "-m", "fairlane_server.cli", *arguments),
         cwd=PROJECT_ROOT,
         env=dict(os.environ) | OTHER_SECRETS | env,
         stdout=subprocess.PIPE,

@@ -16,8 +16,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from deploy.models.prepare import MANIFEST, prepare, recipes
-from fairlane.retrieval.embedder import EmbedderError
-from fairlane.retrieval.static_embedder import MOST_CHARACTERS, StaticEmbedder
+from fairlane_server.retrieval.embedder import EmbedderError
+from fairlane_server.retrieval.static_embedder import MOST_CHARACTERS, StaticEmbedder
 from tests.integration.encoder_kit import MODELS_DIR, PROJECT
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
@@ -140,7 +140,7 @@ def test_a_damaged_folder_is_one_line_that_names_it(
 def test_a_process_that_embeds_imports_no_torch() -> None:
     script = (
         "import sys; from pathlib import Path; from fairlane.settings import Settings;"
-        "from fairlane.retrieval.embedders import embedder_for;"
+        "from fairlane_server.retrieval.embedders import embedder_for;"
         "assert not {'httpx', 'model2vec'} & sys.modules.keys();"
         "embedder_for(Settings()).embed(['text']);"
         "assert not {'torch', 'transformers', 'sklearn', 'confluent_kafka'} & sys.modules.keys(), sys.modules.keys()"

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from fairlane import cli, load_feed, names
+from fairlane import names
 from fairlane.clock import now_ms
 from fairlane.cluster import Cluster
 from fairlane.kafka import idempotent_producer
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from fairlane.topic_admin import apply_plan, read_state
-from fairlane.topic_plan import plan
-from fairlane.topics import expand, load_families
+from fairlane_server import cli
+from fairlane_server.kafka import load_feed
+from fairlane_server.topics.admin import apply_plan, read_state
+from fairlane_server.topics.families import expand, load_families
+from fairlane_server.topics.plan import plan
 
 pytestmark = pytest.mark.broker
 

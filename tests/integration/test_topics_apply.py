@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from fairlane import cli
-from fairlane.cli import models as models_cli
-from fairlane.cli import tenants as tenants_cli
 from fairlane.cluster import Cluster, ClusterError
-from fairlane.control import ControlTopic
 from fairlane.kafka import idempotent_producer
 from fairlane.models import load_models
 from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from fairlane.tenants import load_tenants
-from fairlane.topic_admin import Applied, apply_plan, read_state
-from fairlane.topic_plan import plan
-from fairlane.topics import expand, load_families
+from fairlane_server import cli
+from fairlane_server.cli import models as models_cli
+from fairlane_server.cli import tenants as tenants_cli
+from fairlane_server.control.publisher import ControlTopic
+from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.topics.admin import Applied, apply_plan, read_state
+from fairlane_server.topics.families import expand, load_families
+from fairlane_server.topics.plan import plan
 
 pytestmark = pytest.mark.broker
 

@@ -12,9 +12,13 @@ from fairlane.kafka import transactional_producer as transactional
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import CommitPlan, Membership, PartitionId
 from fairlane.settings import Settings
-from fairlane.settlement import OutRecord
-from fairlane.transactional_producer import FatalTransactionError, RefusedTransactionError, TransactionalProducer
-from fairlane.watchdog import Watchdog
+from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.kafka.transactional_producer import (
+    FatalTransactionError,
+    RefusedTransactionError,
+    TransactionalProducer,
+)
+from fairlane_server.processes.watchdog import Watchdog
 from tests.integration.log_reader import LogReader
 
 pytestmark = pytest.mark.broker

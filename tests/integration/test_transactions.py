@@ -20,7 +20,7 @@ from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.settings import Settings
 from fairlane.topic_ids import TopicIds
-from fairlane.transactions import FatalTransactionError, OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import FatalTransactionError, OutRecord, Settlement, TransactionLoop
 from inference_consumers.group import PoolMember
 from tests.integration.log_reader import LogReader
 from tests.waiting import eventually

@@ -94,7 +94,7 @@ import fairlane
 from fairlane import *
 from fairlane import client
 from fairlane.schema_files import default_codec
-from fairlane.topics import load_families
+from fairlane_server.topics.families import load_families
 
 assert all(getattr(fairlane, name) is not None for name in fairlane.__all__)
 request = client.requests.build_request(model="m", prompt="hello")

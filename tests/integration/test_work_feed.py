@@ -13,13 +13,13 @@ from prometheus_client import REGISTRY
 from deploy.local.stack import LocalStack
 from fairlane import names
 from fairlane.clock import now_ms
-from fairlane.feeds import FeedUnavailableError
 from fairlane.kafka import idempotent_producer
 from fairlane.outcomes import Health, Priority
 from fairlane.records import CapacityReport, DispatchReport
-from fairlane.restarts import RestartPolicy
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
+from fairlane_server.kafka.feeds import FeedUnavailableError
+from fairlane_server.processes.restarts import RestartPolicy
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState
 from stream_processors.dispatcher.scheduling.in_flight import Reserved, WorkId
 from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION

@@ -15,7 +15,7 @@ from fairlane.records import (
     SourceCoordinate,
     WorkItem,
 )
-from fairlane.retrieval.store import Collection, Hit
+from fairlane_server.retrieval.store import Collection, Hit
 
 MODEL_VERSION = "3"
 COLLECTION = Collection("acme", "manuals", "static", 4, version=7)

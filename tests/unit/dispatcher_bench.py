@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from fairlane import names
-from fairlane.cache_keys import CacheKey
 from fairlane.outcomes import CacheMode, Health
 from fairlane.ownership import Membership, Ownership, PartitionId
 from fairlane.records import (
@@ -23,10 +22,11 @@ from fairlane.records import (
     TenantSpec,
     WorkItem,
 )
-from fairlane.response_cache import CachedAnswer, response_key
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from fairlane.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.responses import CachedAnswer, response_key
+from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admitter import Admitter
 from stream_processors.dispatcher.answers.answer_lookup import KnownAnswer, Question
 from stream_processors.dispatcher.arrival import Arrival

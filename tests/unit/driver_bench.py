@@ -6,7 +6,7 @@ from typing import Any
 
 from fairlane.records import Output, Parameters, TokenUsage
 from fairlane.schema_files import default_codec
-from fairlane.settlement import Settlement
+from fairlane_server.kafka.settlement import Settlement
 from inference_consumers.answers import AnswerWriter
 from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork

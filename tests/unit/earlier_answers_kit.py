@@ -14,8 +14,8 @@ from fairlane.records import (
     TokenUsage,
     UsageEvent,
 )
-from fairlane.response_cache import CachedAnswer, response_key
 from fairlane.schema_files import default_codec
+from fairlane_server.caching.responses import CachedAnswer, response_key
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, WorkId
 from stream_processors.dispatcher.work_events import WorkSeen
 from tests.unit.dispatcher_bench import MODEL, NOW_MS, PARTITION, Bench, request

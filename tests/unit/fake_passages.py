@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.store import Collection, CollectionNotFoundError, Found, Hit
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Found, Hit
 
 EMBEDDER = "words-1"
 

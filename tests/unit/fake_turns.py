@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from fairlane.conversations.turns import MOST_TURNS, Turn, Turns, turn_tokens
 from fairlane.records import Message
+from fairlane_server.conversations.turns import MOST_TURNS, Turn, Turns, turn_tokens
 
 
 def turn_id(number: int) -> str:

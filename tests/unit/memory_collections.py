@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.store import Collection, CollectionExistsError, CollectionNotFoundError, NewDocument
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.store import Collection, CollectionExistsError, CollectionNotFoundError, NewDocument
 
 
 class MemoryCollections:

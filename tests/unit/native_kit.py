@@ -15,9 +15,9 @@ from starlette.requests import HTTPConnection
 from fairlane.clock import now_ms
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, LabelScore, Output, SourceCoordinate
-from fairlane.redis_cache import RedisCache
-from fairlane.request_story import History, RecordedReply
-from fairlane.store_error import StoreError
+from fairlane_server.postgres.request_timeline import History, RecordedReply
+from fairlane_server.redis.cache import RedisCache
+from fairlane_server.store_error import StoreError
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
 from producers.gateway.edge.error_answers import install

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import Membership, Ownership, PartitionId
-from fairlane.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
 
 WORK = PartitionId("work", 0)
 OTHER = PartitionId("work", 1)

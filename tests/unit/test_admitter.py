@@ -22,7 +22,7 @@ from fairlane.records import (
     SourceCoordinate,
     TenantSpec,
 )
-from fairlane.transactions import OutRecord
+from fairlane_server.kafka.transactions import OutRecord
 from stream_processors.dispatcher.admitter import Taken
 from stream_processors.dispatcher.counts import DecisionCounts
 from stream_processors.dispatcher.queued_request import QueuedRequest

@@ -25,7 +25,7 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.schema_files import default_codec
-from fairlane.transactions import Settlement
+from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.answers import AnswerWriter, EngineRun
 from inference_consumers.batching.micro_batch import ReceivedWork
 from inference_consumers.engines.protocol import Failure, ItemOutcome, Success

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairlane.names import is_request_id
 from fairlane.outcomes import Outcome, Task
 from fairlane.records import InferenceReply
-from fairlane.reply_partition import partition_of
+from fairlane_server.kafka.reply_partition import partition_of
 from producers.backfill.budget import Budget
 from producers.backfill.chunk_ledger import ChunkLedger
 from producers.backfill.estimate import Estimate

@@ -11,7 +11,7 @@ import pytest
 from rich.progress import Progress
 from structlog.testing import capture_logs
 
-from fairlane.cli.progress import Bars, progress_bars
+from fairlane_server.cli.progress import Bars, progress_bars
 from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Tally
 from producers.backfill.job_pace import job_pace, pace_json, pace_line
 from producers.backfill.views import job_json

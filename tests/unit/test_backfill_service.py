@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaException
 from prometheus_client import REGISTRY
 
-from fairlane.service import Readiness, StopSignal
+from fairlane_server.processes.service import Readiness, StopSignal
 from producers.backfill.job import Status
 from producers.backfill.job_turns import WaitingJob
 from producers.backfill.seams import AwayError, JobFailedError

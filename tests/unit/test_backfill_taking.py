@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fairlane.service import StopSignal
 from fairlane.settings import Settings
+from fairlane_server.processes.service import StopSignal
 from producers.backfill import app
 from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Wanted

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from fairlane.api_keys.roles import Role
+from fairlane_server.api_keys.roles import Role
 from producers.backfill.batches import QuotaReachedError, StoredFile
 from producers.backfill.files import LocalFile
 from producers.backfill.seams import AwayError

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fairlane.cache_entries import MOST_ENTRY_BYTES, jittered_ttl_ms, seal, unseal
-from fairlane.cache_keys import CacheKey, CacheName, cache_key, canonical, embedding_key, request_key, retrieval_key
 from fairlane.names import TENANT_PATTERN
+from fairlane_server.caching.entries import MOST_ENTRY_BYTES, jittered_ttl_ms, seal, unseal
+from fairlane_server.caching.keys import (
+    CacheKey,
+    CacheName,
+    cache_key,
+    canonical,
+    embedding_key,
+    request_key,
+    retrieval_key,
+)
 
 tenants = st.from_regex(TENANT_PATTERN, fullmatch=True)
 # Separators, NULs, other tenants' names and halves of characters among them.

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.cache_entries import seal
-from fairlane.cache_keys import CacheKey, embedding_key
 from fairlane.outcomes import RetrievalMode
 from fairlane.records import Output
-from fairlane.redis_cache import RedisCache
-from fairlane.response_cache import CachedAnswer, answer_of, encode_answer, response_key, semantic_group
-from fairlane.retrieval.embedder import EmbedderError, FloatArray
-from fairlane.retrieval.store import Collection
+from fairlane_server.caching.entries import seal
+from fairlane_server.caching.keys import CacheKey, embedding_key
+from fairlane_server.caching.responses import CachedAnswer, answer_of, encode_answer, response_key, semantic_group
+from fairlane_server.redis.cache import RedisCache
+from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
+from fairlane_server.retrieval.store import Collection
 from stream_processors.dispatcher.caching.caches import (
     HOT,
     Caches,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from fairlane.feeds import FeedUnavailableError
 from fairlane.names import CONTROL_CANCELLATIONS
 from fairlane.records import Cancellation, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.feeds import FeedUnavailableError
 from inference_consumers.cancellations import KNOWN_FOR_MS, CancellationFeed, Cancellations
 from tests.waiting import eventually
 
@@ -121,7 +121,7 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
         made.config = config
         return made
 
-    monkeypatch.setattr("fairlane.feeds.PassingConsumer", make)
+    monkeypatch.setattr("fairlane_server.kafka.feeds.PassingConsumer", make)
     return made
 
 

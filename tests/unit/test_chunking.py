@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.retrieval.chunking import Chunker, Chunking, title_of
-from fairlane.retrieval.documents import ParsedDocument
-from fairlane.retrieval.sections import sections, stretches
-from fairlane.retrieval.store import NewPassage
-from fairlane.text import estimated_tokens
+from fairlane_server.retrieval.chunking import Chunker, Chunking, title_of
+from fairlane_server.retrieval.documents import ParsedDocument
+from fairlane_server.retrieval.sections import sections, stretches
+from fairlane_server.retrieval.store import NewPassage
+from fairlane_server.text import estimated_tokens
 
 WORDS = st.sampled_from(
     [

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.backoff import Backoff
-from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 
 POLICY = BreakerPolicy(failures=3, rest=Backoff(first_s=1.0, longest_s=4.0, jitter=0.5))
 

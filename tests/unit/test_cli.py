@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairlane import cluster
-from fairlane.cli import main
+from fairlane_server.cli import main
 from tests.contract.registry_double import RegistryDouble, running_registry
 
 NOWHERE = "127.0.0.1:1"
@@ -193,13 +193,13 @@ def test_refusal_of_a_registry_is_one_line(capsys: pytest.CaptureFixture[str], r
 
 def test_module_runs_and_loads_nothing_heavy() -> None:
     probe = (
-        "import sys, fairlane.cli, fairlane.registry;"
+        "import sys, fairlane_server.cli, fairlane.registry;"
         "heavy = {'torch', 'faust', 'fastapi', 'psycopg', 'alembic', 'confluent_kafka.schema_registry'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=30, check=True)
     assert loaded.stdout.strip() == "[]"
     shown = subprocess.run(
-        [sys.executable, "-m", "fairlane.cli", "--help"], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-m", "fairlane_server.cli", "--help"], capture_output=True, text=True, timeout=30, check=True
     )
     assert "topics" in shown.stdout

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.cli import main
-from fairlane.retrieval import embedders, pgvector_store
-from fairlane.retrieval.embedder import EmbedderError, FloatArray
+from fairlane_server.cli import main
+from fairlane_server.retrieval import embedders, pgvector_store
+from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
 from tests.unit.memory_collections import LetterEmbedder, MemoryCollections
 
 Run = Callable[..., tuple[int, str, str]]
@@ -259,7 +259,7 @@ def test_deletion_asks(run: Run, store: MemoryCollections, monkeypatch: pytest.M
 def test_first_interrupt_stores_what_was_read_and_the_same_command_goes_on(
     run: Run, root: Path, embedder: LetterEmbedder, store: MemoryCollections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.retrieval.documents import DocumentReader
+    from fairlane_server.retrieval.documents import DocumentReader
 
     run("create", "handbook")
     parse = DocumentReader.parse
@@ -319,7 +319,7 @@ def test_help_names_the_options(capsys: pytest.CaptureFixture[str], command: str
 def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "from fairlane.cli import main\n"
+        "from fairlane_server.cli import main\n"
         "main(['collections', 'ingest', 'handbook', '.', '--tenant', 'acme'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
@@ -329,6 +329,6 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
 
 
 def test_commands_load_nothing_heavy_before_they_run() -> None:
-    program = "import sys, fairlane.cli; print(sorted({'numpy', 'bs4', 'pypdf', 'psycopg'} & set(sys.modules)))"
+    program = "import sys, fairlane_server.cli; print(sorted({'numpy', 'bs4', 'pypdf', 'psycopg'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

@@ -1,5 +1,5 @@
-from fairlane.control import Publication, compare
 from fairlane.records import TenantSpec
+from fairlane_server.control.publisher import Publication, compare
 
 
 def test_only_what_changed_is_published() -> None:

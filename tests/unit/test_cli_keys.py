@@ -2,8 +2,8 @@
 
 import pytest
 
-from fairlane.api_keys.roles import Role, Scope
-from fairlane.cli import main
+from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.cli import main
 
 
 def run(*arguments: str) -> int:

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from fairlane.cli.output import say
-from fairlane.cli.pace import Pace
-from fairlane.cli.progress import pace_text, progress_bar
+from fairlane_server.cli.output import say
+from fairlane_server.cli.pace import Pace
+from fairlane_server.cli.progress import pace_text, progress_bar
 
 
 class Terminal(io.StringIO):

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.retrieval import embedders, pgvector_store
-from fairlane.retrieval.collections import Collections, LazyEmbedder, open_collections
-from fairlane.retrieval.ingestion import EmbedderMismatchError
-from fairlane.retrieval.sources import SourcesError
-from fairlane.retrieval.store import CollectionExistsError, CollectionNotFoundError, CollectionStore
 from fairlane.settings import Settings
+from fairlane_server.retrieval import embedders, pgvector_store
+from fairlane_server.retrieval.collections import Collections, LazyEmbedder, open_collections
+from fairlane_server.retrieval.ingestion import EmbedderMismatchError
+from fairlane_server.retrieval.sources import SourcesError
+from fairlane_server.retrieval.store import CollectionExistsError, CollectionNotFoundError, CollectionStore
 from tests.integration.collection_store_suite import CollectionStoreSuite
 from tests.unit.memory_collections import LetterEmbedder, MemoryCollections
 

@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from fairlane.control import _first_offset
+from fairlane_server.control.publisher import _first_offset
 
 
 class Answers:

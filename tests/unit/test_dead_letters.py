@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 from fairlane import headers, names
 from fairlane.codec import DecodeError, DecodeProblem
 from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
-from fairlane.dead_letters.describe import contents, facts, flat
-from fairlane.dead_letters.letter import Letter, ReplayMark, StoredRecord, headers_of, mark_headers, read_record
-from fairlane.dead_letters.replay import (
-    NotReplayableError,
-    Pace,
-    audit_records,
-    make_replay,
-    mark_record,
-    request_record,
-)
+from fairlane.letter import Letter, ReplayMark, StoredRecord, headers_of, mark_headers, read_record
 from fairlane.outcomes import Decision
 from fairlane.records import (
     AuditEvent,
@@ -34,6 +25,15 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.schema_files import default_codec
+from fairlane_server.dead_letters.describe import contents, facts, flat
+from fairlane_server.dead_letters.replay import (
+    NotReplayableError,
+    Pace,
+    audit_records,
+    make_replay,
+    mark_record,
+    request_record,
+)
 
 SECRET = "a prompt nobody may see"
 CODEC = default_codec()

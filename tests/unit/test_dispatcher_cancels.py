@@ -11,7 +11,7 @@ from fairlane.outcomes import Code, Decision, Degradation, Outcome
 from fairlane.ownership import PartitionId
 from fairlane.records import Cancellation, CancelRequest, InferenceReply, Retrieval, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
-from fairlane.transactions import Settlement
+from fairlane_server.kafka.transactions import Settlement
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.cancel import Cancel
 from stream_processors.dispatcher.repeats import HELD_FOR_MS

@@ -12,8 +12,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate
-from fairlane.redis_state import TENANT_ROOM
-from fairlane.redis_watch import RedisWatch
+from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.state import TENANT_ROOM
 from stream_processors.dispatcher.duplicates import NoDuplicateIndex, RedisDuplicateIndex
 from tests.waiting import eventually_async
 
@@ -54,7 +54,7 @@ class Watched:
 
     def __init__(self, redis: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now_s = 100.0
-        monkeypatch.setattr("fairlane.redis_watch.monotonic", lambda: self._now_s)
+        monkeypatch.setattr("fairlane_server.redis.availability.monotonic", lambda: self._now_s)
         self._watch = RedisWatch(redis, again=SOON)  # type: ignore[arg-type]  # the part that is used
         self.index = RedisDuplicateIndex(redis, 60, self._watch, MOST)  # type: ignore[arg-type]  # the part that is used
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, PIXELS_PER_TOKEN
 from fairlane.outcomes import Code, Priority, Task
 from fairlane.records import (
     CancelRequest,
@@ -19,6 +18,7 @@ from fairlane.records import (
     Retrieval,
     TenantSpec,
 )
+from fairlane_server.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, PIXELS_PER_TOKEN
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.validation import (
     Limits,

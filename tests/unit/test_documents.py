@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.retrieval.documents import (
+from fairlane_server.retrieval.documents import (
     DocumentError,
     DocumentLimits,
     DocumentReader,
@@ -20,11 +20,11 @@ from fairlane.retrieval.documents import (
     read_file,
     worker,
 )
-from fairlane.retrieval.documents import reader as reader_module
-from fairlane.retrieval.documents.document import UnreadableError
-from fairlane.retrieval.documents.html import parse_html
-from fairlane.retrieval.documents.pdf import parse_pdf
-from fairlane.retrieval.documents.text import clean
+from fairlane_server.retrieval.documents import reader as reader_module
+from fairlane_server.retrieval.documents.document import UnreadableError
+from fairlane_server.retrieval.documents.html import parse_html
+from fairlane_server.retrieval.documents.pdf import parse_pdf
+from fairlane_server.retrieval.documents.text import clean
 from tests.unit.pdf_kit import pdf
 
 LIMITS = DocumentLimits()

@@ -10,7 +10,7 @@ import pytest
 from fairlane import names
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import HistoryUse, InferenceReply, Message, Output, Passage, TokenUsage, WorkItem
-from fairlane.settlement import Settlement
+from fairlane_server.kafka.settlement import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.chunks import StreamedText, chunk_of
 from inference_consumers.dead_letter_share import DeadLetterShare

@@ -16,7 +16,7 @@ from fairlane.records import (
     TenantSpec,
     TokenUsage,
 )
-from fairlane.response_cache import response_key
+from fairlane_server.caching.responses import response_key
 from stream_processors.dispatcher.recent_ends import End
 from tests.unit.dispatcher_bench import MODEL, PARTITION, Bench
 from tests.unit.earlier_answers_kit import (

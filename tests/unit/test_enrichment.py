@@ -8,8 +8,8 @@ import pytest
 
 from fairlane.outcomes import Code, Degradation, Outcome, RetrievalMode, RetrievalReason
 from fairlane.records import CancelRequest, Parameters, Retrieval, RetrievalUse, TenantSpec, WorkItem
-from fairlane.retrieval.embedder import EmbedderError
-from fairlane.store_error import StoreError
+from fairlane_server.retrieval.embedder import EmbedderError
+from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.validation import size_of_input
 from tests.unit.dispatcher_bench import MODEL, PARTITION, Bench, encoded, handed_back, request
 from tests.unit.fake_passages import collection, hit

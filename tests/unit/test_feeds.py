@@ -10,11 +10,11 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.backoff import Backoff
 from fairlane.codec import Codec
-from fairlane.feeds import Feed, FeedUnavailableError
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas, default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.feeds import Feed, FeedUnavailableError
 from tests.waiting import eventually
 
 TOPIC = "control.tenants"
@@ -63,7 +63,7 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
         made.config = config
         return made
 
-    monkeypatch.setattr("fairlane.feeds.PassingConsumer", make)
+    monkeypatch.setattr("fairlane_server.kafka.feeds.PassingConsumer", make)
     return made
 
 
@@ -214,7 +214,7 @@ def test_a_missing_topic_is_an_error(consumer: ScriptedConsumer, feed: Feed[Tena
 def test_records_wait_for_a_schema_registry_that_is_away(
     consumer: ScriptedConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairlane.feeds._SCHEMA_AGAIN", Backoff(first_s=0.01, longest_s=0.01))
+    monkeypatch.setattr("fairlane_server.kafka.feeds._SCHEMA_AGAIN", Backoff(first_s=0.01, longest_s=0.01))
     codec = AwayFor(3)
     feed = Feed(KafkaSettings(), codec, TOPIC, TenantSpec)
     consumer.bounds = (5, 7)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from fairlane.redis_watch import RedisWatch
+from fairlane_server.redis.availability import RedisWatch
 from producers.gateway.claim_stores import RedisClaims
 from producers.gateway.idempotency import Idempotency
 from tests.integration.claim_store_suite import ClaimStoreSuite, OpenStore

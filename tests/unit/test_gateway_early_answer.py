@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.load_board import CAPACITY_TTL_MS, LoadView, PoolRow, TenantRow
 from fairlane.outcomes import Code
 from fairlane.records import InferenceRequest, ModelVersion, RequestInput, TenantSpec
+from fairlane_server.kafka.load_board import CAPACITY_TTL_MS, LoadView, PoolRow, TenantRow
 from producers.gateway.pipeline.early_answer import (
     FRESH_MS,
     NO_CAPACITY,

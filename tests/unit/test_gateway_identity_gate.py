@@ -15,11 +15,11 @@ from fastapi.responses import JSONResponse
 from prometheus_client import REGISTRY
 from starlette.requests import HTTPConnection
 
-from fairlane.api_keys.api_key import new_key
-from fairlane.api_keys.roles import Role, Scope
-from fairlane.circuit_breaker import CircuitBreaker
 from fairlane.logs import redact
 from fairlane.settings import Settings
+from fairlane_server.api_keys.api_key import new_key
+from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.assembly import assemble

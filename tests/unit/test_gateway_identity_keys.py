@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.api_keys.api_key import looks_like_key, new_key, parse_key
-from fairlane.api_keys.roles import Role, Scope
-from fairlane.circuit_breaker import CircuitBreaker
+from fairlane_server.api_keys.api_key import looks_like_key, new_key, parse_key
+from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError
 from producers.gateway.identity.lookups import (

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.api_keys.roles import Role
-from fairlane.circuit_breaker import CircuitBreaker
 from fairlane.clock import now_ms
+from fairlane_server.api_keys.roles import Role
+from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.lookups import FRESH_MS
 from producers.gateway.identity.principal import Identity

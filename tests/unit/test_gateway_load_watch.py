@@ -6,10 +6,10 @@ import pytest
 
 from fairlane.backoff import Backoff
 from fairlane.cluster import ClusterError
-from fairlane.load_board import LoadView
 from fairlane.registry import RegistryError
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.load_board import LoadView
 from producers.gateway.pipeline import load_watch
 from producers.gateway.pipeline.load_watch import LoadWatch
 from tests.waiting import eventually

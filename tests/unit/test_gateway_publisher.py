@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane.client.seams import KafkaHeaders
+from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from producers.gateway.errors import UNAVAILABLE, GatewayError
 from producers.gateway.pipeline.publisher import DeliveryReport, Publisher, PublishLimits
 from producers.gateway.pipeline.refusals import TOO_MANY_CALLS

@@ -23,8 +23,8 @@ from fairlane.records import (
     RequestInput,
     TenantSpec,
 )
-from fairlane.reply_partition import partition_of
 from fairlane.schema_files import default_codec
+from fairlane_server.kafka.reply_partition import partition_of
 from producers.gateway.errors import GatewayError
 from producers.gateway.pipeline.caller import Caller, present
 from producers.gateway.pipeline.early_answer import LoadPicture, Registry

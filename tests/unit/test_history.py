@@ -8,7 +8,7 @@ import pytest
 
 from fairlane.outcomes import Degradation, HistoryReason
 from fairlane.records import HistoryUse, Message, Parameters, RequestInput, Retrieval, WorkItem
-from fairlane.store_error import StoreError
+from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
 from tests.unit.dispatcher_bench import MODEL, Bench, encoded, handed_back, request
 from tests.unit.fake_passages import collection, hit

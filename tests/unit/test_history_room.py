@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.conversations.turns import MOST_TURNS, Turn, turn_tokens
 from fairlane.records import Message
-from fairlane.text import room_of
+from fairlane_server.conversations.turns import MOST_TURNS, Turn, turn_tokens
+from fairlane_server.text import room_of
 from stream_processors.dispatcher.enrichment.history_room import (
     CUT,
     MAX_HISTORY_TOKENS,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fairlane.circuit_breaker import BreakerPolicy
 from fairlane.outcomes import HistoryReason
 from fairlane.records import Retrieval, TenantSpec, WorkItem
+from fairlane_server.circuit_breaker import BreakerPolicy
 from stream_processors.dispatcher.enrichment.gate import FairGate, Urgency
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
 from stream_processors.dispatcher.enrichment.place import NoPlaceError, Place

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fairlane.cache_keys import CacheKey, CacheName, cache_key
+from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
 from stream_processors.dispatcher.caching.frequency_sketch import FrequencySketch
 from stream_processors.dispatcher.caching.hot_cache import HotCache, HotPolicy
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageFilter
 from PIL.WebPImagePlugin import WebPImageFile
 
-from fairlane.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, image_header, image_tokens
+from fairlane_server.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, image_header, image_tokens
 from inference_consumers.engines.images import MAX_JPEG_SCANS, MAX_SCANNED_PIXELS, ImageError, PixelFormat, pixels_of
 
 HEIGHT, WIDTH = 16, 24

@@ -62,4 +62,6 @@ def test_nothing_is_said_on_stdout_by_using_it() -> None:
 
 
 def test_who_asks_postgres_for_no_vectors_needs_no_numpy() -> None:
-    assert "numpy" not in top_level_modules_after("import fairlane.postgres_pool, fairlane.conversations.conversations")
+    assert "numpy" not in top_level_modules_after(
+        "import fairlane_server.postgres.pool, fairlane_server.conversations.conversations"
+    )

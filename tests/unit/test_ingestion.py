@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairlane.retrieval import ingestion as ingestion_module
-from fairlane.retrieval.chunking import Chunking
-from fairlane.retrieval.documents import DocumentLimits, document
-from fairlane.retrieval.embedder import EmbedderError, FloatArray, TextRefusedError
-from fairlane.retrieval.ingestion import EmbedderMismatchError, IngestError, Ingestion, IngestOptions, Plan
-from fairlane.retrieval.sources import LeftOut, find_sources
-from fairlane.retrieval.store import CollectionNotFoundError, NewDocument
+from fairlane_server.retrieval import ingestion as ingestion_module
+from fairlane_server.retrieval.chunking import Chunking
+from fairlane_server.retrieval.documents import DocumentLimits, document
+from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, TextRefusedError
+from fairlane_server.retrieval.ingestion import EmbedderMismatchError, IngestError, Ingestion, IngestOptions, Plan
+from fairlane_server.retrieval.sources import LeftOut, find_sources
+from fairlane_server.retrieval.store import CollectionNotFoundError, NewDocument
 from tests.unit.memory_collections import LetterEmbedder, MemoryCollections
 from tests.unit.pdf_kit import pdf
 

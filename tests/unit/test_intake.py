@@ -20,7 +20,7 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.schema_files import default_codec
-from fairlane.transactions import OutRecord
+from fairlane_server.kafka.transactions import OutRecord
 from stream_processors.dispatcher.cancel import Cancel
 from stream_processors.dispatcher.counts import DecisionCounts
 from stream_processors.dispatcher.queued_request import QueuedRequest

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.ownership import Claim, PartitionId
-from fairlane.transactions import TransactionLoop
+from fairlane_server.kafka.transactions import TransactionLoop
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.intake_buffer import IntakeBuffer
 

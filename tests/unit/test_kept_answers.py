@@ -11,11 +11,11 @@ from pydantic import SecretStr
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fairlane.cache_entries import MOST_ENTRY_BYTES, unseal
 from fairlane.outcomes import Outcome
 from fairlane.records import ConversationTurn, HistoryUse, InferenceReply, Message, Output, Parameters, WorkItem
-from fairlane.response_cache import decode_answer, response_key
 from fairlane.settings import Settings
+from fairlane_server.caching.entries import MOST_ENTRY_BYTES, unseal
+from fairlane_server.caching.responses import decode_answer, response_key
 from inference_consumers.kept_answers import KeepLimits, KeptAnswers, entry_of, kept_answers_for
 from tests.unit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.waiting import eventually

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fairlane.cli.top import as_plain, render
-from fairlane.load_board import LoadBoard, LoadView, PoolRow, TenantRow
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad, TenantSpec
+from fairlane_server.cli.top import as_plain, render
+from fairlane_server.kafka.load_board import LoadBoard, LoadView, PoolRow, TenantRow
 
 T0 = 1_000_000
 CONSUMER = CapacityReport(

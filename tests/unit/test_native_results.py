@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from fairlane import postgres_pool
-from fairlane.cache_entries import seal
-from fairlane.cache_keys import CacheName, request_key
 from fairlane.outcomes import Decision
 from fairlane.records import ConversationTurn, InferenceRequest, Message, Output, RequestInput
-from fairlane.request_story import RecordedReply
+from fairlane_server.caching.entries import seal
+from fairlane_server.caching.keys import CacheName, request_key
+from fairlane_server.postgres import pool
+from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.errors import GatewayError
 from producers.gateway.results import request_store
 from producers.gateway.results.entries import decode_reply, encode_reply, size_of_reply
@@ -164,7 +164,7 @@ def test_as_many_look_ups_as_may_be_have_a_connection_to_wait_for() -> None:
         (MOST_LOOK_UPS, request_store._LOOK_UP_CONNECTIONS),
         (MOST_PAGES, request_store._PAGE_CONNECTIONS),
     ):
-        assert most <= connections * postgres_pool._WAITING_PER_CONNECTION
+        assert most <= connections * pool._WAITING_PER_CONNECTION
     assert 2 * MOST_LOOK_UPS_OF_TENANT < MOST_LOOK_UPS
     assert 2 * MOST_PAGES_OF_TENANT < MOST_PAGES
 

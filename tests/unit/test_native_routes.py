@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from fairlane.clock import now_ms
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import Output
-from fairlane.request_story import RecordedReply
+from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.edge.call_log import CallLog
 from producers.gateway.pipeline.refusals import away, not_confirmed
 from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, UNCERTAIN

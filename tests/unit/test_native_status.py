@@ -6,7 +6,7 @@ import pytest
 
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import SourceCoordinate
-from fairlane.request_story import History
+from fairlane_server.postgres.request_timeline import History
 from producers.gateway.results.request_status import Status, status_of
 from tests.unit.native_kit import ID, decided, recorded
 

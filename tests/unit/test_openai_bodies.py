@@ -191,7 +191,11 @@ def test_a_key_that_is_none(batches: FastAPI, key: str) -> None:
         ({"best_of": 1}, "best_of", "unknown_parameter"),
         ({SECRET + " ": 1}, None, "unknown_parameter"),
         ({"fairlane": {"retrieval": {"collection": ""}}}, "fairlane.retrieval.collection", "invalid"),
-        ({"fairlane": {"retrieval": {"top_k": 1}}}, "fairlane.retrieval.collection", "missing_required_parameter"),
+        (
+            {"fairlane": {"retrieval": {"top_k": 1}}},
+            "fairlane.retrieval.collection",
+            "missing_required_parameter",
+        ),
         ({"fairlane": {"timeout_ms": 0}}, "fairlane.timeout_ms", "invalid"),
         ({"fairlane": {"conversation_id": "c", "conversation_after": "x"}}, "fairlane.conversation_after", "invalid"),
         ({"fairlane": {SECRET + " ": 1}}, "fairlane", "invalid"),
@@ -228,7 +232,11 @@ def test_a_chat_that_is_wrong(
         ("/v1/embeddings", {"model": EMBEDDER, "input": [[1, 2]]}, "input"),
         ("/v1/embeddings", {"model": EMBEDDER, "input": "a", "encoding_format": "int8"}, "encoding_format"),
         ("/v1/embeddings", {"model": EMBEDDER, "input": "a", "dimensions": 2}, "dimensions"),
-        ("/v1/embeddings", {"model": EMBEDDER, "input": "a", "fairlane": {"retrieval": None}}, "fairlane.retrieval"),
+        (
+            "/v1/embeddings",
+            {"model": EMBEDDER, "input": "a", "fairlane": {"retrieval": None}},
+            "fairlane.retrieval",
+        ),
     ],
 )
 def test_other_bodies_that_are_wrong(

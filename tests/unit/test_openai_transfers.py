@@ -13,7 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
-from fairlane.api_keys.roles import Role
+from fairlane_server.api_keys.roles import Role
 from producers.backfill.batches import BatchStore, QuotaReachedError
 from producers.backfill.files import LocalFile
 from producers.gateway.edge import error_answers

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.ownership import Claim, PartitionId
-from fairlane.parked import Parked
-from fairlane.settlement import OutRecord, Settlement
-from fairlane.transactional_producer import TopicRefusal
+from fairlane_server.kafka.blocked_topics import Parked
+from fairlane_server.kafka.settlement import OutRecord, Settlement
+from fairlane_server.kafka.transactional_producer import TopicRefusal
 
 TOPICS = ("a", "b", "c")
 REASONS = (TopicRefusal("MISSING", True, True), TopicRefusal("LARGE", True, False), TopicRefusal("AWAY", False, True))

@@ -11,8 +11,8 @@ import pytest
 from fairlane.client import AsyncClient, Client
 from fairlane.errors import Backpressure, FairlaneError, Unavailable, error_of
 from fairlane.records import InferenceReply, Output
-from fairlane.retrieval.embedder import EmbedderError, TextRefusedError
-from fairlane.retrieval.pool_embedder import MOST_TEXTS, PoolEmbedder, PoolModel, PoolQueryEmbedder
+from fairlane_server.retrieval.embedder import EmbedderError, TextRefusedError
+from fairlane_server.retrieval.pool_embedder import MOST_TEXTS, PoolEmbedder, PoolModel, PoolQueryEmbedder
 
 MODEL = PoolModel("encoder", 2)
 ATTEMPTS = 8

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import TenantSpec
-from fairlane.token_bucket import LONGEST_WAIT_MS
+from fairlane_server.token_bucket import LONGEST_WAIT_MS
 from stream_processors.dispatcher.local_quotas import LocalQuotas
 from stream_processors.dispatcher.scheduling.quotas import (
     Ask,

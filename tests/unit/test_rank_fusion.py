@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.retrieval.rank_fusion import RANK_CONSTANT, fuse, fused_scores
-from fairlane.retrieval.store import Found, Hit
+from fairlane_server.retrieval.rank_fusion import RANK_CONSTANT, fuse, fused_scores
+from fairlane_server.retrieval.store import Found, Hit
 
 rankings = st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=4)
 

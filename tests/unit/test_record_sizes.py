@@ -20,8 +20,8 @@ from fairlane.record_bounds import (
 )
 from fairlane.records import CancelRequest, Message, Passage, RequestInput, RetrievalUse, SourceCoordinate
 from fairlane.schema_files import default_codec
-from fairlane.topics import load_families
-from fairlane.transactions import OutRecord, Settlement
+from fairlane_server.kafka.transactions import OutRecord, Settlement
+from fairlane_server.topics.families import load_families
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.enrichment.context import refusal_of
 from stream_processors.dispatcher.queued_request import QueuedRequest

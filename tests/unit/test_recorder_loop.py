@@ -11,7 +11,7 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.schema_files import default_codec
-from fairlane.service import Readiness
+from fairlane_server.processes.service import Readiness
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, Projection
 from stream_processors.recorder.recorder import CONDITIONS, Recorder

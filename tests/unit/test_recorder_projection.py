@@ -28,7 +28,7 @@ from fairlane.records import (
     UsageEvent,
 )
 from fairlane.schema_files import default_codec
-from fairlane.text import room_of
+from fairlane_server.text import room_of
 from stream_processors.recorder.projection import MAX_TEXT_CHARACTERS, LogRecord, Projection, project
 from stream_processors.recorder.tables import ALL_TABLES, AUDIT_LOGS, MODELS, RESULTS, TENANTS, TURNS, USAGE, Table
 from stream_processors.recorder.values import json_text, storable

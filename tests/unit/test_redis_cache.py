@@ -12,10 +12,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fairlane import redis_cache
-from fairlane.cache_entries import MOST_ENTRY_BYTES, seal
-from fairlane.cache_keys import CacheKey, CacheName, cache_key
-from fairlane.redis_cache import RedisCache, Result
+from fairlane_server.caching.entries import MOST_ENTRY_BYTES, seal
+from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
+from fairlane_server.redis import cache as redis_cache
+from fairlane_server.redis.cache import RedisCache, Result
 from tests.unit.cache_kit import DictRedis
 from tests.unit.test_cache_keys import hostile, tenants
 

@@ -8,10 +8,10 @@ import pytest
 from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from fairlane import redis_watch
 from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate, TenantSpec
-from fairlane.redis_watch import RedisWatch
+from fairlane_server.redis import availability
+from fairlane_server.redis.availability import RedisWatch
 from stream_processors.dispatcher.duplicates import RedisDuplicateIndex
 from stream_processors.dispatcher.local_quotas import LocalQuotas
 from stream_processors.dispatcher.redis_quotas import RedisQuotas
@@ -150,7 +150,7 @@ def test_a_refusal_is_an_answer_and_loading_is_none() -> None:
 def test_who_fails_again_soon_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a PING is answered and scripts are not, the backoff still holds."""
     now_s = 100.0
-    monkeypatch.setattr(redis_watch, "monotonic", lambda: now_s)
+    monkeypatch.setattr(availability, "monotonic", lambda: now_s)
     waited: list[int] = []
 
     class Noted(Backoff):
@@ -260,7 +260,7 @@ def test_one_of_them_waits_for_all(first: str, capsys: pytest.CaptureFixture[str
 
 def test_what_one_of_them_is_refused_is_no_matter_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(redis_watch, "monotonic", lambda: now_s)
+    monkeypatch.setattr(availability, "monotonic", lambda: now_s)
 
     async def story() -> None:
         nonlocal now_s

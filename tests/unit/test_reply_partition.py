@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.names import is_request_id
-from fairlane.reply_partition import new_request_id, partition_of
+from fairlane_server.kafka.reply_partition import new_request_id, partition_of
 
 
 @given(

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from fairlane.cli.explain import with_unit
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate, Timings, TokenUsage, UsageEvent
-from fairlane.request_story import History, Place, RecordedReply, StoryEvent, tell
+from fairlane_server.cli.explain import with_unit
+from fairlane_server.postgres.request_timeline import History, Place, RecordedReply, StoryEvent, tell
 
 SOURCE = SourceCoordinate("requests.acme", 0, 7)
 RETURNED = SourceCoordinate("returned.generate", 0, 0)

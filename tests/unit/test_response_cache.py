@@ -24,7 +24,7 @@ from fairlane.records import (
     TokenUsage,
     TopLogprob,
 )
-from fairlane.response_cache import (
+from fairlane_server.caching.responses import (
     MOST_QUESTION_CHARACTERS,
     answer_of,
     decode_answer,

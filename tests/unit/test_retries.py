@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.conversations.turns import newest_half
 from fairlane.outcomes import Code
 from fairlane.records import HistoryUse, Message, Passage
+from fairlane_server.conversations.turns import newest_half
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engine_ends import EndKind, EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem

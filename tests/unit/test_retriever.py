@@ -8,9 +8,9 @@ import pytest
 
 from fairlane.outcomes import RetrievalMode, RetrievalReason
 from fairlane.records import Retrieval, RetrievalUse
-from fairlane.retrieval.embedder import EmbedderError, OpenQueryEmbedder
-from fairlane.retrieval.store import CollectionNotFoundError, Hit
-from fairlane.store_error import StoreError
+from fairlane_server.retrieval.embedder import EmbedderError, OpenQueryEmbedder
+from fairlane_server.retrieval.store import CollectionNotFoundError, Hit
+from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.caching.query_vectors import QueryVectors
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved, Retriever

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.cache_keys import DIGEST_BYTES
-from fairlane.retrieval.embedder import FloatArray
+from fairlane_server.caching.keys import DIGEST_BYTES
+from fairlane_server.retrieval.embedder import FloatArray
 from stream_processors.dispatcher.caching.semantic_match import encode_row, nearest
 
 

@@ -11,8 +11,8 @@ from time import monotonic
 
 import pytest
 
-from fairlane import service
-from fairlane.service import MOST_SCRAPES, HealthServer, Readiness, StopSignal
+from fairlane_server.processes import service
+from fairlane_server.processes.service import MOST_SCRAPES, HealthServer, Readiness, StopSignal
 from tests.waiting import eventually
 
 HOST = "127.0.0.1"

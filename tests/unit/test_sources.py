@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.retrieval import sources
-from fairlane.retrieval.documents import Format
-from fairlane.retrieval.sources import LeftOut, Sources, SourcesError, find_sources
+from fairlane_server.retrieval import sources
+from fairlane_server.retrieval.documents import Format
+from fairlane_server.retrieval.sources import LeftOut, Sources, SourcesError, find_sources
 
 TREE = ("b.md", "a/z.txt", "a/deep/page.HTML", "c.pdf", "photo.jpg", ".git/config.txt", ".hidden.md", "a/.secret.txt")
 

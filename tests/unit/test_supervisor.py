@@ -16,7 +16,7 @@ from deploy.local.process import Instance, ProcessSpec, describe_exit
 from deploy.local.procfs import ProcessId, identify
 from deploy.local.run_record import RunRecord
 from deploy.local.supervisor import Supervisor
-from fairlane.restarts import RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 from tests.waiting import eventually
 
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.restarts import NOT_AGAIN, GiveUp, Restart, RestartPolicy
+from fairlane_server.processes.restarts import NOT_AGAIN, GiveUp, Restart, RestartPolicy
 
 POLICY = RestartPolicy(max_deaths=5, window_s=60.0, first_delay_s=0.2, max_delay_s=5.0, jitter=0.25)
 MIDDLE = 0.5

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fairlane.records import TenantGroup, TenantSpec
-from fairlane.tenants import load_tenants
+from fairlane_server.control.tenants_file import load_tenants
 from stream_processors.dispatcher.tenant_registry import TenantRegistry
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from fairlane.records import TenantGroup, TenantSpec
-from fairlane.tenants import load_tenants
 from fairlane.yaml_config import ConfigError
+from fairlane_server.control.tenants_file import load_tenants
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.topics import TopicFamily, load_families
+from fairlane_server.topics.families import TopicFamily, load_families
 from stream_processors.recorder.source import SUBSCRIPTION
 
 REPOSITORY = Path(__file__).parents[2]
@@ -22,10 +22,10 @@ CODE = {
     "dispatcher": ("stream_processors/dispatcher",),
     "consumer": ("inference_consumers",),
     "recorder": ("stream_processors/recorder",),
-    "operator": ("fairlane/cli", "fairlane/load_feed.py"),
+    "operator": ("fairlane_server/cli", "fairlane_server/kafka/load_feed.py"),
     "replayer": ("fairlane/dead_letters",),
     "tenant": ("fairlane/client",),
-    "gateway": ("producers/gateway", "fairlane/load_feed.py"),
+    "gateway": ("producers/gateway", "fairlane_server/kafka/load_feed.py"),
 }
 
 FAMILIES = {
@@ -113,16 +113,16 @@ USES = {
     ("recorder", WRITES): {},
     # `tenants list|apply` and `models apply` read what is published before they write what changed.
     ("operator", READS): {
-        "control-tenants": ("fairlane/load_feed.py", "CONTROL_TENANTS"),
-        "control-models": ("fairlane/cli/models.py", "CONTROL_MODELS"),
-        "control-capacity": ("fairlane/load_feed.py", "CONTROL_CAPACITY"),
-        "control-dispatch": ("fairlane/load_feed.py", "CONTROL_DISPATCH"),
-        "dead-letter-requests": ("fairlane/cli/dlq_options.py", "DEAD_LETTER_REQUESTS"),
-        "dead-letter-work": ("fairlane/cli/dlq_options.py", "DEAD_LETTER_WORK"),
+        "control-tenants": ("fairlane_server/kafka/load_feed.py", "CONTROL_TENANTS"),
+        "control-models": ("fairlane_server/cli/models.py", "CONTROL_MODELS"),
+        "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
+        "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
+        "dead-letter-requests": ("fairlane_server/cli/dlq_options.py", "DEAD_LETTER_REQUESTS"),
+        "dead-letter-work": ("fairlane_server/cli/dlq_options.py", "DEAD_LETTER_WORK"),
     },
     ("operator", WRITES): {
-        "control-tenants": ("fairlane/cli/tenants.py", "CONTROL_TENANTS"),
-        "control-models": ("fairlane/cli/models.py", "CONTROL_MODELS"),
+        "control-tenants": ("fairlane_server/cli/tenants.py", "CONTROL_TENANTS"),
+        "control-models": ("fairlane_server/cli/models.py", "CONTROL_MODELS"),
     },
     # An operator who may write the requests of every tenant is a role of its own.
     ("replayer", READS): {
@@ -148,8 +148,8 @@ USES = {
         "chunks": (f"{_GATEWAY}/chunk_reader.py", "chunks_topic"),
         "control-tenants": (f"{_GATEWAY}/load_watch.py", "CONTROL_TENANTS"),
         "control-models": (f"{_GATEWAY}/load_watch.py", "CONTROL_MODELS"),
-        "control-capacity": ("fairlane/load_feed.py", "CONTROL_CAPACITY"),
-        "control-dispatch": ("fairlane/load_feed.py", "CONTROL_DISPATCH"),
+        "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
+        "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
     },
     ("gateway", WRITES): {"requests": (f"{_GATEWAY}/submitter.py", "requests_topic")},
     ("tenant", WRITES): {

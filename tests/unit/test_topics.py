@@ -9,9 +9,9 @@ from fairlane import names
 from fairlane.models import load_models
 from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec
-from fairlane.tenants import load_tenants
-from fairlane.topics import TopicFamily, TopicSpec, expand, load_families, of_scope, pools_of, static
 from fairlane.yaml_config import ConfigError
+from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families, of_scope, pools_of, static
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FAMILY = """\

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import TenantSpec
-from fairlane.topic_admin import ClusterState
-from fairlane.topic_plan import (
+from fairlane_server.topics.admin import ClusterState
+from fairlane_server.topics.families import TopicFamily, TopicSpec, expand
+from fairlane_server.topics.plan import (
     AddPartitions,
     ChangeConfig,
     CreateTopic,
@@ -19,7 +20,6 @@ from fairlane.topic_plan import (
     plan,
     unknown_override_tenants,
 )
-from fairlane.topics import TopicFamily, TopicSpec, expand
 
 DAY_MS = 86_400_000
 REQUESTS = TopicFamily(

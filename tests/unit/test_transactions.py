@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import Claim, Membership
-from fairlane.transactions import FatalTransactionError, OutRecord, Settlement
+from fairlane_server.kafka.transactions import FatalTransactionError, OutRecord, Settlement
 from tests.unit.scripted_producer import BUFFER_FULL, ME, OTHER, WORK, Bench
 from tests.waiting import eventually
 

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import Claim, PartitionId
-from fairlane.transactions import OutRecord, Settlement
+from fairlane_server.kafka.transactions import OutRecord, Settlement
 from tests.unit.scripted_producer import ME, OTHER, WORK, Bench
 from tests.waiting import eventually
 

@@ -12,9 +12,9 @@ from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlane import headers, metrics
-from fairlane.cost_tokens import cost_tokens
 from fairlane.logs import get_logger
 from fairlane.trace_context import TraceHeaders, trace_headers
+from fairlane_server.cost_tokens import cost_tokens
 from producers.gateway.edge.error_answers import INTERNAL_ERROR, cut_off, internal_error
 from producers.gateway.openai.errors import REQUEST_ID_HEADER
 from producers.gateway.pipeline.caller import Caller, present

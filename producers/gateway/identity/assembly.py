@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane.clock import monotonic_ms, now_ms
-from fairlane.postgres_pool import PromptPool
-from fairlane.redis_watch import RedisWatch
 from fairlane.settings import Settings
+from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane_server.postgres.pool import PromptPool
+from fairlane_server.redis.availability import RedisWatch
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.authenticator import Authenticator
 from producers.gateway.identity.gate import Gate

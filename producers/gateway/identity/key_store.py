@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fairlane.api_keys.roles import Role, Scope
-from fairlane.postgres_pool import PromptPool, rows_for
-from fairlane.store_error import StoreError
+from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.postgres.pool import PromptPool, rows_for
+from fairlane_server.store_error import StoreError
 
 _FIND_KEY = """
 SELECT tenant, role, scopes, secret_sha256, subject, expires_at_ms, is_revoked, is_user_disabled

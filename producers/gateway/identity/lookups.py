@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from random import random
 from typing import Generic, TypeVar
 
-from fairlane.circuit_breaker import CircuitBreaker
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
+from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.key_store import StoreUnavailableError
 from producers.gateway.identity.recent import Freshness, Recent
 

@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import Depends
 
 from fairlane import metrics
-from fairlane.api_keys.roles import Scope
 from fairlane.logs import get_logger
+from fairlane_server.api_keys.roles import Scope
 from producers.gateway.identity.principal import Identity
 from producers.gateway.identity.refusals import Refusal, answer
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fairlane.api_keys.roles import Role, Scope
+from fairlane_server.api_keys.roles import Role, Scope
 
 __all__ = ["Identity", "Role", "Scope"]
 

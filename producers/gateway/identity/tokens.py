@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import jwt
 
-from fairlane.api_keys.roles import Role
-from fairlane.circuit_breaker import CircuitBreaker
 from fairlane.clock import ClockMs
 from fairlane.names import is_name
+from fairlane_server.api_keys.roles import Role
+from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.jwks import KeySetUnavailableError
 from producers.gateway.identity.key_store import IdentityStore, StoreUnavailableError, UserStanding
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairlane.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, refilled, wait_ms
+from fairlane_server.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, refilled, wait_ms
 
 MOST_OWNERS = 100_000
 _MS_PER_S = 1_000

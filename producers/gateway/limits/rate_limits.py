@@ -11,10 +11,10 @@ from redis.exceptions import RedisError
 
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
-from fairlane.redis_buckets import BUCKET_FUNCTIONS
-from fairlane.redis_state import Kind, count_refusal_of
-from fairlane.redis_watch import RedisTurns, RedisWatch
-from fairlane.token_bucket import LONGEST_WAIT_MS
+from fairlane_server.redis.availability import RedisTurns, RedisWatch
+from fairlane_server.redis.state import Kind, count_refusal_of
+from fairlane_server.redis.token_buckets import BUCKET_FUNCTIONS
+from fairlane_server.token_bucket import LONGEST_WAIT_MS
 from producers.gateway.limits.rate_buckets import Allowance, RateBook, RatePolicy, allowance
 
 log = get_logger(__name__)

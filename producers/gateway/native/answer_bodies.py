@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
-from fairlane.request_story import RecordedReply, StoryEvent
+from fairlane_server.postgres.request_timeline import RecordedReply, StoryEvent
 from producers.gateway.results.request_status import RequestStatus, Status
 
 PREFIX = "/v1"

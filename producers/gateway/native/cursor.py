@@ -6,10 +6,10 @@ from hashlib import blake2b
 
 import msgspec
 
-from fairlane.cache_entries import UNREADABLE
-from fairlane.cache_keys import canonical
 from fairlane.outcomes import Code
-from fairlane.text import NUL
+from fairlane_server.caching.entries import UNREADABLE
+from fairlane_server.caching.keys import canonical
+from fairlane_server.text import NUL
 from producers.gateway.errors import GatewayError
 from producers.gateway.results.request_store import EndedFilter, EndedPlace
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from fairlane.api_keys.roles import Scope
 from fairlane.clock import ClockMs, now_ms
 from fairlane.names import is_request_id
+from fairlane_server.api_keys.roles import Scope
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity.permission import Authenticate, permit
 from producers.gateway.identity.principal import Identity

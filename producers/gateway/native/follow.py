@@ -9,7 +9,7 @@ from random import random
 from time import monotonic
 
 from fairlane.backoff import Backoff
-from fairlane.request_story import RecordedReply
+from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.errors import GatewayError
 from producers.gateway.native.answer_bodies import Answer, DeltaAnswer, result_answer, status_answer
 from producers.gateway.native.deps import EventPolicy, NativeDeps

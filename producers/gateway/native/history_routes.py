@@ -7,8 +7,8 @@ from pydantic import AwareDatetime
 from starlette.responses import Response
 
 from fairlane.outcomes import Code, Outcome
-from fairlane.request_story import RecordedReply
-from fairlane.text import NUL
+from fairlane_server.postgres.request_timeline import RecordedReply
+from fairlane_server.text import NUL
 from producers.gateway.errors import GatewayError
 from producers.gateway.identity.principal import Identity
 from producers.gateway.native import documents

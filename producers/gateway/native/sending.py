@@ -7,7 +7,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from fairlane.records import InferenceReply
-from fairlane.request_story import RecordedReply
+from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.disconnects import ClientGoneError, unless_gone
 from producers.gateway.edge.body_limit import release_body
 from producers.gateway.idempotency import HEADER, Call

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
-from fairlane.api_keys.roles import Scope
 from fairlane.outcomes import Code
-from fairlane.text import without_nul
+from fairlane_server.api_keys.roles import Scope
+from fairlane_server.text import without_nul
 from producers.backfill.batches import INPUT_PURPOSE, Batch, new_file_id
 from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Wanted
 from producers.backfill.job_store import JobStore, new_job_id

@@ -17,10 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from fairlane.api_keys.roles import Scope as KeyScope
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
-from fairlane.text import clean_text, without_nul
+from fairlane_server.api_keys.roles import Scope as KeyScope
+from fairlane_server.text import clean_text, without_nul
 from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
 from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
 from producers.backfill.job import Fingerprint

@@ -7,9 +7,9 @@ from confluent_kafka import Consumer, Producer
 
 from fairlane.client.seams import KafkaConnector
 from fairlane.codec import Codec
-from fairlane.load_board import LoadView
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
+from fairlane_server.kafka.load_board import LoadView
 from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
 from producers.gateway.pipeline.early_answer import LoadPicture
 from producers.gateway.pipeline.load_watch import Directory, LoadWatch

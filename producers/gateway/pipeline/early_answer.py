@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fairlane.backoff import spread_ms
-from fairlane.load_board import CAPACITY_TTL_MS, LoadView, PoolRow, TenantRow
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Code, Task
 from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
+from fairlane_server.kafka.load_board import CAPACITY_TTL_MS, LoadView, PoolRow, TenantRow
 
 NO_CAPACITY = "no_capacity"
 """The gateway's own code: the pool had consumers and has lost them."""

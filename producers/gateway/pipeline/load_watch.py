@@ -8,14 +8,14 @@ from fairlane.backoff import Backoff
 from fairlane.clock import now_ms
 from fairlane.cluster import ClusterError
 from fairlane.codec import Codec
-from fairlane.feeds import Feed
-from fairlane.load_board import LoadBoard, LoadView
-from fairlane.load_feed import LoadFeed
 from fairlane.logs import get_logger
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.registry import RegistryError
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.feeds import Feed
+from fairlane_server.kafka.load_board import LoadBoard, LoadView
+from fairlane_server.kafka.load_feed import LoadFeed
 from producers.gateway.pipeline.early_answer import Registry
 
 log = get_logger(__name__)

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from fairlane.circuit_breaker import CircuitBreaker
 from fairlane.client.seams import KafkaHeaders
 from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
@@ -19,6 +18,7 @@ from fairlane.kafka import MAY_BE_PUBLISHED, ClientConfig, idempotent_producer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.settings import Settings
+from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.errors import GatewayError
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.refusals import away, busy, busy_with_tenant, not_confirmed

@@ -15,8 +15,8 @@ from fairlane.logs import get_logger
 from fairlane.names import GATEWAY_REPLIES, is_request_id, requests_topic
 from fairlane.outcomes import Code
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
-from fairlane.reply_partition import new_request_id, partition_of
 from fairlane.trace_context import TraceHeaders
+from fairlane_server.kafka.reply_partition import new_request_id, partition_of
 from producers.gateway.errors import GatewayError
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.caller import present

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fairlane.request_story import RecordedReply
+from fairlane_server.postgres.request_timeline import RecordedReply
 
 Arrival = asyncio.Future[RecordedReply]
 

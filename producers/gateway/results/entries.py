@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import msgspec
 
-from fairlane.cache_entries import UNREADABLE
-from fairlane.cache_keys import CacheKey
 from fairlane.records import InferenceReply
-from fairlane.request_story import RecordedReply
+from fairlane_server.caching.entries import UNREADABLE
+from fairlane_server.caching.keys import CacheKey
+from fairlane_server.postgres.request_timeline import RecordedReply
 
 MOST_ENTRY_BYTES = 1_048_576
 """Larger replies are found in Postgres alone."""

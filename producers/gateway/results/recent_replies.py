@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from threading import Lock
 
-from fairlane.request_story import RecordedReply
+from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.reply_errors import was_not_run
 
 KEEP_MS = 5_000

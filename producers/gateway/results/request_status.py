@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import InferenceReply
-from fairlane.request_story import History, Place, RecordedReply, StoryEvent, tell
+from fairlane_server.postgres.request_timeline import History, Place, RecordedReply, StoryEvent, tell
 from producers.gateway.reply_errors import NOT_RUN
 from producers.gateway.results.entries import Accepted
 

@@ -6,11 +6,18 @@ from typing import Any, Protocol
 
 from fairlane.names import is_name
 from fairlane.outcomes import Outcome
-from fairlane.postgres_pool import PromptPool, Question, rows_for
 from fairlane.records import LabelScore, Output, TokenLogprob, TopLogprob
-from fairlane.request_history import DECISIONS, REPLIES, REPLY_COLUMNS, USAGE, history_of, recorded_reply
-from fairlane.request_story import History, RecordedReply
-from fairlane.store_error import StoreError
+from fairlane_server.postgres.pool import PromptPool, Question, rows_for
+from fairlane_server.postgres.request_history import (
+    DECISIONS,
+    REPLIES,
+    REPLY_COLUMNS,
+    USAGE,
+    history_of,
+    recorded_reply,
+)
+from fairlane_server.postgres.request_timeline import History, RecordedReply
+from fairlane_server.store_error import StoreError
 from producers.gateway.reply_errors import NOT_RUN
 
 LOOK_UP_TIMEOUT_S = 2.0

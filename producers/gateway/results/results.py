@@ -8,16 +8,16 @@ from typing import TypeVar
 from redis.asyncio import Redis
 
 from fairlane.backoff import Backoff, spread_ms
-from fairlane.cache_keys import CacheKey, CacheName, request_key
-from fairlane.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane.clock import ClockMs, monotonic_ms, now_ms
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, InferenceRequest
-from fairlane.redis_cache import RedisCache
-from fairlane.request_story import History, RecordedReply
 from fairlane.settings import Settings
-from fairlane.store_error import StoreError
+from fairlane_server.caching.keys import CacheKey, CacheName, request_key
+from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane_server.postgres.request_timeline import History, RecordedReply
+from fairlane_server.redis.cache import RedisCache
+from fairlane_server.store_error import StoreError
 from producers.gateway.errors import UNAVAILABLE, GatewayError
 from producers.gateway.reply_errors import was_not_run
 from producers.gateway.results.arrivals import Arrivals

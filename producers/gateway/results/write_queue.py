@@ -6,9 +6,9 @@ from collections.abc import Callable
 from threading import Lock
 
 from fairlane import metrics
-from fairlane.cache_keys import CacheKey
 from fairlane.logs import get_logger
-from fairlane.redis_cache import RedisCache
+from fairlane_server.caching.keys import CacheKey
+from fairlane_server.redis.cache import RedisCache
 
 log = get_logger(__name__)
 

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fairlane.cache_keys import CacheKey
 from fairlane.logs import get_logger
 from fairlane.outcomes import CacheMode
 from fairlane.records import CacheUse
-from fairlane.response_cache import (
+from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.responses import (
     CachedAnswer,
     may_be_kept,
     response_key,
@@ -18,7 +18,7 @@ from fairlane.response_cache import (
     semantic_query,
     wording,
 )
-from fairlane.retrieval.embedder import EmbedderError, FloatArray
+from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
 from stream_processors.dispatcher.caching.caches import ResponseCache, SemanticCache
 from stream_processors.dispatcher.caching.query_vectors import QueryVectors
 from stream_processors.dispatcher.caching.semantic_match import NO_WORDING, Wording

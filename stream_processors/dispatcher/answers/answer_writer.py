@@ -6,8 +6,8 @@ from fairlane import names
 from fairlane.codec import Codec
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import AuditEvent, InferenceReply, Timings, UsageEvent
-from fairlane.reply_record import reply_record
-from fairlane.transactions import OutRecord
+from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.transactions import OutRecord
 from stream_processors.dispatcher.answers.answer_lookup import KnownAnswer
 from stream_processors.dispatcher.queued_request import QueuedRequest
 

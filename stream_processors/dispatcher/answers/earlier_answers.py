@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fairlane.cache_keys import CacheKey
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.outcomes import CacheMode
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate
+from fairlane_server.caching.keys import CacheKey
 from stream_processors.dispatcher.answers.answer_lookup import AnswerLookup, KnownAnswer, Question
 from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.queued_request import QueuedRequest

@@ -7,13 +7,13 @@ from math import isfinite
 import msgspec
 import numpy as np
 
-from fairlane.cache_entries import UNREADABLE
-from fairlane.cache_keys import CacheKey, CacheName, embedding_key, retrieval_key
 from fairlane.clock import ClockMs
-from fairlane.redis_cache import RedisCache, Result, count
-from fairlane.response_cache import CachedAnswer, decode_answer, encode_answer
-from fairlane.retrieval.embedder import FloatArray, QueryEmbedder
-from fairlane.retrieval.store import Collection, Hit
+from fairlane_server.caching.entries import UNREADABLE
+from fairlane_server.caching.keys import CacheKey, CacheName, embedding_key, retrieval_key
+from fairlane_server.caching.responses import CachedAnswer, decode_answer, encode_answer
+from fairlane_server.redis.cache import RedisCache, Result, count
+from fairlane_server.retrieval.embedder import FloatArray, QueryEmbedder
+from fairlane_server.retrieval.store import Collection, Hit
 from stream_processors.dispatcher.caching.hot_cache import HotCache, HotPolicy
 from stream_processors.dispatcher.caching.semantic_match import NO_WORDING, Wording, encode_row, nearest
 from stream_processors.dispatcher.caching.singleflight import Singleflight
@@ -95,7 +95,7 @@ class EmbeddingCache:
 
 @dataclass(slots=True)
 class ResponseCache:
-    """Exact answers. The consumers store them, under the same keys (``fairlane.response_cache``)."""
+    """Exact answers. The consumers store them, under the same keys (``fairlane_server.caching.responses``)."""
 
     redis: RedisCache
 
@@ -117,9 +117,11 @@ class SimilarAnswer:
 
 @dataclass(slots=True)
 class SemanticCache:
-    """Answers to questions that mean the same, within a group whose other parts are the same
-    (``fairlane.response_cache.semantic_group``): per group a list of the latest questions' vectors, each with the key
-    of its exact answer, which may not be there yet, or not any more."""
+    """Answers to questions with the same meaning and otherwise equal requests (``semantic_group``).
+
+    Each group has a list of the latest questions' vectors, each with the key of its exact answer. That answer may not
+    be stored yet, or may have expired.
+    """
 
     redis: RedisCache
     threshold: float

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from fairlane.cache_keys import CacheKey
+from fairlane_server.caching.keys import CacheKey
 from stream_processors.dispatcher.caching.frequency_sketch import FrequencySketch
 
 ValueT = TypeVar("ValueT")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fairlane.retrieval.embedder import FloatArray, QueryEmbedder
+from fairlane_server.retrieval.embedder import FloatArray, QueryEmbedder
 from stream_processors.dispatcher.caching.caches import EmbeddingCache
 
 

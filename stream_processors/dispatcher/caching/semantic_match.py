@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from fairlane.cache_entries import UNREADABLE
-from fairlane.cache_keys import DIGEST_BYTES
-from fairlane.retrieval.embedder import FloatArray
+from fairlane_server.caching.entries import UNREADABLE
+from fairlane_server.caching.keys import DIGEST_BYTES
+from fairlane_server.retrieval.embedder import FloatArray
 
 _HALF = np.dtype("<f2")
 
 
 Wording = tuple[bytes, bytes]
-"""Digests of a question's words in whatever order, and in theirs (``fairlane.response_cache.wording``)."""
+"""Digests of a question's words in whatever order, and in theirs (``fairlane_server.caching.responses.wording``)."""
 
 NO_WORDING: Wording = (b"", b"")
 

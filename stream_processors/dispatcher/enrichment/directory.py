@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from fairlane.clock import ClockMs
-from fairlane.retrieval.store import Collection
+from fairlane_server.retrieval.store import Collection
 
 
 @dataclass(slots=True)

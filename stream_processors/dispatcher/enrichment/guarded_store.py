@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from fairlane.clock import ClockMs
-from fairlane.retrieval.embedder import FloatArray
-from fairlane.retrieval.store import Collection, Found, VectorStore
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.store import Collection, Found, VectorStore
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, TenantBreakers
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from fairlane.circuit_breaker import CircuitBreaker
 from fairlane.clock import ClockMs
-from fairlane.conversations.turns import Turns, TurnStore
 from fairlane.logs import get_logger
 from fairlane.outcomes import HistoryReason
-from fairlane.store_error import StoreError
+from fairlane_server.circuit_breaker import CircuitBreaker
+from fairlane_server.conversations.turns import Turns, TurnStore
+from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.place import NoPlaceError
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError, TenantBreakers
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairlane.conversations.turns import MOST_TURNS, Turn
 from fairlane.records import Message
-from fairlane.text import CHARACTERS_OF_A_TOKEN, TOKEN, room_of
+from fairlane_server.conversations.turns import MOST_TURNS, Turn
+from fairlane_server.text import CHARACTERS_OF_A_TOKEN, TOKEN, room_of
 from stream_processors.dispatcher.enrichment.passage_room import ESTIMATE_MARGIN
 
 MAX_HISTORY_TOKENS = 16_384

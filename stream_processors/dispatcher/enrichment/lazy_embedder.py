@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from fairlane.logs import get_logger
-from fairlane.retrieval.embedder import EmbedderError, FloatArray, OpenQueryEmbedder
+from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, OpenQueryEmbedder
 
 log = get_logger(__name__)
 

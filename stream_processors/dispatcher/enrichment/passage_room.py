@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest, ModelVersion
-from fairlane.retrieval.store import Hit
+from fairlane_server.retrieval.store import Hit
 
 _FRAME_TOKENS = 48
 """What a prompt template puts around all passages."""

@@ -10,10 +10,10 @@ from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.outcomes import RetrievalMode, RetrievalReason
 from fairlane.records import Retrieval, RetrievalUse
-from fairlane.retrieval.embedder import EmbedderError
-from fairlane.retrieval.rank_fusion import fuse
-from fairlane.retrieval.store import Collection, CollectionNotFoundError, Hit, VectorStore
-from fairlane.store_error import StoreError
+from fairlane_server.retrieval.embedder import EmbedderError
+from fairlane_server.retrieval.rank_fusion import fuse
+from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Hit, VectorStore
+from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.caching.query_vectors import QueryVectors
 from stream_processors.dispatcher.caching.singleflight import Singleflight
 from stream_processors.dispatcher.enrichment.directory import CollectionDirectory

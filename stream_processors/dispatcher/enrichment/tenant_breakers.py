@@ -7,10 +7,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fairlane.circuit_breaker import CircuitBreaker
 from fairlane.clock import ClockMs
-from fairlane.retrieval.store import CollectionNotFoundError
-from fairlane.store_error import StoreError
+from fairlane_server.circuit_breaker import CircuitBreaker
+from fairlane_server.retrieval.store import CollectionNotFoundError
+from fairlane_server.store_error import StoreError
 
 GRACE_S = 0.02
 """How much later than a call that ends in time by itself its guard ends it: of two time-outs at once, only the outer

@@ -3,9 +3,9 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from fairlane.cost_tokens import cost_tokens
 from fairlane.outcomes import Outcome
 from fairlane.records import ModelVersion, UsageEvent
+from fairlane_server.cost_tokens import cost_tokens
 
 BYTES_PER_TOKEN = 4
 _EXPECTED_OUTPUT_TOKENS = 256

@@ -5,9 +5,9 @@ from collections import OrderedDict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
-from fairlane.conversations.turns import newest_half
 from fairlane.outcomes import Degradation, RetrievalMode, Task
 from fairlane.records import InferenceRequest, Message, ModelVersion, Passage
+from fairlane_server.conversations.turns import newest_half
 from stream_processors.dispatcher.validation import size_of_input
 
 LADDER: tuple[Degradation, ...] = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fairlane.records import SourceCoordinate, TenantSpec
-from fairlane.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, refilled, wait_ms
+from fairlane_server.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, refilled, wait_ms
 
 _MS_PER_S = 1_000
 _MS_PER_MINUTE = 60_000

@@ -1,5 +1,0 @@
-"""The command ``fairlane``: what an operator does to a deployment. One module a group of commands."""
-
-from fairlane.cli.app import main
-
-__all__ = ["main"]

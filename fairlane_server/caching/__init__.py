@@ -1,0 +1,1 @@
+"""Caching: keys, sealed entries, and responses that may be given again."""

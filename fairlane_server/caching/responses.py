@@ -1,0 +1,243 @@
+"""Answers that may be given again: what they are asked for by, and what is kept of them. Pure.
+
+The dispatcher looks answers up, the consumers store them: both make the key here. What an answer depends on is in its
+key; what only says where it goes and when (id, priority, time-out, reply topic, metadata, group, streaming) is not.
+"""
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import isfinite
+
+import msgspec
+
+from fairlane.outcomes import Outcome, RetrievalMode, Task
+from fairlane.records import (
+    InferenceReply,
+    InferenceRequest,
+    Output,
+    Parameters,
+    PassageReference,
+    RequestInput,
+    TokenUsage,
+    WorkItem,
+)
+from fairlane_server.caching.entries import UNREADABLE
+from fairlane_server.caching.keys import CacheKey, CacheName, Canonical, cache_key, canonical
+
+MOST_QUESTION_CHARACTERS = 300
+"""Of a question that one which means the same may answer."""
+
+WORDING_BYTES = 8
+
+_MOST_NUMBER = 2**53
+_USER = "user"
+_WORD = re.compile(r"[^\W_]+(?:['\u2019.,:/-][^\W_]+)*")
+_SENTENCE_BEGINS = re.compile(r"[.!?:\n][\s\"'(\u201c\u2018]*\Z|\A[\s\"'(\u201c\u2018]*\Z")
+_SIGHT = 8
+_NEGATIONS = frozenset(
+    {"no", "not", "nor", "none", "never", "nothing", "nobody", "neither", "without", "except", "cannot"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """An answer as its first asker got it. ``request_id`` is that request's, of the same tenant; ``usage`` is what it
+    cost then."""
+
+    request_id: str
+    model: str
+    model_version: str
+    task: str
+    engine: str | None
+    output: Output
+    finish_reason: str | None
+    usage: TokenUsage
+    passages: tuple[PassageReference, ...]
+    finished_at_ms: int
+
+
+def response_key(
+    tenant: str, request: InferenceRequest, model_version: str, collection_version: int | None
+) -> CacheKey | None:
+    """The key of the exact answer to this request; None for one whose answer is not the same the next time.
+
+    Args:
+        tenant: of the request's topic.
+        request: with the parameters that it runs with.
+        model_version: of ``request.model``.
+        collection_version: of ``request.retrieval.collection``; None without retrieval.
+    """
+    if not _is_repeatable(request, collection_version):
+        return None
+    return cache_key(
+        CacheName.RESPONSE,
+        tenant,
+        request.model,
+        model_version,
+        request.task,
+        _input(request.input),
+        _parameters(request.parameters),
+        _retrieval(request, collection_version),
+    )
+
+
+def semantic_group(
+    tenant: str, request: InferenceRequest, model_version: str, collection_version: int | None, embedder: str
+) -> CacheKey | None:
+    """The key of all requests that differ in their last user message alone, and may be answered alike if those mean the
+    same to the embedder; None for a request that belongs to no such group. Their messages have the same
+    ``distinctive_words``."""
+    query = semantic_query(request)
+    if query is None or not _is_repeatable(request, collection_version):
+        return None
+    before = request.input.messages[:-1] if request.input.messages else ()
+    return cache_key(
+        CacheName.SEMANTIC,
+        tenant,
+        request.model,
+        model_version,
+        embedder,
+        "prompt" if request.input.messages is None else "messages",
+        [(message.role, message.content) for message in before],
+        distinctive_words(query),
+        _parameters(request.parameters),
+        _retrieval(request, collection_version),
+    )
+
+
+def semantic_query(request: InferenceRequest) -> str | None:
+    """What has to mean the same: the prompt, or the last message if it is the user's; None for a long one, whose
+    question would drown in what it is about."""
+    given = request.input
+    if request.task != Task.GENERATE or (given.messages is None) == (given.prompt is None):
+        return None
+    text = given.prompt or ""
+    if given.messages:
+        last = given.messages[-1]
+        text = last.content if last.role == _USER else ""
+    return text if 0 < len(text) <= MOST_QUESTION_CHARACTERS else None
+
+
+def distinctive_words(text: str) -> tuple[str, ...]:
+    """What a small embedder hardly sees and an answer hangs on: numbers, names and negations, in lower case, in their
+    order. A name has a capital letter elsewhere than at the beginning of a sentence."""
+    found = []
+    for match in _WORD.finditer(text):
+        word = match[0]
+        begins = _SENTENCE_BEGINS.search(text, max(0, match.start() - _SIGHT), match.start()) is not None
+        capitals = word[1:] if begins or match.start() == 0 else word
+        is_name = capitals != capitals.lower() and word.split("'")[0].split("\u2019")[0] != "I"
+        plain = word.lower().replace("\u2019", "'")
+        if is_name or any(map(str.isnumeric, word)) or plain in _NEGATIONS or plain.endswith("n't"):
+            found.append(plain)
+    return tuple(found)
+
+
+def wording(text: str) -> tuple[bytes, bytes]:
+    """Digests of the words of a text in whatever order, and in theirs. For an embedder that adds words up, the same
+    words in another order mean the same."""
+    words = [match[0].casefold() for match in _WORD.finditer(text)]
+    return _digest(sorted(words)), _digest(words)
+
+
+def _digest(words: list[str]) -> bytes:
+    return blake2b(canonical(words), digest_size=WORDING_BYTES).digest()
+
+
+def answer_of(work: WorkItem, reply: InferenceReply) -> tuple[CacheKey, CachedAnswer] | None:
+    """What to store of a finished piece of work, and under which key; None for an answer that is not what an
+    undisturbed run would give again. Whether the request wants its answer stored is for the caller to look at."""
+    request, use = work.request, work.retrieval_use
+    if reply.outcome != Outcome.OK or reply.replayed or reply.output is None or reply.model_version is None:
+        return None
+    if (reply.tenant, reply.request_id) != (work.tenant, request.request_id):
+        return None
+    if (reply.model, reply.model_version) != (request.model, work.model_version):
+        return None
+    if work.degradations or reply.degradations:
+        return None
+    if request.retrieval is not None:
+        wanted = request.retrieval
+        if use is None or use.reason is not None or (use.collection, use.mode) != (wanted.collection, wanted.mode):
+            return None
+    key = response_key(work.tenant, request, work.model_version, None if use is None else use.collection_version)
+    if key is None or not _is_finite(reply.output, reply.passages):
+        return None
+    return key, CachedAnswer(
+        request_id=reply.request_id,
+        model=request.model,
+        model_version=work.model_version,
+        task=request.task,
+        engine=reply.engine,
+        output=reply.output,
+        finish_reason=reply.finish_reason,
+        usage=reply.usage,
+        passages=reply.passages,
+        finished_at_ms=reply.timings.engine_finished_at_ms or 0,
+    )
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(CachedAnswer)
+
+
+def encode_answer(answer: CachedAnswer) -> bytes:
+    """The payload of an entry."""
+    return _encoder.encode(answer)
+
+
+def decode_answer(payload: bytes) -> CachedAnswer | None:
+    """What ``encode_answer`` made; None for anything else, and for numbers that are none or cannot be."""
+    try:
+        answer = _decoder.decode(payload)
+    except UNREADABLE:
+        return None
+    usage = answer.usage
+    numbers = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, answer.finished_at_ms
+    if not all(0 <= number <= _MOST_NUMBER for number in numbers):
+        return None
+    return answer if _is_finite(answer.output, answer.passages) else None
+
+
+def may_be_kept(request: InferenceRequest) -> bool:
+    """Whether there is a key for it at all, whatever its collection is by now."""
+    return _is_repeatable(request, 0)
+
+
+def _is_repeatable(request: InferenceRequest, collection_version: int | None) -> bool:
+    """Whether the same request gets the same answer again: nothing is drawn by chance, and it depends on nothing that
+    goes on changing."""
+    if request.parameters.temperature != 0 or request.conversation_id is not None:
+        return False
+    if request.retrieval is None:
+        return True
+    # With mode cached the passages depend on what was asked for before.
+    return collection_version is not None and request.retrieval.mode != RetrievalMode.CACHED
+
+
+def _input(given: RequestInput) -> Canonical:
+    messages = None if given.messages is None else [(one.role, one.content) for one in given.messages]
+    return messages, given.prompt, given.texts, given.query, given.documents, given.image
+
+
+def _parameters(given: Parameters) -> Canonical:
+    sampling = float(given.temperature), float(given.top_p), given.seed
+    return given.max_tokens, sampling, given.stop, given.logprobs
+
+
+def _retrieval(request: InferenceRequest, collection_version: int | None) -> Canonical:
+    wanted = request.retrieval
+    return None if wanted is None else (wanted.collection, collection_version, wanted.mode, wanted.top_k)
+
+
+def _is_finite(output: Output, passages: tuple[PassageReference, ...]) -> bool:
+    numbers = [passage.score for passage in passages]
+    numbers += output.scores or ()
+    numbers += (label.score for label in output.labels or ())
+    for vector in output.embeddings or ():
+        numbers += vector
+    for token in output.logprobs or ():
+        numbers.append(token.logprob)
+        numbers += (other.logprob for other in token.top)
+    return all(map(isfinite, numbers))

@@ -1,0 +1,69 @@
+"""The commands, put together, and what every one of them does when something is wrong."""
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from fairlane.cluster import ClusterError
+from fairlane.registry import RegistryError
+from fairlane.yaml_config import ConfigError
+from fairlane_server.cli import (
+    collections,
+    conversations,
+    db,
+    dlq,
+    explain,
+    keys,
+    models,
+    schemas,
+    tenants,
+    top,
+    topics,
+    users,
+)
+from fairlane_server.cli.output import FAILURE, fail
+from fairlane_server.postgres.migrations import DatabaseError
+
+app = typer.Typer(
+    name="fairlane",
+    help="Operate a Fairlane deployment. Settings come from the environment; options override them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(topics.app, name="topics")
+app.add_typer(tenants.app, name="tenants")
+app.add_typer(models.app, name="models")
+app.add_typer(schemas.app, name="schemas")
+app.add_typer(db.app, name="db")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(collections.app, name="collections")
+app.add_typer(conversations.app, name="conversations")
+app.add_typer(keys.app, name="keys")
+app.add_typer(users.app, name="users")
+app.command("explain")(explain.explain_command)
+app.command("top")(top.top_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit: 0 done, 1 an error said in one line, 2 changes pending (``topics plan``).
+
+    A wrong option exits 1 as well, so that 2 keeps its one meaning.
+    """
+    try:
+        code = app(arguments, prog_name="fairlane", standalone_mode=False)
+    except typer.Abort:
+        fail("stopped")
+    except typer.TyperException as error:
+        message = error.format_message()
+        if "\n" in message:  # a group without a command: its whole help
+            typer.echo(message, err=True)
+            sys.exit(FAILURE)
+        fail(f"{message} (see --help)")
+    except (ConfigError, ClusterError, RegistryError, DatabaseError, OSError) as error:
+        fail(str(error))
+    sys.exit(code if isinstance(code, int) else 0)

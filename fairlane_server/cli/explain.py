@@ -1,0 +1,124 @@
+"""``fairlane explain``: the story of one request."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from fairlane.names import is_name
+from fairlane_server.cli.options import AsJson, settings_with
+from fairlane_server.cli.output import fail, printable, say, show_json, show_table
+from fairlane_server.postgres.request_history import read_history
+from fairlane_server.postgres.request_timeline import Place, StoryEvent, tell
+
+# The longest first: a name ends in exactly one of them.
+_UNITS = (
+    ("_tokens_per_s", " tokens/s"),
+    ("_per_s", "/s"),
+    ("_tokens", " tokens"),
+    ("_requests", " requests"),
+    ("_bytes", " bytes"),
+    ("_ms", " ms"),
+    ("_s", " s"),
+)
+_INSTANT = "_at_ms"
+
+RequestId = Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The id as it was published.", show_default=False)]
+Tenant = Annotated[
+    str | None,
+    typer.Option(metavar="TENANT", help="Of this tenant alone; by default of every tenant that used the id."),
+]
+
+
+def explain_command(request_id: RequestId, tenant: Tenant = None, *, as_json: AsJson = False) -> None:
+    """Tell what became of a request: every decision with its inputs, and when each stage was reached.
+
+    From the tables that the recorder fills (POSTGRES_DSN), so what happened a moment ago may not be there yet.
+    """
+    if not request_id:
+        fail("REQUEST_ID must not be empty")
+    if tenant is not None and not is_name(tenant):
+        fail(f"--tenant {printable(tenant)}: no tenant can have this name")
+    places = tell(read_history(settings_with(), request_id, tenant))
+    if not places:
+        of = "" if tenant is None else f" of tenant {tenant}"
+        fail(f"nothing is recorded of request {printable(request_id)}{of}: a wrong id, or the recorder is behind")
+    if as_json:
+        show_json({"request_id": request_id, "places": [_as_json(place) for place in places]})
+        return
+    for number, place in enumerate(places, 1):
+        if number > 1:
+            say("")
+        _show(request_id, place, f" ({number} of {len(places)} places with this id)" if len(places) > 1 else "")
+
+
+def _as_json(place: Place) -> dict[str, object]:
+    began_at_ms = place.began_at_ms
+    return {
+        "tenant": place.tenant,
+        "source": asdict(place.source),
+        "state": place.state,
+        "began_at_ms": began_at_ms,
+        "events": [{"offset_ms": event.at_ms - began_at_ms, **_event_as_json(event)} for event in place.events],
+    }
+
+
+def _event_as_json(event: StoryEvent) -> dict[str, object]:
+    values = asdict(event)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _show(request_id: str, place: Place, which: str) -> None:
+    source = place.source
+    began = datetime.fromtimestamp(place.began_at_ms / 1_000, UTC)
+    where = f"{source.topic}-{source.partition}@{source.offset}" if source.topic else "a place that is not known"
+    say(f"request {printable(request_id)}{which}")
+    say(f"tenant {printable(place.tenant)}, {printable(where)}, {began:%Y-%m-%d %H:%M:%S}.{began:%f}"[:-3] + " UTC")
+    say(f"state: {place.state}")
+    show_table(
+        ("ms", "event", "by", "what"),
+        [
+            (
+                f"+{event.at_ms - place.began_at_ms:,}",
+                event.event.replace("_", " "),
+                event.actor or "",
+                ", ".join(_words(event, place.began_at_ms)),
+            )
+            for event in place.events
+        ],
+    )
+
+
+def _words(event: StoryEvent, began_at_ms: int) -> Iterable[str]:
+    if event.code is not None:
+        yield event.code
+    if event.message is not None:
+        yield event.message
+    for name, value in event.details.items():
+        yield with_unit(name, value, began_at_ms)
+
+
+def with_unit(name: str, value: str, began_at_ms: int) -> str:
+    """``waited_ms`` and "35" as "waited 35 ms"; an instant (``_at_ms``) relative to the first event."""
+    if name.endswith(_INSTANT) and value.isdecimal():
+        return f"{_label(name, _INSTANT)} {int(value) - began_at_ms:+,} ms"
+    for suffix, unit in _UNITS:
+        if name.endswith(suffix) and name != suffix:
+            return f"{_label(name, suffix)} {_number(value)}{unit}"
+    return f"{name.replace('_', ' ')} {_number(value)}"
+
+
+def _label(name: str, suffix: str) -> str:
+    return name.removesuffix(suffix).replace("_", " ")
+
+
+def _number(value: str) -> str:
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    if number.is_integer():
+        return f"{int(number):,}"
+    return f"{number:,.1f}" if abs(number) >= 100 else f"{number:.3g}"

@@ -1,0 +1,172 @@
+"""``fairlane keys``: the API keys that callers of the gateway show."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairlane import logs
+from fairlane.clock import now_ms
+from fairlane.names import is_name
+from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.cli.options import AsJson, settings_with
+from fairlane_server.cli.output import fail, printable, say, show_json, show_table, warn
+from fairlane_server.postgres.migrations import missing_extra
+from fairlane_server.time_spans import span_ms
+
+if TYPE_CHECKING:
+    from fairlane_server.api_keys.registry import ApiKey, ApiKeys, IssuedKey
+
+_LONGEST_MS = 3_660 * 86_400_000
+
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Of the key: 16 digits and letters.", show_default=False)]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose key it is.", show_default=False)]
+OneTenant = Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.")]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="What it is for.", show_default=False)]
+OfRole = Annotated[Role, typer.Option("--role", help="What it may do.")]
+Scopes = Annotated[
+    list[Scope] | None,
+    typer.Option("--scope", help="Narrow it to this; may be given several times. By default all its role may."),
+]
+OfUser = Annotated[
+    str | None, typer.Option("--user", metavar="SUBJECT", help="The user it is for, who may then be disabled.")
+]
+Expires = Annotated[
+    str | None, typer.Option("--expires", metavar="SPAN", help="How long it lives: 90s, 30m, 2h, 7d. By default ever.")
+]
+RotatedExpires = Annotated[
+    str | None, typer.Option("--expires", metavar="SPAN", help="How long the new one lives; by default as the old one.")
+]
+Overlap = Annotated[str, typer.Option(metavar="SPAN", help="How long the old one still passes: 0s, 30m, 2h, 7d.")]
+Ended = Annotated[bool, typer.Option("--all", help="Also what was revoked or has expired.")]
+
+app = typer.Typer(help="API keys of the gateway, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).", no_args_is_help=True)
+
+
+@app.command("create")
+def create_command(
+    tenant: Tenant,
+    name: Name,
+    role: OfRole = Role.TENANT,
+    scope: Scopes = None,
+    user: OfUser = None,
+    expires: Expires = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it. It is shown this once: only a hash of it is kept."""
+    checked_tenant(tenant)
+    expires_in_ms = _span("--expires", expires, least_ms=1)
+    with opened() as keys:
+        issued = keys.create(tenant, name, role, scope or (), user=user, expires_in_ms=expires_in_ms)
+    _show_issued(issued, as_json=as_json)
+
+
+@app.command("list")
+def list_command(tenant: OneTenant = None, *, ended: Ended = False, as_json: AsJson = False) -> None:
+    """List the keys, without their secrets, which nobody knows."""
+    if tenant is not None:
+        checked_tenant(tenant)
+    with opened() as keys:
+        found = keys.list(tenant, ended=ended)
+    if as_json:
+        show_json({"keys": [asdict(key) for key in found]})
+    elif not found:
+        say("there are no keys")
+    else:
+        show_table(
+            ("key", "tenant", "name", "role", "scopes", "user", "state", "created (UTC)", "expires", "last used"),
+            [_row(key) for key in found],
+        )
+
+
+@app.command("revoke")
+def revoke_command(key_id: KeyId, *, as_json: AsJson = False) -> None:
+    """End a key. Every gateway that reaches Postgres refuses it within about a second."""
+    with opened() as keys:
+        key = keys.revoke(key_id)
+    if as_json:
+        show_json({"revoked": asdict(key)})
+    else:
+        say(f"revoked {key.key_id} of tenant {key.tenant} ({printable(key.name)})")
+
+
+@app.command("rotate")
+def rotate_command(
+    key_id: KeyId, overlap: Overlap = "0s", expires: RotatedExpires = None, *, as_json: AsJson = False
+) -> None:
+    """Make a key that may do what this one may, print it, and end this one after the overlap."""
+    overlap_ms = _span("--overlap", overlap) or 0
+    expires_in_ms = _span("--expires", expires, least_ms=1)
+    with opened() as keys:
+        issued = keys.rotate(key_id, overlap_ms, expires_in_ms)
+    _show_issued(issued, as_json=as_json)
+
+
+@contextmanager
+def opened() -> "Iterator[ApiKeys]":
+    """The keys, as whoever owns the tables; ends the command with one line for what is somebody's to mend."""
+    settings = settings_with()
+    try:
+        from fairlane_server.api_keys.registry import ApiKeys, ApiKeysError
+    except ImportError as error:
+        fail(str(missing_extra(error)))
+    # What is done to keys is logged, on stderr.
+    logs.configure(settings, "keys")
+    dsn = settings.postgres_owner_dsn or settings.postgres_dsn
+    try:
+        with ApiKeys(dsn.get_secret_value()) as keys:
+            yield keys
+    except ApiKeysError as error:
+        fail(printable(str(error)))
+
+
+def checked_tenant(tenant: str) -> None:
+    """Ends the command for what cannot be a tenant."""
+    if not is_name(tenant):
+        fail(f"--tenant {printable(tenant)}: no tenant can have this name")
+
+
+def _show_issued(issued: "IssuedKey", *, as_json: bool) -> None:
+    if as_json:
+        show_json({"key": asdict(issued.key), "api_key": issued.text})
+        return
+    say(issued.text)
+    warn(f"key {issued.key.key_id} of tenant {issued.key.tenant} is shown this once: keep it where secrets are kept")
+
+
+def _span(option: str, text: str | None, least_ms: int = 0) -> int | None:
+    if text is None:
+        return None
+    found = span_ms(text)
+    if found is None or not least_ms <= found <= _LONGEST_MS:
+        fail(f"{option} {printable(text)}: no span of at most 3660 days (90s, 30m, 2h, 7d)")
+    return found
+
+
+def _row(key: "ApiKey") -> tuple[str, ...]:
+    return (
+        key.key_id,
+        key.tenant,
+        key.name,
+        key.role,
+        ", ".join(key.scopes) or "all",
+        key.user or "-",
+        _state(key),
+        _time(key.created_at_ms),
+        _time(key.expires_at_ms),
+        _time(key.last_used_at_ms),
+    )
+
+
+def _state(key: "ApiKey") -> str:
+    if key.revoked_at_ms is not None:
+        return "revoked"
+    return "expired" if key.expires_at_ms is not None and key.expires_at_ms <= now_ms() else "valid"
+
+
+def _time(at_ms: int | None) -> str:
+    return "-" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M}"

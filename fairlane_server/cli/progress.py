@@ -1,0 +1,110 @@
+"""Bars for what takes its time: on stderr, and only where a person watches. A bar shows how much is done, how fast it
+goes, how long it will take yet, and a note."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from fairlane_server.cli.pace import Pace
+
+
+class Tell(Protocol):
+    """What is told how much is done, and what else is worth a few words."""
+
+    def __call__(self, done: int, note: str = "") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars one below the other. May be used from several threads."""
+
+    progress: Progress
+    clock: Callable[[], float]
+
+    @contextmanager
+    def bar(self, what: str, total: int, done: int = 0) -> Iterator[Tell]:
+        """One more bar, until the context ends; ``done`` was done before. Yields what is told how much of ``total`` is
+        done."""
+        pace = Pace(total, done, self.clock())
+        task = self.progress.add_task(what, total=total, completed=done, pace=pace)
+
+        def tell(done: int, note: str = "") -> None:
+            pace.step(done, self.clock())
+            self.progress.update(task, completed=done, description=f"{what} {note}".rstrip())
+
+        try:
+            yield tell
+        finally:
+            self.progress.refresh()
+            self.progress.remove_task(task)
+
+
+@contextmanager
+def progress_bars(*, as_json: bool = False, clock: Callable[[], float] = monotonic) -> Iterator[Bars | None]:
+    """Yields what makes bars; None with ``as_json``, or when stderr is no terminal: nobody watches. Lines that are
+    printed meanwhile stand above the bars. ``clock`` is in seconds."""
+    if as_json or not sys.stderr.isatty():
+        yield None
+        return
+    shown = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        _PaceColumn(clock),
+        console=Console(stderr=True),
+        transient=True,
+        # Into a file or a pipe they go as they are.
+        redirect_stdout=sys.stdout.isatty(),
+    )
+    with shown:
+        yield Bars(shown, clock)
+
+
+@contextmanager
+def progress_bar(what: str, total: int, *, as_json: bool = False) -> Iterator[Tell]:
+    """A single bar; likewise. Yields what is told how much of ``total`` is done."""
+    with progress_bars(as_json=as_json) as bars:
+        if bars is None:
+            yield lambda done, note="": None  # noqa: ARG005 - nobody watches
+            return
+        with bars.bar(what, total) as tell:
+            yield tell
+
+
+def pace_text(per_s: float | None, remaining_s: float | None) -> str:
+    """A rate and the time that is left, in a few characters; what is not known yet is a dash."""
+    rate = "-" if per_s is None else rate_text(per_s)
+    return f"{rate}/s ETA {'-:--:--' if remaining_s is None else hours(remaining_s)}"
+
+
+def rate_text(per_s: float) -> str:
+    """In three digits or more."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def hours(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{left:02}"
+
+
+class _PaceColumn(ProgressColumn):
+    """Not rich's own: that forgets what was done more than half a minute ago, and steps may be farther apart."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._clock = clock
+
+    def render(self, task: Task) -> Text:
+        pace: Pace = task.fields["pace"]
+        now_s = self._clock()
+        return Text(pace_text(pace.per_s(now_s), pace.remaining_s(now_s)), style="progress.remaining")

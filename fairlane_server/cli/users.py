@@ -1,0 +1,53 @@
+"""``fairlane users``: what is said of those who show tokens to the gateway, or have keys made for them."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from fairlane_server.api_keys.roles import Role
+from fairlane_server.cli.keys import OneTenant, checked_tenant, opened
+from fairlane_server.cli.options import AsJson
+from fairlane_server.cli.output import printable, say, show_json, show_table
+
+Subject = Annotated[
+    str, typer.Argument(metavar="SUBJECT", help="`sub` of the tokens of this user.", show_default=False)
+]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose user it is.", show_default=False)]
+OfRole = Annotated[Role, typer.Option("--role", help="What the user may do, whatever the tokens say.")]
+Disabled = Annotated[bool, typer.Option("--disabled", help="Refuse the user's tokens and keys.")]
+
+app = typer.Typer(help="Users of the gateway, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).", no_args_is_help=True)
+
+
+@app.command("set")
+def set_command(
+    subject: Subject, tenant: Tenant, role: OfRole = Role.TENANT, *, disabled: Disabled = False, as_json: AsJson = False
+) -> None:
+    """Say what a user may do from now on. Users that nothing is said of may do what their tokens say."""
+    checked_tenant(tenant)
+    with opened() as keys:
+        user = keys.set_user(tenant, subject, role, disabled=disabled)
+    if as_json:
+        show_json({"user": asdict(user)})
+    else:
+        state = "disabled" if user.disabled else user.role
+        say(f"user {printable(user.subject)} of tenant {user.tenant}: {state}")
+
+
+@app.command("list")
+def list_command(tenant: OneTenant = None, *, as_json: AsJson = False) -> None:
+    """List the users that something was said of."""
+    if tenant is not None:
+        checked_tenant(tenant)
+    with opened() as keys:
+        found = keys.users(tenant)
+    if as_json:
+        show_json({"users": [asdict(user) for user in found]})
+    elif not found:
+        say("there are no users")
+    else:
+        show_table(
+            ("tenant", "user", "role", "disabled"),
+            [(user.tenant, user.subject, user.role, "yes" if user.disabled else "no") for user in found],
+        )

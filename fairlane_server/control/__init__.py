@@ -1,0 +1,1 @@
+"""Tenants and models: their files, and publishing them to the control topics."""

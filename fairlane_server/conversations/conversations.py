@@ -1,0 +1,110 @@
+"""A tenant's conversations, to list, look at and delete.
+
+>>> from fairlane_server.conversations.conversations import Conversations
+>>> from fairlane.settings import Settings
+>>> with Conversations(Settings().postgres_dsn.get_secret_value(), tenant="acme") as conversations:
+...     for turn in conversations.turns("orders-17"):
+...         print(turn.messages[-1].content, "->", turn.answer)
+...     conversations.delete("orders-17")
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import psycopg
+
+from fairlane.names import is_name
+from fairlane_server.conversations.turn_reader import stored_name, turn_of
+from fairlane_server.conversations.turns import Turn
+from fairlane_server.postgres.connection import KeptConnection, reason
+from fairlane_server.store_error import StoreError
+
+APPLICATION_NAME = "fairlane-conversations"
+CALL_TIMEOUT_S = 30.0
+
+_LIST = """
+SELECT conversation_id, count(*), sum(tokens)::bigint, min(replied_at_ms), max(replied_at_ms) FROM conversation_turns
+WHERE tenant = %s GROUP BY conversation_id ORDER BY max(replied_at_ms) DESC, conversation_id LIMIT %s
+"""
+_TURNS = """
+SELECT * FROM (
+    SELECT request_id, messages, answer, tokens, replied_at_ms, submitted_at_ms, source_offset FROM conversation_turns
+    WHERE tenant = %s AND conversation_id = %s ORDER BY submitted_at_ms DESC, source_offset DESC LIMIT %s
+) AS newest ORDER BY submitted_at_ms, source_offset
+"""
+_DELETE = "DELETE FROM conversation_turns WHERE tenant = %s AND conversation_id = %s"
+
+
+class ConversationNotFoundError(StoreError):
+    """Nothing of the tenant is kept under this name, whatever is of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is kept of one; times since the epoch, tokens estimated."""
+
+    tenant: str
+    conversation_id: str
+    turns: int
+    tokens: int
+    first_at_ms: int
+    last_at_ms: int
+
+
+class Conversations:
+    """The conversations of one tenant. One of another tenant is not found, as if it did not exist."""
+
+    def __init__(self, dsn: str, tenant: str) -> None:
+        """Raises ValueError for what cannot be a tenant's name."""
+        if not is_name(tenant):
+            raise ValueError(f"no tenant can have the name {tenant!r}")
+        self._tenant = tenant
+        self._kept = KeptConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back; the next call opens another."""
+        self._kept.close()
+
+    def list(self, most: int = 1_000) -> Sequence[Conversation]:
+        """The ``most`` that were gone on with last, latest first. Raises StoreError."""
+        with self._transaction() as connection:
+            rows = connection.execute(_LIST, (self._tenant, most)).fetchall()
+        return [Conversation(self._tenant, *row) for row in rows]
+
+    def turns(self, conversation_id: str, most: int = 1_000) -> Sequence[Turn]:
+        """The newest turns of one, oldest first. Raises ConversationNotFoundError, StoreError."""
+        with self._transaction() as connection:
+            parameters = (self._tenant, stored_name(conversation_id), most)
+            rows = connection.execute(_TURNS, parameters).fetchall()
+        if not rows:
+            raise ConversationNotFoundError(f"there is no conversation {conversation_id!r}")
+        return [turn_of(row) for row in rows]
+
+    def delete(self, conversation_id: str) -> int:
+        """Forget what was said in one; how many turns those were.
+
+        What is answered later under the same name begins anew. The replies themselves stay in the results and, for as
+        long as it keeps them, in the log. Raises ConversationNotFoundError, StoreError.
+        """
+        with self._transaction() as connection:
+            gone = connection.execute(_DELETE, (self._tenant, stored_name(conversation_id))).rowcount
+        if not gone:
+            raise ConversationNotFoundError(f"there is no conversation {conversation_id!r}")
+        return gone
+
+    @contextmanager
+    def _transaction(self) -> Iterator[psycopg.Connection]:
+        """A bounded transaction for the tenant; psycopg's errors become StoreError."""
+        try:
+            with self._kept.transaction(self._tenant) as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise StoreError(reason(error)) from None

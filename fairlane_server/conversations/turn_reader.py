@@ -1,0 +1,87 @@
+"""Conversations in Postgres: what reads their newest turns, within an event loop and a time that is kept."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairlane.names import is_name
+from fairlane.records import Message
+from fairlane_server.conversations.turns import MOST_TURNS, Turn, Turns
+from fairlane_server.postgres.pool import PromptPool, Question, Rows, rows_for
+from fairlane_server.store_error import StoreError
+from fairlane_server.text import clean_text, without_nul
+
+# The tenant by name as well: the index begins with it. One more than is wanted shows whether there are more.
+_NEWEST_IF = """
+SELECT request_id, messages, answer, tokens, replied_at_ms, place, found FROM (
+    SELECT *, row_number() OVER newest_first AS place, count(*) OVER () AS found,
+        sum(tokens) OVER newest_first - tokens AS newer_tokens
+    FROM (
+        SELECT request_id, messages, answer, tokens, replied_at_ms, submitted_at_ms, source_offset
+        FROM conversation_turns
+        WHERE tenant = %s AND conversation_id = %s ORDER BY submitted_at_ms DESC, source_offset DESC LIMIT %s
+    ) AS newest
+    WINDOW newest_first AS (ORDER BY submitted_at_ms DESC, source_offset DESC ROWS UNBOUNDED PRECEDING)
+) AS counted
+WHERE newer_tokens < %s {} ORDER BY place DESC
+"""
+_IS_THERE = """
+SELECT true FROM conversation_turns WHERE tenant = %s AND conversation_id = %s AND request_id = %s
+"""
+_NEWEST = _NEWEST_IF.format("").encode()
+# It depends on no row, so that it is asked first, of the primary key alone, and nothing else is if it is not there.
+NEWEST_WITH = _NEWEST_IF.format(f"AND EXISTS ({_IS_THERE})").encode()
+
+
+class PgTurnStore:
+    """A TurnStore. It reads for one tenant per transaction, and the policies of Postgres hold it to that."""
+
+    def __init__(self, pool: PromptPool) -> None:
+        self._pool = pool
+
+    async def turns(
+        self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
+    ) -> Turns:
+        """See :class:`TurnStore`."""
+        if not is_name(tenant):
+            raise StoreError("this is no tenant's name")
+        name = stored_name(conversation_id)
+        asks: list[Question] = [(_NEWEST, (tenant, name, MOST_TURNS + 1, max(1, max_tokens)))]
+        if after is not None:
+            # First, so that a turn which comes meanwhile is not missed by the one and seen by the other.
+            asks.insert(0, (_IS_THERE.encode(), (tenant, name, stored_name(after))))
+        *there, rows = await rows_for(self._pool, tenant, asks, timeout_s)
+        is_there = after is None or bool(there[0]) or any(row[0] == stored_name(after) for row in rows)
+        return _turns_of(rows, has_after=is_there)
+
+    async def turns_with(
+        self, tenant: str, conversation_id: str, after: str, max_tokens: int, timeout_s: float
+    ) -> Turns | None:
+        """See :class:`TurnStore`."""
+        if not is_name(tenant):
+            raise StoreError("this is no tenant's name")
+        name = stored_name(conversation_id)
+        wanted = (tenant, name, MOST_TURNS + 1, max(1, max_tokens), tenant, name, stored_name(after))
+        (rows,) = await rows_for(self._pool, tenant, [(NEWEST_WITH, wanted)], timeout_s)
+        # The conversation that has this turn has a newest one.
+        return _turns_of(rows, has_after=True) if rows else None
+
+
+def _turns_of(rows: Rows, *, has_after: bool) -> Turns:
+    """Of rows that end with their place, the newest turn's being 1, and the number of all that were found."""
+    kept = [row for row in rows if row[5] <= MOST_TURNS]
+    return Turns(tuple(map(turn_of, kept)), not kept or len(kept) == kept[0][6], has_after)
+
+
+def turn_of(row: Sequence[Any]) -> Turn:
+    """A row that begins with request_id, messages, answer, tokens and replied_at_ms."""
+    request_id, messages, answer, tokens, replied_at_ms = row[:5]
+    return Turn(request_id, tuple(_message(message) for message in messages), answer, tokens, replied_at_ms)
+
+
+def stored_name(name: str) -> str:
+    """A name as the recorder stores it."""
+    return without_nul(clean_text(name))
+
+
+def _message(stored: Mapping[str, str]) -> Message:
+    return Message(stored["role"], stored["content"])

@@ -1,0 +1,1 @@
+"""Dead letters as an operator reads, selects and replays them."""

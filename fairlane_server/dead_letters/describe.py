@@ -1,0 +1,107 @@
+"""A letter in words and numbers. Pure; text that a tenant wrote appears only where it is asked for."""
+
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from fairlane.letter import Letter
+from fairlane.records import InferenceReply
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
+
+_NAMES = frozenset(
+    {
+        *("request_id", "replay_of", "tenant", "model", "model_version", "task", "engine", "pool", "group"),
+        *("priority", "priority_class", "outcome", "code", "field", "finish_reason", "mode", "collection"),
+        *("topic", "reply_to", "reply_topic", "dispatcher_id", "passage_id", "degradations"),
+    }
+)
+"""Fields whose text is a name. Everything else that is text counts as written by a tenant, also what is new."""
+
+_MOST_ENTRIES = 100
+
+
+def shown(text: str | None) -> str | None:
+    """A name as it is, and of anything else its length: a letter may hold what never passed validation."""
+    return text if text is None or _NAME.fullmatch(text) else f"({len(text)} characters)"
+
+
+def facts(letter: Letter) -> dict[str, object]:
+    """What is known of a letter; the same keys for every letter."""
+    original = letter.original
+    return {
+        "topic": letter.place.topic,
+        "partition": letter.place.partition,
+        "offset": letter.place.offset,
+        "died_at_ms": letter.died_at_ms,
+        "bytes": len(letter.record.value),
+        "record": letter.kind,
+        "problem": letter.problem,
+        "request_id": shown(letter.request_id),
+        "replay_of": None if letter.request is None else shown(letter.request.replay_of),
+        "tenant": shown(letter.tenant),
+        "model": shown(letter.model),
+        "exception": letter.exception,
+        "message": letter.message,
+        "original": None
+        if original is None
+        else {"topic": original.topic, "partition": original.partition, "offset": original.offset},
+        "original_at_ms": letter.original_at_ms,
+    }
+
+
+def contents(letter: Letter, *, with_input: bool) -> object:
+    """The record in a letter as JSON values; of text that is no name only the length, unless ``with_input``. Of bytes
+    that hold no record the bytes in base64, and nothing without ``with_input``."""
+    if letter.content is None:
+        return {"base64": _base64(letter.record.value)} if with_input else None
+    if with_input:
+        return _plain(letter.content)
+    plain = _measured(letter.content, "")
+    if isinstance(letter.content, InferenceReply) and isinstance(plain, dict):
+        # Written by a service, whose messages quote no request.
+        plain["message"] = letter.content.message
+    return plain
+
+
+def flat(value: object, name: str = "") -> list[tuple[str, str]]:
+    """JSON values as lines: ``request.parameters.max_tokens`` and what it is. What is null or empty is left out."""
+    if isinstance(value, Mapping):
+        return [line for key, inner in value.items() for line in flat(inner, f"{name}.{key}" if name else str(key))]
+    if isinstance(value, list):
+        return [line for number, inner in enumerate(value) for line in flat(inner, f"{name}[{number}]")]
+    return [] if value is None else [(name, str(value))]
+
+
+def _plain(value: Any) -> object:
+    """Everything as it is, bytes in base64."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    return _base64(value) if isinstance(value, bytes) else value
+
+
+def _measured(value: Any, name: str) -> object:
+    """Names and numbers as they are, and of everything else how much it is."""
+    if is_dataclass(value):
+        return {field.name: _measured(getattr(value, field.name), field.name) for field in fields(value)}
+    if isinstance(value, str):
+        return shown(value) if name in _NAMES else f"({len(value)} characters)"
+    if isinstance(value, bytes):
+        return f"({len(value)} bytes)"
+    if isinstance(value, Mapping):
+        return f"({len(value)} entries)"
+    if isinstance(value, tuple | list):
+        if len(value) > _MOST_ENTRIES:
+            return f"({len(value)} entries)"
+        return [_measured(inner, name) for inner in value]
+    return value
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode()

@@ -1,0 +1,140 @@
+"""What a letter is sent again as: a new request, the mark that it was, and the audit of both ids. Pure."""
+
+from dataclasses import dataclass, replace
+
+from fairlane import names
+from fairlane.codec import Codec
+from fairlane.letter import Letter, mark_headers, place_name
+from fairlane.names import is_request_id, tenant_of_source
+from fairlane.outcomes import Decision
+from fairlane.records import AuditEvent, InferenceRequest, SourceCoordinate, WorkItem
+from fairlane_server.kafka.settlement import OutRecord
+
+
+class NotReplayableError(Exception):
+    """A letter that no request can be made of; the message says why and quotes nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A letter and the request that takes its place.
+
+    Attributes:
+        letter: where the letter stands.
+        key: its key.
+        source: where the request in it stood first.
+        tenant: whose it is, by that place.
+        topic: where the new request goes: where the first one came from.
+        request: the new request.
+        replayed_id: the id of the request in the letter; ``request.replay_of`` is that of the first of all, when the
+            one in the letter was a replay itself.
+        exception: the class that the letter died of.
+    """
+
+    letter: SourceCoordinate
+    key: bytes | None
+    source: SourceCoordinate
+    tenant: str
+    topic: str
+    request: InferenceRequest
+    replayed_id: str
+    exception: str | None = None
+
+
+def make_replay(letter: Letter, new_id: str) -> Replay:
+    """The letter's request under a new id, and otherwise as it was: it is answered where the first was to be, and its
+    deadline begins anew. Raises NotReplayableError."""
+    request = letter.request
+    if request is None:
+        raise NotReplayableError(_why_not(letter))
+    source = letter.content.source if isinstance(letter.content, WorkItem) else letter.original
+    if source is None:
+        raise NotReplayableError("its headers do not say where it stood")
+    try:
+        tenant = tenant_of_source(source.topic)
+    except ValueError:
+        raise NotReplayableError("it did not stand on a tenant's topic, so nobody knows whose it is") from None
+    if any(said is not None and said != tenant for said in (letter.tenant, request.tenant)):
+        raise NotReplayableError(f"it names another tenant than the one whose topic it stood on, {tenant}")
+    if not is_request_id(request.request_id):
+        raise NotReplayableError("its request id is no UUID")
+    first_id = request.request_id
+    if request.replay_of is not None and is_request_id(request.replay_of):
+        first_id = request.replay_of
+    return Replay(
+        letter=letter.place,
+        key=letter.record.key,
+        source=source,
+        tenant=tenant,
+        topic=source.topic,
+        request=replace(request, request_id=new_id, replay_of=first_id),
+        replayed_id=request.request_id,
+        exception=letter.exception,
+    )
+
+
+def _why_not(letter: Letter) -> str:
+    if letter.content is None:
+        return f"it cannot be read: {letter.problem}"
+    return f"it holds no request ({letter.kind})"
+
+
+def request_record(replay: Replay, codec: Codec) -> OutRecord:
+    """The new request."""
+    return OutRecord(replay.topic, replay.request.request_id.encode(), codec.encode(replay.request))
+
+
+def mark_record(replay: Replay) -> OutRecord:
+    """The mark behind the letter that keeps it from being replayed twice."""
+    letter = replay.letter
+    marks = mark_headers(letter, replay.request.request_id)
+    return OutRecord(letter.topic, replay.key, b"", marks, letter.partition)
+
+
+def audit_records(
+    replay: Replay, place: SourceCoordinate, codec: Codec, actor: str, now_ms: int
+) -> tuple[OutRecord, OutRecord]:
+    """What both ids have to tell: the new one, whose request stands at ``place``, and the one in the letter."""
+    letter = place_name(replay.letter)
+    exception = {} if replay.exception is None else {"exception": replay.exception}
+    begun = AuditEvent(
+        request_id=replay.request.request_id,
+        tenant=replay.tenant,
+        decision=Decision.REPLAYED,
+        actor=actor,
+        occurred_at_ms=now_ms,
+        source=place,
+        inputs={
+            "letter": letter,
+            "replay_of": replay.request.replay_of or replay.replayed_id,
+            "replayed_id": replay.replayed_id,
+            **exception,
+        },
+    )
+    ended = replace(
+        begun,
+        request_id=replay.replayed_id,
+        source=replay.source,
+        inputs={"letter": letter, "replayed_as": replay.request.request_id, **exception},
+    )
+    key = replay.tenant.encode()
+    return (
+        OutRecord(names.LEDGER_AUDIT, key, codec.encode(begun)),
+        OutRecord(names.LEDGER_AUDIT, key, codec.encode(ended)),
+    )
+
+
+class Pace:
+    """So many a second, one at a time: what was not used is not saved up."""
+
+    def __init__(self, per_s: float) -> None:
+        self._interval_s = 1 / per_s
+        self._next_at_s = float("-inf")
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until the next one may go."""
+        return max(0.0, self._next_at_s - now_s)
+
+    def went(self, now_s: float) -> None:
+        """One went."""
+        self._next_at_s = now_s + self._interval_s

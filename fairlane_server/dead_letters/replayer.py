@@ -1,0 +1,168 @@
+"""Publishing replays: a transaction for each letter, of its request, its mark and its audit."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from fairlane.clock import ClockMs
+from fairlane.cluster import ClusterError, LastError, one_line, quiet, reason_of
+from fairlane.codec import Codec
+from fairlane.kafka import transactional_producer
+from fairlane.records import SourceCoordinate
+from fairlane.settings import KafkaSettings
+from fairlane_server.dead_letters.replay import Replay, audit_records, mark_record, request_record
+from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
+
+TRANSACTIONAL_ID = "fairlane-dead-letter-replay"
+"""One for all that replay: the latest to start fences the others, so that no two send the same letter again."""
+
+_TIMEOUT_MS = 10_000
+_CALL_TIMEOUT_S = 20.0
+_LOOK_UP_TIMEOUT_S = 8.0
+_TRIES = 5
+_DROPPED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""What a client says of records that it gave up for another reason."""
+
+_FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
+
+
+class NotReplayedError(Exception):
+    """One letter could not be sent again, and its transaction was aborted; others may be. The message says why."""
+
+
+class Replayer:
+    """Sends letters again. Used from one thread; ``close`` it."""
+
+    def __init__(self, settings: KafkaSettings, codec: Codec, actor: str, clock: ClockMs) -> None:
+        """Take over from whoever replayed before. What they committed is then in the log, and nothing comes after.
+
+        Raises ClusterError.
+        """
+        self._codec = codec
+        self._actor = actor
+        self._clock = clock
+        self._errors = LastError()
+        self._known: set[str] = set()
+        config = transactional_producer(settings, TRANSACTIONAL_ID, _TIMEOUT_MS)
+        self._producer = Producer(quiet(config, self._errors))
+        try:
+            self._repeat(partial(self._producer.init_transactions, _CALL_TIMEOUT_S))
+        except KafkaException as error:
+            raise ClusterError(f"no transaction can be begun: {self._errors.text or reason_of(error)}") from None
+
+    def send(self, replay: Replay) -> SourceCoordinate:
+        """Publish the request, the mark and the audit, all or none. Returns where the request stands.
+
+        Raises NotReplayedError when this letter cannot be sent and ClusterError when none can.
+        """
+        self._look_up(replay.topic)
+        for attempt in count(1):
+            try:
+                return self._transaction(replay)
+            except KafkaException as error:
+                cause = self._cause_of(error.args[0])
+            self._abort(cause)
+            # Behind a record that was refused the client may fail the next one for no reason of its own.
+            if attempt == _TRIES or TopicRefusal.of(cause).lasting:
+                break
+            time.sleep(backoff_s(attempt))
+        raise NotReplayedError(cause.str())
+
+    def close(self) -> None:
+        """Disconnect. A transaction that is open, as after Ctrl-C, is aborted."""
+        # A client that was fenced says so once more.
+        with suppress(KafkaException, SystemError):
+            self._producer.close()
+
+    def _transaction(self, replay: Replay) -> SourceCoordinate:
+        now_ms = self._clock()
+        self._producer.begin_transaction()
+        # The mark goes first: a transaction that holds nothing yet cannot be aborted, should the tenant's topic refuse
+        # the request.
+        self._deliver(mark_record(replay))
+        place = self._deliver(request_record(replay, self._codec))
+        for record in audit_records(replay, place, self._codec, self._actor, now_ms):
+            self._deliver(record)
+        self._repeat(partial(self._producer.commit_transaction, _CALL_TIMEOUT_S))
+        return place
+
+    def _look_up(self, topic: str) -> None:
+        """A record for a topic that is not there would wait for it."""
+        if topic in self._known:
+            return
+        try:
+            found = self._producer.list_topics(topic, _LOOK_UP_TIMEOUT_S).topics.get(topic)
+        except KafkaException as error:
+            raise ClusterError(f"{topic}: {reason_of(error)}") from None
+        if found is None or found.error is not None:
+            reason = "no such topic" if found is None or found.error is None else found.error.str()
+            raise NotReplayedError(f"{topic}: {reason}")
+        self._known.add(topic)
+
+    def _deliver(self, record: OutRecord) -> SourceCoordinate:
+        """Write a record and wait until the broker has it. Raises KafkaException."""
+        results: list[tuple[KafkaError | None, SourceCoordinate]] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            place = SourceCoordinate(record.topic, message.partition() or 0, message.offset() or 0)
+            results.append((error, place))
+
+        self._producer.produce(
+            record.topic,
+            value=record.value,
+            key=record.key,
+            headers=list(record.headers),
+            partition=-1 if record.partition is None else record.partition,
+            on_delivery=delivered,
+        )
+        try:
+            self._producer.flush(_CALL_TIMEOUT_S)
+        except SystemError as error:
+            # The client raises what is fatal and still calls back, which Python takes for a fault of the callback.
+            raise error.__cause__ or error from None
+        if not results:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{record.topic} did not acknowledge"))
+        ((failure, place),) = results
+        if failure is not None:
+            raise KafkaException(failure)
+        return place
+
+    def _cause_of(self, failure: KafkaError) -> KafkaError:
+        """Why a transaction failed: of a topic that it may not write the client drops the record and says only that."""
+        if failure.code() not in _DROPPED:
+            return failure
+        try:
+            # A call that is refused in any case, and tells what is wrong with the transaction if something is.
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            told: KafkaError = error.args[0]
+            return told if told.txn_requires_abort() else failure
+        return failure
+
+    def _abort(self, cause: KafkaError) -> None:
+        """Raises ClusterError when nothing more can be sent after this."""
+        if cause.code() in _FENCED:
+            raise ClusterError("another replay was started, so this one has stopped; what it replayed stands")
+        if cause.fatal():
+            raise ClusterError(f"the replay has stopped: {one_line(cause.str())}; what it replayed stands")
+        try:
+            self._repeat(partial(self._producer.abort_transaction, _CALL_TIMEOUT_S))
+        except KafkaException as error:
+            raise ClusterError(f"{cause.str()}; and its transaction cannot be aborted: {reason_of(error)}") from None
+
+    def _repeat(self, call: Callable[[], None]) -> None:
+        """Repeat a call while the client says that repeating may help."""
+        for attempt in range(1, _TRIES + 1):
+            try:
+                call()
+            except KafkaException as error:
+                if not error.args[0].retriable() or attempt == _TRIES:
+                    raise
+                time.sleep(backoff_s(attempt))
+            else:
+                return

@@ -1,0 +1,1 @@
+"""Kafka between the services: the transactional loop, and followers of control topics."""

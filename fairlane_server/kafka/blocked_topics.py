@@ -1,0 +1,339 @@
+"""What waits for topics that refuse records, apart from everything else. Pure: the caller brings the time.
+
+A refused topic has a line of its own. One settlement of it is tried per backoff, in a transaction of its own, until one
+passes; then the line is worked off in order, twice as many at a time. A topic that refuses some records and takes
+others is searched by halving; what was refused alone stands aside and lets the others pass.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fairlane.ownership import Claim
+from fairlane_server.kafka.settlement import OutRecord, Settlement
+from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
+
+_TRIES = 3
+_ALONE_RETRY_S = 10.0
+_LONGEST_REST_S = 10.0
+_RESTS_PER_COST = 4
+"""A probe that waits for its time-out must leave most of the time to the others."""
+_MAX_LINES = 1_000
+_SOURCE_PART = 16
+"""Part of the bound from which a single source, or all that have something parked together, are held up."""
+
+Fallback = Callable[[Settlement, str], Settlement]
+
+
+@dataclass(slots=True)
+class Line:
+    """What waits for one topic.
+
+    Attributes:
+        due_at: when the next of it may be tried.
+        size: how many are tried at once.
+        failures: refusals in a row.
+        given_up: what has a replacement need not wait here.
+        closed: whatever goes to this topic joins the line.
+        alone: refused one by one; waits until the line is empty.
+    """
+
+    topic: str
+    refusal: TopicRefusal
+    since: float
+    due_at: float
+    size: int = 1
+    failures: int = 0
+    given_up: bool = False
+    closed: bool = True
+    notes: deque[OutRecord] = field(default_factory=deque)
+    waiting: deque[Settlement] = field(default_factory=deque)
+    alone: deque[Settlement] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.notes) + len(self.waiting) + len(self.alone)
+
+    def settlements(self) -> Iterator[Settlement]:
+        yield from self.waiting
+        yield from self.alone
+
+
+@dataclass(slots=True)
+class Parked:
+    """The lines of all refused topics. Not thread-safe.
+
+    ``patience_s`` is how long a topic must have refused everything before what waits for it is replaced: one that was
+    just made is not known everywhere at once.
+    """
+
+    max_count: int
+    max_bytes: int
+    patience_s: float
+    max_batch: int
+    max_batch_bytes: int
+    fallback: Fallback | None = None
+    count: int = 0
+    """Settlements and notes."""
+    size_bytes: int = 0
+    dropped_notes: int = 0
+    """Those that their topic did not take, since this was read and reset."""
+    _lines: dict[str, Line] = field(default_factory=dict)
+    _sources: Counter[str] = field(default_factory=Counter)
+    """Parked settlements by the topic that their source records came from."""
+    _replaced: dict[Claim, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    @property
+    def due_at(self) -> float | None:
+        """When something is to be tried; None when nothing waits."""
+        return min((line.due_at for line in self._lines.values() if line), default=None)
+
+    def divert(self, settlement: Settlement, now: float) -> Settlement | None:
+        """Stand it aside if one of its topics is closed. Returns what is to be committed now: it, its replacement, or
+        nothing."""
+        for _ in range(_TRIES):
+            line = self._closed_line(settlement)
+            if line is None:
+                return settlement
+            # One in a while is tried although it could be replaced: the topic may be there by now.
+            replaceable = line.given_up and (now < line.due_at or len(line.waiting) > 0)
+            instead = self._instead(settlement, line.topic, line.refusal.reason) if replaceable else None
+            if instead is None:
+                self._add(line.waiting, settlement)
+                return None
+            settlement = instead
+        return settlement
+
+    def divert_note(self, note: OutRecord) -> bool:
+        """Stand it aside, or drop it, if its topic is closed."""
+        line = self._lines.get(note.topic)
+        if line is None or not line.closed:
+            return False
+        if line.given_up:
+            self.dropped_notes += 1
+        else:
+            self._add_notes(line, (note,))
+        return True
+
+    def probe(self, now: float, can_settle: Callable[[Claim], bool]) -> tuple[str, list[OutRecord], list[Settlement]]:
+        """Take what is to be tried now: a topic, and its next notes and settlements; nothing when nothing is due."""
+        due = [line for line in self._lines.values() if line and line.due_at <= now]
+        for line in sorted(due, key=lambda one: one.due_at):
+            notes = [line.notes.popleft() for _ in range(min(line.size, len(line.notes)))]
+            room = line.size - len(notes)
+            settlements = self._pick(line.waiting, room, can_settle)
+            if not notes and not settlements and not line.waiting:
+                settlements = self._pick(line.alone, 1, can_settle)
+            self._account(settlements, -1)
+            self.count -= len(notes)
+            if notes or settlements:
+                return line.topic, notes, settlements
+            line.due_at = now + 1.0  # nothing of it can be settled before others are
+        return "", [], []
+
+    def put_back(self, topic: str, notes: Sequence[OutRecord], settlements: Sequence[Settlement]) -> None:
+        """What a probe took and could not commit, for reasons of its own."""
+        line = self._lines[topic]
+        self._add_notes(line, notes, front=True)
+        self._add(line.waiting, *settlements, front=True)
+
+    def smaller(self, topic: str, size: int) -> None:
+        """Probes of this topic hold at most so many."""
+        self._lines[topic].size = max(1, size)
+
+    def rest(self, topic: str, until: float) -> None:
+        """Nothing of this topic can be tried before."""
+        if topic in self._lines:
+            self._lines[topic].due_at = until
+
+    def passed(self, topic: str, now: float) -> None:
+        """A probe was committed."""
+        line = self._lines[topic]
+        line.failures, line.given_up, line.since, line.due_at = 0, False, now, now
+        line.size = min(self.max_batch, line.size * 2)
+        if not line.waiting and not line.notes:
+            if line.alone and not line.closed:
+                # One that had been refused passed: so may the others.
+                line.waiting, line.alone = line.alone, deque()
+            line.closed = bool(line.waiting)
+            if not line.closed:
+                line.due_at = now + _ALONE_RETRY_S
+        if not line:
+            del self._lines[topic]
+
+    def refused(
+        self,
+        topic: str,
+        refusal: TopicRefusal,
+        notes: Sequence[OutRecord],
+        settlements: Sequence[Settlement],
+        now: float,
+        took_s: float,
+    ) -> list[Settlement]:
+        """A transaction with these for the topic was refused. Returns what is to be committed in their place."""
+        line = self._lines.get(topic)
+        if line is None:
+            line = self._lines[topic] = Line(topic, refusal, now, now)
+        line.refusal = refusal
+        tried = len(notes) + len(settlements)
+        if not refusal.whole_topic and tried > 1:
+            # Halving is progress, so it needs no waiting.
+            self.put_back(topic, notes, settlements)
+            line.closed, line.size, line.due_at = True, max(1, tried // 2), now
+            return []
+        if not refusal.whole_topic:
+            return self._refused_alone(line, settlements, len(notes), now)
+        self.put_back(topic, notes, settlements)
+        line.closed, line.size, line.failures = True, 1, line.failures + 1
+        line.due_at = now + max(backoff_s(line.failures), min(took_s * _RESTS_PER_COST, _LONGEST_REST_S))
+        if refusal.lasting and refusal.certain and line.failures >= _TRIES and now - line.since >= self.patience_s:
+            return self._give_up(line)
+        return []
+
+    def move(self, source: str, topic: str) -> None:
+        """What waits in the line of ``source`` and goes to ``topic`` as well, waits there from now on."""
+        line, other = self._lines.get(source), self._lines.get(topic)
+        if line is None or other is None or not other.closed:
+            return
+        moving = [one for one in line.waiting if one.goes_to(topic)]
+        line.waiting = deque(one for one in line.waiting if not one.goes_to(topic))
+        self._account(moving, -1)
+        self._add(other.waiting, *moving)
+
+    def keep(self, is_current: Callable[[Claim], bool], now: float) -> int:
+        """Forget what waits for no commit any more, and topics nothing waits for, but for those whose refusals are told
+        at once. Returns how many settlements were forgotten."""
+        before = sum(self._sources.values())
+        self.count, self.size_bytes = 0, 0
+        self._sources.clear()
+        for topic, line in list(self._lines.items()):
+            line.waiting = deque(one for one in line.waiting if is_current(one.claim))
+            line.alone = deque(one for one in line.alone if is_current(one.claim))
+            self.count += len(line.notes)
+            self._account(line.settlements(), 1)
+            is_of_use = line.given_up and now < line.due_at + _LONGEST_REST_S and len(self._lines) <= _MAX_LINES
+            if not line and not is_of_use:
+                del self._lines[topic]
+        self._replaced = {claim: times for claim, times in self._replaced.items() if is_current(claim)}
+        return before - sum(self._sources.values())
+
+    @property
+    def excess_count(self) -> int:
+        """What is parked beyond the bound."""
+        return max(0, self.count - self.max_count)
+
+    @property
+    def excess_bytes(self) -> int:
+        return max(0, self.size_bytes - self.max_bytes)
+
+    def sources_held_up(self) -> frozenset[str]:
+        """Topics of which no more should be read while so much of them is parked: long before the bound, a single one
+        by what it has parked itself, and all that have something parked when together they have twice as much."""
+        part = self.max_count // _SOURCE_PART
+        if self.count >= 2 * part or self.size_bytes >= self.max_bytes // _SOURCE_PART:
+            return frozenset(self._sources)
+        return frozenset(source for source, count in self._sources.items() if count >= part)
+
+    def _refused_alone(self, line: Line, settlements: Sequence[Settlement], notes: int, now: float) -> list[Settlement]:
+        """Records of this topic may pass, and this one does not."""
+        self.dropped_notes += notes
+        replacements = []
+        for one in settlements:
+            instead = self._instead(one, line.topic, line.refusal.reason)
+            if instead is None:
+                self._add(line.alone, one)
+            else:
+                replacements.append(instead)
+        line.closed = bool(line.waiting or line.notes)
+        line.size, line.due_at = 1, now if line.closed else now + _ALONE_RETRY_S
+        if not line:
+            del self._lines[line.topic]
+        return replacements
+
+    def _give_up(self, line: Line) -> list[Settlement]:
+        line.given_up = True
+        self.dropped_notes += len(line.notes)
+        self.count -= len(line.notes)
+        line.notes.clear()
+        replacements = []
+        kept: deque[Settlement] = deque()
+        for one in line.waiting:
+            instead = self._instead(one, line.topic, line.refusal.reason)
+            if instead is None:
+                kept.append(one)
+            else:
+                replacements.append(instead)
+                self._account((one,), -1)
+        line.waiting = kept
+        return replacements
+
+    def _instead(self, settlement: Settlement, topic: str, reason: str) -> Settlement | None:
+        """What the fallback makes of it, if that leaves the topic alone and is not the end of a chain of them."""
+        if self.fallback is None or not settlement.outputs or settlement.outputs[0].topic != topic:
+            return None
+        times = self._replaced.get(settlement.claim, 0)
+        if times >= _TRIES:
+            return None
+        instead = self.fallback(settlement, reason)
+        if instead is settlement or instead.goes_to(topic):
+            return None
+        self._replaced[settlement.claim] = times + 1
+        return instead
+
+    def committed(self, settlements: Iterable[Settlement]) -> None:
+        """These are done."""
+        if self._replaced:
+            for one in settlements:
+                self._replaced.pop(one.claim, None)
+
+    def _closed_line(self, settlement: Settlement) -> Line | None:
+        if not self._lines:
+            return None
+        for record in settlement.outputs:
+            line = self._lines.get(record.topic)
+            if line is not None and line.closed:
+                return line
+        return None
+
+    def _pick(self, waiting: deque[Settlement], limit: int, can_settle: Callable[[Claim], bool]) -> list[Settlement]:
+        """The first that can be settled; what the offset bitmaps do not reach yet keeps its place."""
+        picked: list[Settlement] = []
+        passed_over: list[Settlement] = []
+        size_bytes = 0
+        while waiting and len(picked) < limit:
+            one = waiting.popleft()
+            if not can_settle(one.claim):
+                passed_over.append(one)
+                continue
+            size_bytes += one.size_bytes
+            if picked and size_bytes > self.max_batch_bytes:
+                passed_over.append(one)
+                break
+            picked.append(one)
+        waiting.extendleft(reversed(passed_over))
+        return picked
+
+    def _add(self, where: deque[Settlement], *settlements: Settlement, front: bool = False) -> None:
+        if front:
+            where.extendleft(reversed(settlements))
+        else:
+            where.extend(settlements)
+        self._account(settlements, 1)
+
+    def _add_notes(self, line: Line, notes: Sequence[OutRecord], *, front: bool = False) -> None:
+        self.count += len(notes)
+        if front:
+            line.notes.extendleft(reversed(notes))
+        else:
+            line.notes.extend(notes)
+
+    def _account(self, settlements: Iterable[Settlement], sign: int) -> None:
+        for one in settlements:
+            self.count += sign
+            self.size_bytes += sign * one.size_bytes
+            source = one.claim.partition.topic
+            self._sources[source] += sign
+            if not self._sources[source]:
+                del self._sources[source]

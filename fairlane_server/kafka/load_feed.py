@@ -1,0 +1,153 @@
+"""Heartbeats and tenants from the control topics, for whoever watches: a plain consumer that no group notices."""
+
+import time
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from fairlane.clock import now_ms
+from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastError, quiet, reason_of
+from fairlane.codec import Codec, DecodeError
+from fairlane.kafka import read_committed_consumer
+from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS
+from fairlane.records import CapacityReport, DispatchReport, TenantSpec
+from fairlane.settings import KafkaSettings
+from fairlane.unreadable import PassingConsumer
+from fairlane_server.kafka.catch_up import CatchUp
+from fairlane_server.kafka.load_board import RATE_WINDOW_MS, LoadBoard
+
+CATCH_UP_TIMEOUT_S = 20.0
+
+_POLL_S = 0.1
+_MAX_RECORDS = 500
+_SILENT_S = 2.0
+_RETRY_S = 0.1
+
+
+class LoadFeed:
+    """Fills a board from the cluster. Used from one thread; ``close`` it."""
+
+    def __init__(self, settings: KafkaSettings, codec: Codec, board: LoadBoard) -> None:
+        """Connect and find where to begin: the tenants from their first record, heartbeats from a few seconds ago.
+
+        Raises ClusterError: no broker answers, or a topic is not there.
+        """
+        self._codec = codec
+        self._board = board
+        self._errors = LastError()
+        self._live = False
+        self._heard_at = time.monotonic()
+        found = Cluster(settings).metadata().topics
+        for topic in (CONTROL_TENANTS, CONTROL_CAPACITY, CONTROL_DISPATCH):
+            if topic not in found:
+                raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
+        self._apply: dict[str, Callable[[Message], None]] = {
+            CONTROL_TENANTS: self._tenant,
+            CONTROL_CAPACITY: self._capacity,
+            CONTROL_DISPATCH: self._dispatch,
+        }
+        config = read_committed_consumer(settings, "fairlane-top") | {"enable.partition.eof": True}
+        self._consumer = PassingConsumer(quiet(config, self._errors), "top")
+        try:
+            deadline = time.monotonic() + CONNECT_TIMEOUT_S
+            places = [
+                self._place(topic, partition, deadline)
+                for topic in self._apply
+                for partition in found[topic].partitions
+            ]
+            self._consumer.assign([start for start, _ in places])
+        except BaseException:
+            self._consumer.close()
+            raise
+        self._catch_up = CatchUp(
+            {(start.topic, start.partition): start.offset for start, _ in places},
+            {(start.topic, start.partition): end for start, end in places},
+        )
+
+    @property
+    def trouble(self) -> str | None:
+        """What the client complained about last, when nothing came for a while."""
+        return self._errors.text if time.monotonic() - self._heard_at > _SILENT_S else None
+
+    def catch_up(self) -> None:
+        """Read to the present end. Raises ClusterError when that takes too long."""
+        deadline = time.monotonic() + CATCH_UP_TIMEOUT_S
+        while not self._catch_up.is_done:
+            if time.monotonic() > deadline:
+                reason = self._errors.text or "slow"
+                raise ClusterError(
+                    f"the control topics were not read to their ends in {CATCH_UP_TIMEOUT_S:g} s ({reason})"
+                )
+            self._read(_POLL_S)
+        self._live = True
+
+    def follow(self, duration_s: float) -> None:
+        """Read what comes within this time. Raises ClusterError when the broker refuses for good."""
+        deadline = time.monotonic() + duration_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._read(min(_POLL_S, left_s))
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    def _place(self, topic: str, partition: int, deadline: float) -> tuple[TopicPartition, int]:
+        """Where to begin, and where it ends at present."""
+        while True:
+            try:
+                return self._ask(topic, partition)
+            except KafkaException as error:
+                # A topic that was made a moment ago is not known everywhere yet.
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"{topic}: {reason_of(error)}") from None
+                time.sleep(_RETRY_S)
+
+    def _ask(self, topic: str, partition: int) -> tuple[TopicPartition, int]:
+        bounds = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
+        if bounds is None:
+            raise ClusterError(f"{topic}: no answer within {CONNECT_TIMEOUT_S:g} s")
+        low, high = bounds
+        if topic == CONTROL_TENANTS:
+            return TopicPartition(topic, partition, low), high
+        since = TopicPartition(topic, partition, now_ms() - RATE_WINDOW_MS)
+        (found,) = self._consumer.offsets_for_times([since], timeout=CONNECT_TIMEOUT_S)
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return TopicPartition(topic, partition, found.offset if found.offset >= 0 else high), high
+
+    def _read(self, timeout_s: float) -> None:
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return
+        for message in (first, *self._consumer.consume(_MAX_RECORDS, 0)):
+            place, error = (message.topic() or "", message.partition() or 0), message.error()
+            if error is None:
+                self._take(message)
+                self._catch_up.reached(place, (message.offset() or 0) + 1)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._catch_up.ended(place)
+            elif not error.retriable():
+                raise ClusterError(f"{message.topic()}: {error.str()}")
+
+    def _take(self, message: Message) -> None:
+        self._heard_at = time.monotonic()
+        try:
+            self._apply[message.topic() or ""](message)
+        except DecodeError:
+            # Of a newer version, or nobody's: what a watcher cannot read it leaves out.
+            return
+
+    def _tenant(self, message: Message) -> None:
+        name = (message.key() or b"").decode(errors="replace")
+        value = message.value()
+        self._board.configure(name, None if value is None else self._codec.decode_as(TenantSpec, value))
+
+    def _capacity(self, message: Message) -> None:
+        self._board.capacity(self._codec.decode_as(CapacityReport, message.value()), self._seen_at_ms(message))
+
+    def _dispatch(self, message: Message) -> None:
+        self._board.dispatch(self._codec.decode_as(DispatchReport, message.value()), self._seen_at_ms(message))
+
+    def _seen_at_ms(self, message: Message) -> int:
+        """By our clock; for what was there before us its own time is the best there is."""
+        return now_ms() if self._live else min(now_ms(), message.timestamp()[1])

@@ -1,0 +1,235 @@
+"""One Kafka transaction at a time: records and offsets committed together, or aborted with the reason why."""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from time import monotonic, sleep
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from fairlane.backoff import Backoff
+from fairlane.ownership import CommitPlan
+from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.processes.watchdog import Watchdog
+
+_CALL_TIMEOUT_S = 10.0
+_LOOK_UP_TIMEOUT_S = 2.0
+_RETRY_TIMEOUT_S = 30.0
+_BACKOFF = Backoff(first_s=0.04, longest_s=1.0)
+
+_TOPIC_REFUSED = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    }
+)
+"""Errors that every record for the topic shares, and no record for another one."""
+
+_RECORD_REFUSED = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError._INVALID_DIFFERENT_RECORD,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+"""Errors of one record. The broker takes or refuses what goes to a partition as a whole, so that the records around it
+report them as well."""
+
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""What the failure of a transaction does to the records of topics that have nothing to do with it."""
+
+# Too many offsets for one record of the offsets topic surface as UNKNOWN.
+_TOO_MUCH = frozenset({KafkaError.OFFSET_METADATA_TOO_LARGE, KafkaError.UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRefusal:
+    """Why a topic did not take a record.
+
+    Attributes:
+        reason: the name of the error.
+        lasting: the broker refuses for good, and not for the moment.
+        whole_topic: every record for this topic is refused, and not some.
+        certain: it was this topic, and not perhaps another one of the same transaction.
+    """
+
+    reason: str
+    lasting: bool
+    whole_topic: bool
+    certain: bool = True
+
+    @classmethod
+    def of(cls, error: KafkaError) -> "TopicRefusal":
+        record = error.code() in _RECORD_REFUSED
+        return cls(error.name(), record or error.code() in _TOPIC_REFUSED, not record)
+
+
+class FatalTransactionError(Exception):
+    """This producer can never commit again: it was fenced or broke. The process must end and be restarted.
+
+    Rebuilding the producer in place would let two processes that share a slot fence each other for ever.
+    """
+
+
+class RefusedTransactionError(Exception):
+    """The transaction was aborted; the same records may be tried again if they are still owned.
+
+    Attributes:
+        reason: the name of the error.
+        topics: those that did not take their records, if that was it.
+        smaller: a transaction of fewer records may pass.
+    """
+
+    def __init__(self, reason: str, *, topics: Mapping[str, TopicRefusal] | None = None, smaller: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.topics = topics or {}
+        self.smaller = smaller
+
+
+@dataclass(slots=True)
+class TransactionalProducer:
+    """The calls of a transaction, each bounded in time. Used by one thread.
+
+    A topic that never took a record of this process is looked up before: producing to one that is missing takes until
+    librdkafka gives it up (``topic.metadata.propagation.max.ms``), and every other record would wait for that.
+    """
+
+    producer: Producer
+    watchdog: Watchdog
+    _errors: dict[str, KafkaError] = field(default_factory=dict, init=False)
+    """The first failed delivery of each topic in this transaction."""
+    _proven: set[str] = field(default_factory=set, init=False)
+    """Topics that took a record, and refused none since."""
+
+    def is_proven(self, topic: str) -> bool:
+        """Whether this topic need not be looked up."""
+        return topic in self._proven
+
+    def commit(self, records: Sequence[OutRecord], plan: CommitPlan | None) -> None:
+        """One transaction; without a plan it settles no offsets. Raises RefusedTransactionError or
+        FatalTransactionError."""
+        self._errors.clear()
+        unproven = {record.topic for record in records} - self._proven
+        self._look_up(sorted(unproven))
+        try:
+            self.producer.begin_transaction()
+            # Records first, so that the broker takes them while the offsets travel: that saves two round trips of five.
+            # Not with a topic that never took one: a broker that refuses a topic's partitions refuses all that are
+            # registered with them, while a transaction in which nothing is registered cannot be aborted: that is fatal
+            # to the producer.
+            if unproven:
+                self._send_offsets(plan)
+            for record in records:
+                self._produce(record)
+            if not unproven:
+                self._send_offsets(plan)
+            self._call("commit_transaction", lambda: self.producer.commit_transaction(_CALL_TIMEOUT_S))
+        except KafkaException as error:
+            raise self._aborted(error.args[0], unproven) from error
+        self._proven |= unproven
+
+    def _look_up(self, topics: Iterable[str]) -> None:
+        """Raises RefusedTransactionError for those that are not there."""
+        refusals: dict[str, TopicRefusal] = {}
+        for topic in topics:
+            try:
+                with self.watchdog.watching("list_topics"):
+                    found = self.producer.list_topics(topic, _LOOK_UP_TIMEOUT_S).topics.get(topic)
+            except KafkaException:
+                break  # the broker is away, of which the transaction tells more
+            if found is not None and found.error is not None:
+                refusals[topic] = TopicRefusal.of(found.error)
+        if refusals:
+            raise RefusedTransactionError(next(iter(refusals.values())).reason, topics=refusals)
+
+    def _send_offsets(self, plan: CommitPlan | None) -> None:
+        if plan is None:
+            return
+        offsets, group_metadata = topic_partitions(plan), plan.membership.group_metadata
+        self._call(
+            "send_offsets_to_transaction",
+            lambda: self.producer.send_offsets_to_transaction(offsets, group_metadata, _CALL_TIMEOUT_S),
+        )
+
+    def _produce(self, record: OutRecord) -> None:
+        deadline = monotonic() + _CALL_TIMEOUT_S
+        while True:
+            try:
+                self.producer.produce(
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    headers=list(record.headers),
+                    partition=-1 if record.partition is None else record.partition,
+                    on_delivery=self._on_delivery,
+                )
+            except BufferError:
+                if monotonic() > deadline:
+                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+                self.producer.poll(0.01)
+            except KafkaException as error:
+                self._errors.setdefault(record.topic, error.args[0])
+                raise
+            else:
+                return
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and error.code() not in _PURGED:
+            self._errors.setdefault(str(message.topic()), error)
+
+    def _aborted(self, cause: KafkaError, unproven: set[str]) -> RefusedTransactionError:
+        """Abort and say why. Raises FatalTransactionError."""
+        # Before the abort, which fails what is left.
+        refusals = {topic: TopicRefusal.of(error) for topic, error in self._errors.items()}
+        if cause.fatal() or cause.code() == KafkaError._FENCED:
+            raise FatalTransactionError(f"{cause.name()}: {cause.str()}")
+        try:
+            self._call("abort_transaction", lambda: self.producer.abort_transaction(_CALL_TIMEOUT_S))
+        except KafkaException as error:
+            raise FatalTransactionError(f"abort failed: {error.args[0].name()}") from error
+        if not refusals and cause.code() in _TOPIC_REFUSED:
+            # The broker did not let a topic into the transaction and librdkafka does not say which: one of the new
+            # ones. Each is then tried alone.
+            certain = len(unproven) == 1
+            refusals = {topic: TopicRefusal(cause.name(), True, True, certain) for topic in unproven}
+        # One refusal makes deliveries to other topics fail that would have passed.
+        lasting = {topic: refusal for topic, refusal in refusals.items() if refusal.lasting}
+        refusals = lasting or refusals
+        self._proven.difference_update(refusals)
+        if not refusals:
+            return RefusedTransactionError(cause.name(), smaller=cause.code() in _TOO_MUCH)
+        return RefusedTransactionError(next(iter(refusals.values())).reason, topics=refusals)
+
+    def _call(self, name: str, call: Callable[[], None]) -> None:
+        """Repeat a transactional call while the broker says that repeating may help; bounded in time."""
+        deadline = monotonic() + _RETRY_TIMEOUT_S
+        for attempt in count(1):
+            try:
+                with self.watchdog.watching(name):
+                    call()
+            except KafkaException as error:
+                if not error.args[0].retriable() or monotonic() > deadline:
+                    raise
+            else:
+                return
+            sleep(backoff_s(attempt))
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait after so many failures in a row."""
+    return _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
+
+
+def topic_partitions(plan: CommitPlan) -> list[TopicPartition]:
+    """The plan's offsets as confluent-kafka takes them, the bitmaps in the metadata."""
+    return [
+        TopicPartition(partition.topic, partition.partition, point.offset, metadata=point.metadata)
+        for partition, point in plan.points.items()
+    ]

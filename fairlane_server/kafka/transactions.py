@@ -1,0 +1,455 @@
+"""The transactional loop both exactly-once hops share: finished work in, one Kafka transaction after another out.
+
+A transaction carries what its decisions produced and the source offsets they settle. It begins when something is
+finished and the last one has ended; none stays open across an engine or any other wait. Consumer-group fencing
+(KIP-447) makes the broker refuse the commit of a member that was replaced.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+from confluent_kafka import Producer
+
+from fairlane import metrics
+from fairlane.logs import get_logger
+from fairlane.ownership import Ownership
+from fairlane_server.kafka.blocked_topics import Fallback, Parked
+from fairlane_server.kafka.settlement import OutRecord, Settlement
+from fairlane_server.kafka.transactional_producer import (
+    FatalTransactionError,
+    RefusedTransactionError,
+    TransactionalProducer,
+    backoff_s,
+)
+from fairlane_server.processes.watchdog import Watchdog
+
+__all__ = ["Committed", "FatalTransactionError", "OutRecord", "Settlement", "TransactionLoop"]
+
+log = get_logger(__name__)
+
+MAX_TRANSACTION_METADATA_BYTES = 512 * 1024
+_INIT_TIMEOUT_S = 30.0
+_REFUSALS_BEFORE_HALVING = 3
+_REFUSALS_BEFORE_PARKING = 3
+_RECHECK_S = 1.0
+_MAX_NEW_TOPICS = 32
+"""Topics in one transaction that have to be looked up first: each takes a round trip."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one transaction is tried with."""
+
+    settlements: list[Settlement]
+    notes: list[OutRecord] = field(default_factory=list)
+    probed: str = ""
+    """The refused topic that this is to try again, if it is that."""
+
+
+class Committed(Protocol):
+    """Told about the settlements of a committed transaction, on the loop's thread. Must be quick and must not raise."""
+
+    def __call__(self, settlements: Sequence[Settlement], /) -> None: ...
+
+
+def _ignore(_settlements: Sequence[Settlement], /) -> None: ...
+
+
+@dataclass(slots=True)
+class TransactionLoop:
+    """Owns the transactional producer and the thread that uses it.
+
+    Records that a topic refuses wait in a retry queue (``blocked_topics``) and are tried again in transactions of their
+    own; nothing for other topics waits behind them. Settlements of one topic keep their order, except those refused one
+    by one.
+
+    ``on_fatal`` is called once, on a thread of the loop's, when nothing can be committed any more.
+    """
+
+    producer: Producer
+    ownership: Ownership
+    on_fatal: Callable[[Exception], None]
+    on_committed: Committed = _ignore
+    fallback: Fallback | None = None
+    """What to commit instead of a settlement whose first output the broker refuses for good, given the reason. The same
+    one, or another for the same topic, is no replacement: it waits. Set before ``start``."""
+    max_records: int = 512
+    max_bytes: int = 32 * 1024 * 1024
+    """Bound of one transaction's outputs, so that it ends well within its time-out; a larger settlement goes alone."""
+    max_parked: int = 16_384
+    """What refused topics may hold before it counts as pending. See ``sources_held_up``."""
+    max_parked_bytes: int = 256 * 1024 * 1024
+    patience_s: float = 2.0
+    """How long a topic must have refused everything before the fallback is asked."""
+    hang_timeout_s: float = 15.0
+    """A call of the producer that takes longer never returns: librdkafka's send_offsets_to_transaction ignores its
+    time-out while the group's coordinator is away (its issues 5456 and 5511: also when the group has another one by
+    then). Above the time-outs that calls are given, and little more: its work waits until this process ends."""
+    _pending: deque[Settlement] = field(default_factory=deque)
+    _notes: deque[OutRecord] = field(default_factory=deque)
+    _taken: int = 0
+    _wake: threading.Condition = field(default_factory=threading.Condition)
+    _transaction: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+    _watchdog: Watchdog = field(init=False)
+    _transactional: TransactionalProducer = field(init=False)
+    _stopping: bool = False
+    _failed: bool = False
+    _positions_wanted: bool = False
+    _size_limit: int = field(init=False)
+    _parked: Parked = field(init=False)
+    _probe_from: float = 0.0
+    """When a probe may be made although other work waits: they get as much time as probes do."""
+    _revocations: int = 0
+    _looked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._size_limit = self.max_records
+        self._parked = Parked(self.max_parked, self.max_parked_bytes, self.patience_s, self.max_records, self.max_bytes)
+        self._watchdog = Watchdog(self.hang_timeout_s, self._hung)
+        self._transactional = TransactionalProducer(self.producer, self._watchdog)
+
+    def start(self) -> None:
+        """Register the producer (this aborts what a predecessor left open, and fences it) and start the thread.
+
+        Raises KafkaException when the broker does not answer within 30 s.
+        """
+        self._parked.fallback = self.fallback
+        self.producer.init_transactions(_INIT_TIMEOUT_S)
+        self._thread = threading.Thread(target=self._run, name="transactions", daemon=True)
+        self._thread.start()
+        self._watchdog.start()
+
+    def submit(self, settlement: Settlement) -> None:
+        """Hand over a finished record. It is committed with the next transaction."""
+        self.submit_many((settlement,))
+
+    def submit_many(self, settlements: Sequence[Settlement]) -> None:
+        """Hand over several at once; they may still fall into different transactions."""
+        with self._wake:
+            self._pending.extend(settlements)
+            self._wake.notify_all()
+
+    def note(self, records: Sequence[OutRecord]) -> None:
+        """Write these with the next transaction although they settle nothing. They are written at least once while this
+        process lives, before anything that is submitted later; what a crash takes with it, nobody misses."""
+        with self._wake:
+            self._notes.extend(records)
+            self._wake.notify_all()
+
+    def commit_positions(self) -> None:
+        """Commit the positions of idle partitions, if they moved. Call it now and then; mostly it costs nothing."""
+        if self.ownership.has_positions:
+            with self._wake:
+                self._positions_wanted = True
+                self._wake.notify_all()
+
+    @property
+    def pending_count(self) -> int:
+        """Settlements and notes not yet committed, the open transaction's included. Callers bound themselves by it.
+
+        What waits for refused topics counts only beyond ``max_parked``: it must not stop everybody's intake. A caller
+        bounds it by reading no more of ``sources_held_up``.
+        """
+        return len(self._pending) + len(self._notes) + self._taken + self._parked.excess_count
+
+    @property
+    def parked_count(self) -> int:
+        """What waits for refused topics."""
+        return self._parked.count
+
+    @property
+    def unsettled_count(self) -> int:
+        """Everything handed over that is not committed yet, wherever it waits."""
+        return len(self._pending) + len(self._notes) + self._taken + self._parked.count
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the outputs of what is pending, and of what is parked beyond ``max_parked_bytes``; what the open
+        transaction holds is not counted."""
+        with self._wake:
+            return sum(settlement.size_bytes for settlement in self._pending) + self._parked.excess_bytes
+
+    def sources_held_up(self) -> frozenset[str]:
+        """Topics of source records of which too much waits for refused topics: read no more of them for now. Whose
+        records pass is never among them."""
+        with self._wake:
+            return self._parked.sources_held_up()
+
+    @contextlib.contextmanager
+    def between_transactions(self, timeout_s: float) -> Iterator[bool]:
+        """Wait for the open transaction to end and keep the next one from starting; yields whether that worked in time.
+
+        Used while partitions are being revoked. Running late is safe: the broker then refuses the old generation.
+        """
+        acquired = self._transaction.acquire(timeout=timeout_s)
+        try:
+            yield acquired
+        finally:
+            if acquired:
+                self._transaction.release()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until everything handed over is committed or no longer owned. False when the time ran out."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._failed or not self.unsettled_count, timeout_s)
+            return not self._failed and not self.unsettled_count
+
+    def stop(self, timeout_s: float = 15.0) -> None:
+        """End the thread after the open transaction; what is still pending stays undone in the log."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread is not None and not self._failed:
+            self._thread.join(timeout_s)
+        self._watchdog.stop()
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:  # noqa: BLE001 - whatever ends this thread ends the process, never silently
+            self._fail(error)
+
+    def _hung(self, call: str) -> None:
+        self._fail(FatalTransactionError(f"{call} did not return within {self.hang_timeout_s:g} s"))
+
+    def _fail(self, error: Exception) -> None:
+        with self._wake:
+            told = self._failed or self._stopping
+            self._failed = True
+            self._wake.notify_all()
+        if not told:
+            log.error("transactions_stopped", error=str(error), kind=type(error).__name__)
+            self.on_fatal(error)
+
+    def _loop(self) -> None:
+        failures = passed_over = 0
+        while (batch := self._next_batch()) is not None:
+            started = monotonic()
+            try:
+                committed = self._commit(batch)
+            except RefusedTransactionError as refusal:
+                failures = self._refused(batch, refusal, failures, monotonic() - started)
+                continue
+            failures = 0
+            if batch.probed:
+                self._passed(batch, committed, started)
+                continue
+            self._size_limit = min(self.max_records, self._size_limit * 2)
+            # What the offset bitmaps could not reach goes to the back: lower offsets must settle first.
+            kept = self._put_back(batch.settlements, committed, front=False)
+            passed_over = 0 if committed else passed_over + kept
+            if committed:
+                self._tell(committed)
+            elif passed_over >= len(self._pending) > 0:
+                self._await_more()
+                passed_over = 0
+
+    def _next_batch(self) -> Batch | None:
+        """Wait for something to commit. None when there is nothing more to do."""
+        with self._wake:
+            while not self._stopping and not self._failed:
+                now = monotonic()
+                self._look_after_parked(now)
+                batch = self._take(now)
+                if batch is not None:
+                    self._taken = len(batch.settlements) + len(batch.notes)
+                    return batch
+                due_at = self._parked.due_at
+                self._wake.wait(None if due_at is None else min(max(due_at - now, 0.001), _RECHECK_S))
+            return None
+
+    def _take(self, now: float) -> Batch | None:
+        """What is tried next: a probe of a refused topic when one is due and the others had their time, or the oldest
+        of everything else."""
+        metrics.PARKED_SETTLEMENTS.set(self._parked.count)
+        has_others = bool(self._pending or self._notes or self._positions_wanted)
+        if now >= self._probe_from or not has_others:
+            topic, notes, settlements = self._parked.probe(now, self.ownership.can_settle)
+            if topic:
+                return Batch(settlements, notes, topic)
+        positions_wanted, self._positions_wanted = self._positions_wanted, False
+        notes = [self._notes.popleft() for _ in range(min(len(self._notes), self._size_limit))]
+        notes = [note for note in notes if not self._parked.divert_note(note)]
+        settlements = self._oldest(now)
+        return Batch(settlements, notes) if settlements or notes or positions_wanted else None
+
+    def _oldest(self, now: float) -> list[Settlement]:
+        """The next for topics that refuse nothing, as many as one transaction takes."""
+        settlements: list[Settlement] = []
+        new_topics: set[str] = set()
+        size_bytes = 0
+        while self._pending and len(settlements) < self._size_limit:
+            settlement = self._parked.divert(self._pending[0], now)
+            if settlement is not None:
+                size_bytes += settlement.size_bytes
+                new_topics.update(
+                    out.topic for out in settlement.outputs if not self._transactional.is_proven(out.topic)
+                )
+                if settlements and (size_bytes > self.max_bytes or len(new_topics) > _MAX_NEW_TOPICS):
+                    self._pending[0] = settlement
+                    break
+                settlements.append(settlement)
+            self._pending.popleft()
+        return settlements
+
+    def _look_after_parked(self, now: float) -> None:
+        """Parked settlements of partitions that moved on are void, like any other."""
+        revocations = self.ownership.revocations
+        if not self._parked or (now - self._looked_at < _RECHECK_S and revocations == self._revocations):
+            return
+        self._looked_at, self._revocations = now, revocations
+        gone = self._parked.keep(self.ownership.is_current, now)
+        metrics.STALE_SETTLEMENTS.inc(gone)
+        self._wake.notify_all()
+
+    def _commit(self, batch: Batch) -> Sequence[Settlement]:
+        """One transaction. Returns what it settled. Raises RefusedTransactionError or FatalTransactionError."""
+        with self._transaction:
+            plan = (
+                self.ownership.plan((item.claim for item in batch.settlements), MAX_TRANSACTION_METADATA_BYTES)
+                if batch.settlements
+                else self.ownership.position_plan(MAX_TRANSACTION_METADATA_BYTES)
+            )
+            if (
+                plan is None
+                and not self.ownership.may_commit
+                and any(self.ownership.is_current(item.claim) for item in batch.settlements)
+            ):
+                raise RefusedTransactionError("no_membership")
+            if plan is None and not batch.notes:
+                return ()
+            settlements = {item.claim: item for item in batch.settlements}
+            planned = [] if plan is None else [settlements[claim] for claim in plan.claims]
+            started = monotonic()
+            outputs = (record for item in planned for record in item.outputs)
+            self._transactional.commit((*batch.notes, *outputs), plan)
+            if plan is not None:
+                self.ownership.settle(plan)
+            metrics.TRANSACTION_SECONDS.observe(monotonic() - started)
+            metrics.TRANSACTION_RECORDS.observe(len(planned))
+            return planned
+
+    def _refused(self, batch: Batch, refusal: RefusedTransactionError, failures: int, took_s: float) -> int:
+        """Decide what is tried next. Returns the failures in a row for which no topic was blamed, this one included."""
+        settlements = batch.settlements
+        metrics.TRANSACTIONS_ABORTED.labels(reason=refusal.reason).inc()
+        log.warning(
+            "transaction_aborted", reason=refusal.reason, topic=", ".join(refusal.topics), records=len(settlements)
+        )
+        with self._wake:
+            to_blame = bool(refusal.topics) and (bool(batch.probed) or self._is_to_blame(batch, refusal, failures))
+        if to_blame:
+            self._park(batch, refusal, took_s)
+            return failures
+        if batch.probed:
+            with self._wake:
+                self._return_probe(batch)
+                if refusal.smaller:
+                    self._parked.smaller(batch.probed, len(settlements) // 2)
+        else:
+            with self._wake:
+                self._notes.extendleft(reversed(batch.notes))
+            self._put_back(settlements, (), front=True)
+        if refusal.smaller and len(settlements) > 1:
+            # Halving is progress, so it needs no waiting.
+            if not batch.probed:
+                self._size_limit = len(settlements) // 2
+            return failures
+        failures += 1
+        if failures >= _REFUSALS_BEFORE_HALVING and not batch.probed and not refusal.topics:
+            self._size_limit = max(1, len(settlements) // 2)
+        with self._wake:
+            self._wake.wait_for(lambda: self._stopping or self._failed, backoff_s(failures))
+        return failures
+
+    def _is_to_blame(self, batch: Batch, refusal: RefusedTransactionError, failures: int) -> bool:
+        """Whether it was some topics, and not an outage: that fails all of them, and passes."""
+        if any(one.lasting for one in refusal.topics.values()):
+            return True
+        if failures < _REFUSALS_BEFORE_PARKING:
+            return False
+        others = [*batch.settlements, *self._pending]
+        return any(not any(out.topic in refusal.topics for out in one.outputs) for one in others)
+
+    def _park(self, batch: Batch, refusal: RefusedTransactionError, took_s: float) -> None:
+        """Stand aside what goes to the topics that refused it; the others are tried again at once, without it."""
+        notes, settlements = batch.notes, self._current(batch.settlements)
+        replacements: list[Settlement] = []
+        with self._wake:
+            now = monotonic()
+            for topic, reason in refusal.topics.items():
+                of_it = [one for one in settlements if one.goes_to(topic)]
+                settlements = [one for one in settlements if not one.goes_to(topic)]
+                notes_of_it = [note for note in notes if note.topic == topic]
+                notes = [note for note in notes if note.topic != topic]
+                replacements += self._parked.refused(topic, reason, notes_of_it, of_it, now, took_s)
+                if batch.probed and batch.probed != topic:
+                    self._parked.move(batch.probed, topic)
+            if batch.probed:
+                self._return_probe(Batch(settlements, notes, batch.probed))
+                self._probe_from = now + took_s
+            else:
+                self._notes.extendleft(reversed(notes))
+                self._pending.extendleft(reversed(settlements))
+            self._pending.extendleft(reversed(replacements))
+            metrics.NOTES_DROPPED.inc(self._parked.dropped_notes)
+            self._parked.dropped_notes = 0
+            self._taken = 0
+            self._wake.notify_all()
+
+    def _return_probe(self, batch: Batch) -> None:
+        current = self._current(batch.settlements)
+        if current or batch.notes:
+            self._parked.put_back(batch.probed, batch.notes, current)
+        self._taken = 0
+        self._wake.notify_all()
+
+    def _passed(self, batch: Batch, committed: Sequence[Settlement], started: float) -> None:
+        """A refused topic took what it was tried with."""
+        done = {settlement.claim for settlement in committed}
+        with self._wake:
+            now = monotonic()
+            self._return_probe(Batch([one for one in batch.settlements if one.claim not in done], [], batch.probed))
+            if committed or batch.notes:
+                self._parked.passed(batch.probed, now)
+            else:
+                self._parked.rest(batch.probed, now + _RECHECK_S)
+            self._probe_from = now + (now - started)
+        if committed:
+            self._tell(committed)
+
+    def _tell(self, committed: Sequence[Settlement]) -> None:
+        self._parked.committed(committed)
+        self.on_committed(committed)
+
+    def _current(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """Those that still wait for their commit; the rest is void."""
+        current = [settlement for settlement in settlements if self.ownership.is_current(settlement.claim)]
+        if len(current) < len(settlements):
+            metrics.STALE_SETTLEMENTS.inc(len(settlements) - len(current))
+        return current
+
+    def _put_back(self, batch: Sequence[Settlement], committed: Sequence[Settlement], *, front: bool) -> int:
+        """Keep what was not committed and still waits for it; the rest is void. Returns how many were kept."""
+        done = {settlement.claim for settlement in committed}
+        kept = self._current([settlement for settlement in batch if settlement.claim not in done])
+        with self._wake:
+            if front:
+                self._pending.extendleft(reversed(kept))
+            else:
+                self._pending.extend(kept)
+            self._taken = 0
+            self._wake.notify_all()
+        return len(kept)
+
+    def _await_more(self) -> None:
+        """Nothing that waits can be committed before something else is: wait for that, or look again."""
+        with self._wake:
+            waiting = len(self._pending)
+            self._wake.wait_for(lambda: self._stopping or self._failed or len(self._pending) > waiting, _RECHECK_S)

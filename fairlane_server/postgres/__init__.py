@@ -1,0 +1,1 @@
+"""Postgres: connections, migrations, the gateway's rights, and the history of requests."""

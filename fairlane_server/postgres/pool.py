@@ -1,0 +1,177 @@
+"""Connections to Postgres for an event loop, and a time that is kept whatever Postgres does.
+
+The caller has its answer, or none, when it said so. The talk with Postgres goes on behind its back: it is ended by the
+server's own timeout, and the connection is used again; or, where the server says nothing at all, the connection is cut
+a little later and replaced. A caller that is cancelled disturbs neither.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+
+from fairlane_server.postgres.connection import defaults, reason
+from fairlane_server.store_error import StoreError
+
+CUT_AFTER_S = 1.0
+"""How long after its time a server that says nothing keeps its connection."""
+
+_SETTINGS = "SELECT set_config('fairlane.tenant', %s, true), set_config('statement_timeout', %s, true)"
+_CLOSE_TIMEOUT_S = 5.0
+# The pool gives up soon and tries again when a connection is wanted: its own pauses grow to minutes.
+_RECONNECT_TIMEOUT_S = 1.0
+_WAITING_PER_CONNECTION = 16
+
+Connection = psycopg.AsyncConnection[Any]
+Cursor = psycopg.AsyncCursor[Any]
+Rows = list[tuple[Any, ...]]
+Question = tuple[bytes, tuple[Any, ...]]
+"""A statement and its parameters."""
+Ask = Callable[[Connection], Awaitable[None]]
+
+
+class PromptPool:
+    """Any number of callers share at most ``max_connections``; more wait, within their time.
+
+    Args:
+        dsn: raises ValueError when it is no connection string.
+        name: that the server shows for its connections.
+        max_connections: most that are open.
+        configure: is given every new connection.
+    """
+
+    def __init__(
+        self, dsn: str, name: str, max_connections: int, configure: Callable[[Connection], None] | None = None
+    ) -> None:
+        async def made(connection: Connection) -> None:
+            if configure is not None:
+                configure(connection)
+
+        self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+            dsn,
+            kwargs={**defaults(dsn, name), "autocommit": True},
+            min_size=1,
+            max_size=max_connections,
+            open=False,
+            configure=made,
+            max_waiting=max_connections * _WAITING_PER_CONNECTION,
+            reconnect_timeout=_RECONNECT_TIMEOUT_S,
+            name=name,
+        )
+        self._talks: set[asyncio.Task[None]] = set()
+        self._in_use: set[Connection] = set()
+
+    async def open(self) -> None:
+        """Begin to connect; Postgres need not be there."""
+        await self._pool.open()
+
+    async def close(self) -> None:
+        """End what is under way and give the connections back."""
+        for connection in self._in_use:
+            _cut(connection)
+        # First, so that it replaces none of those.
+        await self._pool.close(_CLOSE_TIMEOUT_S)
+        if self._talks:
+            await asyncio.wait(self._talks, timeout=_CLOSE_TIMEOUT_S)
+
+    async def talk(self, ask: Ask, timeout_s: float) -> psycopg.Error | None:
+        """Have this asked in one transaction, and wait for the end of it, but no longer than this.
+
+        ``ask`` is run in pipeline mode, twice where a connection turns out to have broken while it lay there, and goes
+        on when the time is up. Returns the error that ended it.
+        """
+        loop = asyncio.get_running_loop()
+        talk = loop.create_task(self._converse(ask, loop.time() + timeout_s))
+        self._talks.add(talk)
+        talk.add_done_callback(self._ended)
+        # Not cancelled when the time is up: psycopg would then wait for the server, for seconds.
+        await asyncio.wait((talk,), timeout=timeout_s)
+        if not talk.done():
+            return None
+        try:
+            talk.result()
+        except psycopg.Error as error:
+            return error
+        return None
+
+    def _ended(self, talk: asyncio.Task[None]) -> None:
+        self._talks.discard(talk)
+        if not talk.cancelled():
+            talk.exception()  # asked for, so that nobody is told that nobody asked
+
+    async def _converse(self, ask: Ask, deadline: float) -> None:
+        """Ask on a connection of the pool, once more if that turns out to have broken while it lay there."""
+        loop = asyncio.get_running_loop()
+        for may_repeat in (True, False):
+            connection = await self._pool.getconn(deadline - loop.time())
+            self._in_use.add(connection)
+            cut = loop.call_later(max(deadline - loop.time(), 0) + CUT_AFTER_S, _cut, connection)
+            try:
+                async with connection.pipeline():
+                    await ask(connection)
+            except psycopg.OperationalError:
+                if not (may_repeat and connection.closed):
+                    raise
+            else:
+                return
+            finally:
+                cut.cancel()
+                self._in_use.discard(connection)
+                await self._pool.putconn(connection)
+            await self._pool.drain()
+
+
+async def rows_for(pool: PromptPool, tenant: str, questions: Sequence[Question], timeout_s: float) -> list[Rows]:
+    """What is answered to each of these, asked in one transaction that sees this tenant's rows alone.
+
+    Raises StoreError, TimeoutError: not all of them were answered.
+    """
+    cursors: list[Cursor] = []
+
+    async def ask(connection: Connection) -> None:
+        cursors.clear()
+        await connection.execute(_SETTINGS, (tenant, server_timeout(timeout_s)))
+        for statement, parameters in questions:
+            cursors.append(await connection.execute(statement, parameters))
+
+    error = await pool.talk(ask, timeout_s)
+    answers = [await rows_of(cursor) for cursor in tuple(cursors)]
+    complete = [rows for rows in answers if rows is not None]
+    if len(complete) < len(questions):
+        raise explained(error, timeout_s)
+    return complete
+
+
+async def rows_of(cursor: Cursor | None) -> Rows | None:
+    """The rows if they have come; waits for nothing."""
+    return None if cursor is None or cursor.pgresult is None else await cursor.fetchall()
+
+
+def server_timeout(timeout_s: float) -> str:
+    """As ``statement_timeout`` wants it."""
+    return f"{max(1, round(timeout_s * 1000))}ms"
+
+
+def explained(error: psycopg.Error | None, timeout_s: float) -> Exception:
+    """What a talk that brought no rows came to: TimeoutError or StoreError."""
+    match error:
+        case None | PoolTimeout() | psycopg.errors.QueryCanceled():
+            return TimeoutError(f"no answer within {timeout_s:g} s")
+        case TooManyRequests():
+            return StoreError("too many searches wait for a connection")
+        case PoolClosed():
+            return StoreError("the store is closed")
+    return StoreError(reason(error))
+
+
+def _cut(connection: Connection) -> None:
+    """Let whoever waits for this connection see it broken."""
+    if not connection.closed:
+        # A descriptor of our own: the connection closes its own itself.
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)

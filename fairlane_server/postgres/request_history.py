@@ -1,0 +1,143 @@
+"""What Postgres knows under a request id. Reads only, within row-level security, and never text of an answer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fairlane.records import (
+    AuditEvent,
+    CacheUse,
+    HistoryUse,
+    InferenceReply,
+    Output,
+    PassageReference,
+    RetrievalUse,
+    SourceCoordinate,
+    Timings,
+    TokenUsage,
+    UsageEvent,
+)
+from fairlane.settings import Settings
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect, deadline, describe, explain
+from fairlane_server.postgres.migrations import DatabaseError, missing_extra
+from fairlane_server.postgres.request_timeline import History, RecordedReply
+
+Rows = Sequence[tuple[Any, ...]]
+
+MAX_ROWS = 1_000
+"""Of each table; an id that was sent again without end is told by its newest rows."""
+
+_APPLICATION = "fairlane-explain"
+_TIMEOUT_S = 15.0
+
+# The names are our own; of the values only parameters come from outside: the id, and the most rows.
+DECISIONS = b"""
+SELECT request_id, tenant, decision, actor, occurred_at_ms, source_topic, source_partition, source_offset, code,
+       message, inputs
+FROM audit_logs WHERE request_id = %s
+ORDER BY occurred_at_ms DESC, log_partition DESC, log_offset DESC LIMIT %s
+"""
+USAGE = b"""
+SELECT request_id, tenant, pool, model, model_version, priority_class, outcome, code, prompt_tokens, completion_tokens,
+       cached_tokens, cost_tokens, engine_ms, occurred_at_ms, work_topic, work_partition, work_offset, cached
+FROM usage WHERE request_id = %s
+ORDER BY occurred_at_ms DESC, log_partition DESC, log_offset DESC LIMIT %s
+"""
+REPLY_COLUMNS = """
+request_id, tenant, source_topic, source_partition, source_offset, replied_at_ms, replies_seen, replays_seen,
+outcome, code, field, message, retry_after_ms, model, model_version, task, engine, finish_reason, batch_size,
+prompt_tokens, completion_tokens, cached_tokens, submitted_at_ms, admitted_at_ms, dispatched_at_ms,
+received_at_ms, engine_started_at_ms, engine_finished_at_ms, degradations, passages, replay_of, attempts,
+retrieval_use, cache_use, history_use
+"""
+"""What ``recorded_reply`` reads."""
+REPLIES = f"""
+SELECT {REPLY_COLUMNS} FROM results WHERE request_id = %s
+ORDER BY replied_at_ms DESC, source_offset DESC LIMIT %s
+""".encode()  # noqa: S608 - our own names
+
+
+def read_history(settings: Settings, request_id: str, tenant: str | None = None) -> History:
+    """What is recorded under an id; of one tenant, or as a trusted service of all of them.
+
+    At most MAX_ROWS of each kind, the newest. Raises DatabaseError in one line: Postgres cannot be used, or has no
+    tables.
+    """
+    try:
+        import psycopg
+    except ImportError as error:
+        raise missing_extra(error) from None
+    dsn = settings.postgres_dsn.get_secret_value()
+    try:
+        database = describe(dsn)
+    except ValueError as error:
+        raise DatabaseError(f"POSTGRES_DSN: {error}") from None
+    try:
+        with connect(dsn, _APPLICATION) as connection, deadline(connection, _TIMEOUT_S):
+            # One snapshot, so that a reply is never seen without the decisions that were recorded before it.
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            act_for(connection, ALL_TENANTS if tenant is None else tenant)
+            decisions, usage, replies = (
+                connection.execute(query, (request_id, MAX_ROWS)).fetchall() for query in (DECISIONS, USAGE, REPLIES)
+            )
+    except psycopg.errors.UndefinedTable:
+        raise DatabaseError(f"{database}: there are no tables; `fairlane db upgrade` makes them") from None
+    except psycopg.Error as error:
+        raise DatabaseError(f"{database}: {explain(error)}") from None
+    return history_of(decisions, usage, replies)
+
+
+def history_of(decisions: Rows, usage: Rows, replies: Rows) -> History:
+    """The rows that the three statements gave, which come newest first."""
+    return History(
+        tuple(map(_decision, reversed(decisions))),
+        tuple(map(_usage, reversed(usage))),
+        tuple(map(recorded_reply, reversed(replies))),
+    )
+
+
+def _decision(row: tuple[Any, ...]) -> AuditEvent:
+    request_id, tenant, decision, actor, occurred_at_ms, topic, partition, offset, code, message, inputs = row
+    source = SourceCoordinate(topic, partition, offset)
+    # The column kept no order of its own.
+    ordered = dict(sorted(inputs.items()))
+    return AuditEvent(request_id, tenant, decision, actor, occurred_at_ms, source, code, message, ordered)
+
+
+def _usage(row: tuple[Any, ...]) -> UsageEvent:
+    values = (*row[:14], SourceCoordinate(*row[14:17]), *row[17:])
+    return UsageEvent(*values)
+
+
+def recorded_reply(row: tuple[Any, ...], output: Output | None = None) -> RecordedReply:
+    """A row of REPLY_COLUMNS, with an output that was read besides."""
+    request_id, tenant, topic, partition, offset, replied_at_ms, replies_seen, replays_seen = row[:8]
+    outcome, code, field, message, retry_after_ms, model, model_version, task, engine, finish_reason = row[8:18]
+    batch_size, *numbers = row[18:28]
+    degradations, passages, replay_of, attempts, retrieval_use, cache_use, history_use = row[28:]
+    reply = InferenceReply(
+        request_id,
+        tenant,
+        outcome,
+        code,
+        field,
+        message,
+        retry_after_ms,
+        model,
+        model_version,
+        task,
+        engine,
+        output,
+        finish_reason,
+        usage=TokenUsage(*numbers[:3]),
+        timings=Timings(*numbers[3:]),
+        batch_size=batch_size,
+        degradations=tuple(degradations),
+        passages=tuple(PassageReference(passage["passage_id"], passage["score"]) for passage in passages),
+        source=SourceCoordinate(topic, partition, offset),
+        replay_of=replay_of,
+        attempts=attempts,
+        retrieval_use=None if retrieval_use is None else RetrievalUse(**retrieval_use),
+        cache_use=None if cache_use is None else CacheUse(**cache_use),
+        history_use=None if history_use is None else HistoryUse(**history_use),
+    )
+    return RecordedReply(reply, replied_at_ms, replies_seen, replays_seen)

@@ -1,0 +1,1 @@
+"""Processes: life, restarts, parents and watchdogs."""

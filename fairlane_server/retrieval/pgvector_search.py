@@ -1,0 +1,153 @@
+"""Collections in Postgres with pgvector: what searches them, within an event loop and a time that is kept."""
+
+from typing import Any, Self
+
+import psycopg
+
+from fairlane.logs import get_logger
+from fairlane_server.postgres.connection import reason
+from fairlane_server.postgres.pool import Connection, Cursor, PromptPool, Rows, explained, rows_of, server_timeout
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.pgvector_rows import (
+    SELECT_COLLECTIONS,
+    Wire,
+    check_tenant,
+    collection_of,
+    matching_statement,
+    nearest_statement,
+    plain,
+    register,
+)
+from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Found, Hit
+from fairlane_server.store_error import StoreError
+
+log = get_logger(__name__)
+
+APPLICATION_NAME = "fairlane-retrieval"
+MAX_LIMIT = 10_000
+MAX_QUERY_CHARACTERS = 2_000
+"""Of a text that is searched for; what comes after is left out."""
+
+LOOK_UP_TIMEOUT_S = 1.0
+
+_CANDIDATES = 100
+_MAX_CANDIDATES = 1_000
+SETTINGS = (
+    "SELECT set_config('fairlane.tenant', %s, true), set_config('statement_timeout', %s, true), "
+    # Passages that were deleted and not vacuumed yet are candidates too; then more are looked at.
+    "set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'strict_order', true)"
+)
+_LOOK_UP = f"{SELECT_COLLECTIONS} WHERE tenant = %s AND name = %s".encode()
+
+
+class PgVectorSearch:
+    """A VectorStore.
+
+    Args:
+        dsn: the role of the services. Raises ValueError when it is no connection string.
+        max_connections: how many searches run at once; more wait, within their time.
+
+    Attributes:
+        pool: its connections, which others may share.
+    """
+
+    def __init__(self, dsn: str, max_connections: int = 8) -> None:
+        self.pool = PromptPool(dsn, APPLICATION_NAME, max_connections, register)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Begin to connect; Postgres need not be there."""
+        await self.pool.open()
+
+    async def close(self) -> None:
+        """End what is under way and give the connections back."""
+        await self.pool.close()
+
+    async def collection(self, tenant: str, name: str) -> Collection:
+        """Raises CollectionNotFoundError, StoreError, TimeoutError (after ``LOOK_UP_TIMEOUT_S``)."""
+        check_tenant(tenant)
+        if name != plain(name):
+            return collection_of(None, name)
+        answers = _Answers()
+
+        async def ask(connection: Connection) -> None:
+            await connection.execute(SETTINGS, search_settings(tenant, 1, LOOK_UP_TIMEOUT_S))
+            answers.nearest = await connection.execute(_LOOK_UP, (tenant, name))
+
+        error = await self.pool.talk(ask, LOOK_UP_TIMEOUT_S)
+        rows = await rows_of(answers.nearest)
+        if rows is None:
+            # A table that is missing here is that of all collections, and nobody's fault who asks for one.
+            raise explained(error, LOOK_UP_TIMEOUT_S)
+        return collection_of(rows[0] if rows else None, name)
+
+    async def search(
+        self, collection: Collection, vector: FloatArray, text: str | None, limit: int, timeout_s: float
+    ) -> Found:
+        """The nearest passages by inner product, and those with words of the text, the rarer the better.
+
+        A vector without any direction (all zeros) is near to nothing. Raises CollectionNotFoundError, StoreError, and
+        TimeoutError as the protocol says.
+        """
+        check_tenant(collection.tenant)
+        if not 1 <= limit <= MAX_LIMIT:
+            raise StoreError(f"limit must be 1 to {MAX_LIMIT}, not {limit}")
+        if vector.shape != (collection.dimensions,):
+            raise StoreError(f"a vector of shape {vector.shape} for {collection.dimensions} dimensions")
+        settings = search_settings(collection.tenant, limit, timeout_s)
+        wire = Wire.vector(vector) if vector.any() else None
+        words = None if text is None else plain(text[:MAX_QUERY_CHARACTERS])
+        answers = _Answers()
+
+        async def ask(connection: Connection) -> None:
+            answers.nearest = answers.matching = None
+            await connection.execute(SETTINGS, settings)
+            if wire is not None:
+                nearest = nearest_statement(collection.number, collection.dimensions, limit)
+                answers.nearest = await connection.execute(nearest, (wire,))
+                # Otherwise the server would keep this answer until it has the next one.
+                connection.pgconn.send_flush_request()
+            if words is not None:
+                matching = matching_statement(collection.number, limit)
+                answers.matching = await connection.execute(matching, (words,))
+
+        error = await self.pool.talk(ask, timeout_s)
+        near: Rows | None = [] if wire is None else await rows_of(answers.nearest)
+        matched = await rows_of(answers.matching)
+        if isinstance(error, psycopg.errors.UndefinedTable) and (near is None or matched is None):
+            raise CollectionNotFoundError("there is no such collection any more")
+        if near is None:
+            raise explained(error, timeout_s)
+        if words is not None and matched is None and not isinstance(error, psycopg.errors.QueryCanceled | None):
+            log.warning("full_text_failed", tenant=collection.tenant, reason=reason(error))
+        return Found(
+            tuple(_hit(collection, row, -row[5]) for row in near),
+            None if matched is None else tuple(_hit(collection, row, row[5]) for row in matched),
+        )
+
+
+def search_settings(tenant: str, limit: int, timeout_s: float) -> tuple[str, str, str]:
+    """The parameters of SETTINGS."""
+    candidates = min(max(_CANDIDATES, 2 * limit), _MAX_CANDIDATES)
+    return tenant, server_timeout(timeout_s), str(candidates)
+
+
+class _Answers:
+    """Cursors whose results come in while the conversation goes on."""
+
+    __slots__ = ("matching", "nearest")
+
+    def __init__(self) -> None:
+        self.nearest: Cursor | None = None
+        self.matching: Cursor | None = None
+
+
+def _hit(collection: Collection, row: tuple[Any, ...], score: float) -> Hit:
+    source, ordinal, heading, text, tokens, _ = row
+    return Hit(f"{collection.name}/{source}#{ordinal}", source, heading, text, tokens, score)

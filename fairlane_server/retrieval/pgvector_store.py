@@ -1,0 +1,268 @@
+"""Collections in Postgres with pgvector: what writes them. Its tables, policies and functions: migration 0004."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Self
+
+import numpy as np
+import psycopg
+from psycopg import sql
+
+from fairlane_server.postgres.connection import DsnError, KeptConnection, reason
+from fairlane_server.retrieval.pgvector_rows import (
+    SELECT_COLLECTIONS,
+    Wire,
+    check_tenant,
+    collection_of,
+    partition,
+    plain,
+    register,
+)
+from fairlane_server.retrieval.store import (
+    Collection,
+    CollectionExistsError,
+    CollectionNotFoundError,
+    NewDocument,
+    NewPassage,
+)
+from fairlane_server.store_error import StoreError
+
+APPLICATION_NAME = "fairlane-collections"
+CALL_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 3_600.0
+LOCK_TIMEOUT_S = 30.0
+"""How long one ingest waits for another of the same collection, or for its index to be built."""
+
+INDEX_FROM_PASSAGES = 2_500
+"""Below, reading all vectors is about as fast as the index, and finds all."""
+
+MAX_SOURCE_BYTES = 1_024
+MAX_NAME_BYTES = 256
+
+MOST_COLLECTIONS = 1_000
+"""Of a tenant."""
+
+_ROWS_PER_STATEMENT = 1_000
+_IDLE_TIMEOUT_S = 60.0
+_BY_NAME = f"{SELECT_COLLECTIONS} WHERE tenant = %s AND name = %s".encode()
+# Who changes a collection goes through this lock: two ingests, or an ingest and a deletion, one after the other.
+_LOCKED = _BY_NAME + b" FOR NO KEY UPDATE"
+_ALL = f"{SELECT_COLLECTIONS} WHERE tenant = %s ORDER BY name".encode()
+_REMOVE_DOCUMENTS = """
+DELETE FROM documents USING unnest(%s::text[], %s::text[]) AS wanted (source, content_hash)
+WHERE collection_id = %s AND documents.source = wanted.source
+AND documents.content_hash = coalesce(wanted.content_hash, documents.content_hash)
+RETURNING documents.source, passages
+"""
+_ADD_DOCUMENTS = """
+INSERT INTO documents (collection_id, tenant, source, content_hash, title, passages)
+SELECT %s, %s, * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[])
+"""
+_ADD_PASSAGES = sql.SQL("""
+INSERT INTO {} (collection_id, tenant, source, ordinal, heading, text, tokens, embedding)
+SELECT %s, %s, * FROM unnest(%s::text[], %s::int[], %s::text[], %s::text[], %s::int[], %s::halfvec[])
+""")
+_COUNT = """
+UPDATE collections SET version = nextval('collection_versions'), documents = documents + %s, passages = passages + %s,
+    updated_at = now() WHERE collection_id = %s
+"""
+
+
+class PgVectorCollections:
+    """A CollectionStore. One connection, opened when it is first needed and again after every failure; calls of several
+    threads wait for one another. Every call is bounded in time."""
+
+    def __init__(self, dsn: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._lock = threading.Lock()
+        server_timeouts_s = {
+            "statement_timeout": call_timeout_s,
+            "lock_timeout": min(LOCK_TIMEOUT_S, call_timeout_s),
+            "idle_in_transaction_session_timeout": _IDLE_TIMEOUT_S,
+        }
+        self._kept = KeptConnection(
+            dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=server_timeouts_s, prepare=self._prepare
+        )
+        self._vector_oid = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back; the next call opens another."""
+        with self._lock:
+            self._kept.close()
+
+    def create(self, tenant: str, name: str, embedder: str, dimensions: int) -> Collection:
+        """A new collection, with a partition of its own. Raises CollectionExistsError, StoreError: also for one more
+        than MOST_COLLECTIONS."""
+        if not _fits(name, MAX_NAME_BYTES):
+            raise StoreError(f"a collection's name is text of 1 to {MAX_NAME_BYTES} bytes")
+        with self._transaction(tenant) as connection:
+            try:
+                connection.execute("SELECT create_collection(%s, %s, %s)", (name, plain(embedder), dimensions))
+            except psycopg.errors.UniqueViolation:
+                raise CollectionExistsError(f"there is a collection {name!r} already") from None
+            # Each is a table and its indexes, which every planner and every backup of the database has to do with.
+            if len(connection.execute(_ALL, (tenant,)).fetchall()) > MOST_COLLECTIONS:
+                raise StoreError(f"a tenant has at most {MOST_COLLECTIONS} collections")
+            return _one(connection, _BY_NAME, tenant, name)
+
+    def get(self, tenant: str, name: str) -> Collection:
+        """Raises CollectionNotFoundError, StoreError."""
+        with self._transaction(tenant) as connection:
+            return _one(connection, _BY_NAME, tenant, name)
+
+    def list(self, tenant: str) -> Sequence[Collection]:
+        """By name. Raises StoreError."""
+        with self._transaction(tenant) as connection:
+            return [Collection(*row) for row in connection.execute(_ALL, (tenant,))]
+
+    def delete(self, tenant: str, name: str) -> Collection:
+        """The collection with everything in it, as it was. Raises CollectionNotFoundError, StoreError."""
+        with self._transaction(tenant) as connection:
+            collection = _one(connection, _LOCKED, tenant, name)
+            connection.execute("SELECT delete_collection(%s)", (collection.name,))
+            return collection
+
+    def content_hashes(self, tenant: str, name: str) -> Mapping[str, str]:
+        """By source. Raises CollectionNotFoundError, StoreError."""
+        with self._transaction(tenant) as connection:
+            number = _one(connection, _BY_NAME, tenant, name).number
+            query = "SELECT source, content_hash FROM documents WHERE collection_id = %s"
+            return dict(connection.execute(query, (number,)).fetchall())
+
+    def put(self, tenant: str, name: str, documents: Sequence[NewDocument], *, number: int | None = None) -> None:
+        """Replace or add these documents, all or none. Raises CollectionNotFoundError, StoreError."""
+        with self._transaction(tenant) as connection:
+            collection = _one(connection, _LOCKED, tenant, name, number)
+            _check(documents, collection)
+            if not documents:
+                return
+            removed = _remove(connection, collection, {document.source: None for document in documents})
+            columns = [
+                [document.source for document in documents],
+                [plain(document.content_hash) for document in documents],
+                [plain(document.title) for document in documents],
+                [len(document.passages) for document in documents],
+            ]
+            connection.execute(_ADD_DOCUMENTS, (collection.number, tenant, *columns))
+            added = 0
+            for statement_rows in _batches(documents):
+                _insert(connection, collection, statement_rows, self._vector_oid)
+                added += len(statement_rows)
+            counts = (len(documents) - len(removed), added - sum(removed))
+            connection.execute(_COUNT, (*counts, collection.number))
+
+    def remove(
+        self, tenant: str, name: str, sources: Sequence[str] | Mapping[str, str], *, number: int | None = None
+    ) -> int:
+        """Remove these documents; returns how many were there. Raises CollectionNotFoundError, StoreError."""
+        hashes = sources if isinstance(sources, Mapping) else dict.fromkeys(sources)
+        with self._transaction(tenant) as connection:
+            collection = _one(connection, _LOCKED, tenant, name, number)
+            wanted = {source: hashes[source] for source in hashes if _fits(source, MAX_SOURCE_BYTES)}
+            removed = _remove(connection, collection, wanted)
+            if removed:
+                connection.execute(_COUNT, (-len(removed), -sum(removed), collection.number))
+            return len(removed)
+
+    def build_index(self, tenant: str, name: str, *, number: int | None = None) -> bool:
+        """Index what was loaded, if that pays and is not done yet; queries go on, ingests of this collection wait.
+
+        Raises CollectionNotFoundError, StoreError.
+        """
+        with self._transaction(tenant, BUILD_TIMEOUT_S) as connection:
+            # Locked, so that it is the one that is indexed.
+            _one(connection, _LOCKED, tenant, name, number)
+            built = connection.execute("SELECT index_collection(%s, %s)", (name, INDEX_FROM_PASSAGES)).fetchone()
+            return built is not None and bool(built[0])
+
+    @contextmanager
+    def _transaction(self, tenant: str, timeout_s: float | None = None) -> Iterator[psycopg.Connection]:
+        """A bounded transaction that acts for the tenant; psycopg's errors become ours."""
+        with self._lock:
+            check_tenant(tenant)
+            try:
+                with self._kept.transaction(tenant, timeout_s) as connection:
+                    yield connection
+            except psycopg.Error as error:
+                raise StoreError(reason(error)) from None
+            except DsnError as error:
+                raise StoreError(f"POSTGRES_DSN: {error}") from None
+            except UnicodeError as error:
+                raise StoreError(type(error).__name__) from None
+
+    def _prepare(self, connection: psycopg.Connection) -> None:
+        register(connection)
+        row = connection.execute("SELECT 'halfvec'::regtype::oid::bigint").fetchone()
+        self._vector_oid = int(row[0]) if row else 0
+
+
+_Row = tuple[str, int, NewPassage, Any]
+"""Source, ordinal, passage and vector."""
+
+
+def _one(connection: psycopg.Connection, query: bytes, tenant: str, name: str, number: int | None = None) -> Collection:
+    known = _fits(name, MAX_NAME_BYTES)
+    found = collection_of(connection.execute(query, (tenant, name)).fetchone() if known else None, name)
+    if number is not None and found.number != number:
+        raise CollectionNotFoundError(f"collection {name!r} was deleted meanwhile, and another has its name now")
+    return found
+
+
+def _remove(connection: psycopg.Connection, collection: Collection, hashes: Mapping[str, str | None]) -> Sequence[int]:
+    """Remove documents by source, with this content hash where one is given; returns how many passages each had of
+    those that were there."""
+    wanted = (list(hashes), list(hashes.values()), collection.number)
+    rows = connection.execute(_REMOVE_DOCUMENTS, wanted).fetchall()
+    if rows:
+        statement = sql.SQL("DELETE FROM {} WHERE collection_id = %s AND source = ANY(%s)")
+        gone = [source for source, _ in rows]
+        connection.execute(statement.format(partition(collection.number)), (collection.number, gone))
+    return [passages for _, passages in rows]
+
+
+def _insert(connection: psycopg.Connection, collection: Collection, rows: Sequence[_Row], vector_oid: int) -> None:
+    columns = (
+        [source for source, _, _, _ in rows],
+        [ordinal for _, ordinal, _, _ in rows],
+        [plain(passage.heading) for _, _, passage, _ in rows],
+        [plain(passage.text) for _, _, passage, _ in rows],
+        [passage.tokens for _, _, passage, _ in rows],
+        Wire.vectors(np.stack([vector for _, _, _, vector in rows]), vector_oid),
+    )
+    statement = _ADD_PASSAGES.format(partition(collection.number))
+    connection.execute(statement, (collection.number, collection.tenant, *columns))
+
+
+def _batches(documents: Sequence[NewDocument]) -> Iterator[Sequence[_Row]]:
+    rows = (
+        (document.source, ordinal, passage, document.vectors[ordinal])
+        for document in documents
+        for ordinal, passage in enumerate(document.passages)
+    )
+    while batch := tuple(islice(rows, _ROWS_PER_STATEMENT)):
+        yield batch
+
+
+def _check(documents: Sequence[NewDocument], collection: Collection) -> None:
+    """Raise StoreError for documents that cannot be stored."""
+    if len({document.source for document in documents}) != len(documents):
+        raise StoreError("a source is given twice")
+    for document in documents:
+        if not _fits(document.source, MAX_SOURCE_BYTES):
+            raise StoreError(f"a source is text of 1 to {MAX_SOURCE_BYTES} bytes")
+        wanted = (len(document.passages), collection.dimensions)
+        # Without passages the shape says nothing: some embedders return (0,) for no texts.
+        if document.passages and document.vectors.shape != wanted:
+            raise StoreError(f"vectors of shape {document.vectors.shape} where {wanted} is needed")
+
+
+def _fits(text: str, max_bytes: int) -> bool:
+    """Whether it can be stored, as it is, and be part of a key."""
+    return text == plain(text) and 0 < len(text.encode()) <= max_bytes

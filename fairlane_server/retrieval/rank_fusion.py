@@ -1,0 +1,35 @@
+"""Two ranked lists become one by reciprocal rank fusion: ranks are compared, since their scores cannot be. Pure.
+
+Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning Methods",
+SIGIR 2009: a passage's score is the sum of 1 / (k + rank) over the lists that hold it, ranks counted from 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fairlane_server.retrieval.store import Found, Hit
+
+RANK_CONSTANT = 60
+"""The paper's k: how little the first places of one list count against agreement of both."""
+
+
+def fused_scores(rankings: Sequence[Sequence[str]], k: int = RANK_CONSTANT) -> dict[str, float]:
+    """The score of everything that is ranked, best first; what is equal stays in the order of the first lists.
+
+    Args:
+        rankings: ids, best first. An id that a list holds twice counts there where it stands first.
+        k: above -1.
+    """
+    scores: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, name in enumerate(dict.fromkeys(ranking), 1):
+            scores[name] = scores.get(name, 0.0) + 1 / (k + rank)
+    return dict(sorted(scores.items(), key=lambda entry: -entry[1]))
+
+
+def fuse(found: Found, limit: int) -> tuple[Hit, ...]:
+    """The best ``limit`` of both lists, with their fused scores; of the nearest alone where there is no other list."""
+    lists = (found.nearest, found.matching or ())
+    hits = {hit.passage_id: hit for ranked in reversed(lists) for hit in ranked}
+    scores = fused_scores([[hit.passage_id for hit in ranked] for ranked in lists])
+    return tuple(replace(hits[name], score=score) for name, score in list(scores.items())[: max(limit, 0)])

@@ -1,0 +1,252 @@
+"""Which files are meant by a file, a folder or a glob, and what each is called in its collection."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
+
+from fairlane_server.retrieval.documents.document import SUFFIXES, Format, format_of
+
+MOST_FILES = 200_000
+_MAGIC = frozenset("*?[")
+_UNKNOWN = "of no known format"
+_OUTSIDE = "a link that leads out of the folder"
+
+
+class SourcesError(Exception):
+    """Nothing can be ingested from there; the message is one line that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file to ingest.
+
+    Attributes:
+        source: its path below what was given, with ``/``, or its name if it was given itself.
+        within: the resolved folder that it must be in, whatever links lead to it; None for anywhere.
+    """
+
+    source: str
+    path: Path
+    format: Format
+    size_bytes: int
+    within: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What was found and is not ingested, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was found, by name.
+
+    Attributes:
+        left_out: hidden files and folders, unknown formats, links that lead nowhere or out of the folder.
+        unread: folders that could not be looked into.
+        whole: a folder and nothing but it was given, so that what is not in it is gone.
+    """
+
+    files: tuple[SourceFile, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    unread: tuple[LeftOut, ...] = ()
+    whole: bool = False
+
+
+@dataclass(slots=True)
+class _Finding:
+    files: dict[str, SourceFile] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+    unread: list[LeftOut] = field(default_factory=list)
+    taken: int = 0
+
+    def take(self, source: str, path: Path, within: Path | None = None, *, given: bool = False) -> None:
+        """Sort a file in. One that was ``given`` by name must be one that can be ingested."""
+        try:
+            found = path.stat()
+        except OSError as error:
+            reason = "a link that leads nowhere" if _holds(path.is_symlink) else _reason(error)
+            self._refuse(source, path, reason, given=given)
+            return
+        kind = format_of(path)
+        if not _is_text(source):
+            self.left_out.append(LeftOut(_shown(source), "its name is not UTF-8"))
+        elif not stat.S_ISREG(found.st_mode):
+            self._refuse(source, path, "no regular file", given=given)
+        elif kind is None:
+            self._refuse(source, path, f"{_UNKNOWN} ({', '.join(SUFFIXES)})" if given else _UNKNOWN, given=given)
+        elif source in self.files and not self.files[source].path.samefile(path):
+            raise SourcesError(
+                f"{self.files[source].path} and {path} would both be {source!r}: give the folder that holds both"
+            )
+        else:
+            self.files[source] = SourceFile(source, path, kind, found.st_size, within)
+            self.taken += 1
+            if len(self.files) > MOST_FILES:
+                raise SourcesError(f"more than {MOST_FILES:,} files: ingest them in parts")
+
+    def _refuse(self, source: str, path: Path, reason: str, *, given: bool) -> None:
+        if given:
+            raise SourcesError(f"{_shown(str(path))}: {reason}")
+        self.left_out.append(LeftOut(_shown(source), reason))
+
+
+def find_sources(given: Sequence[str | os.PathLike[str]], *, follow_links: bool = False) -> Sources:
+    """Every file of a known format that is meant, sorted by name.
+
+    A folder is read recursively, and no folder is read twice, so that circles end. In a glob, ``**`` is any number of
+    folders, and names begin at the first part with a wildcard. A hidden file is taken only if it is named.
+
+    Links that lead out of a folder, or out of the one that a glob begins in, are left out unless ``follow_links``:
+    whoever may put a link there could otherwise have any file of this machine stored.
+
+    Raises SourcesError: nothing was found, or two files would have one name.
+    """
+    if not given:
+        raise SourcesError("say which files, folders or globs")
+    finding = _Finding()
+    paths = [Path(entry) for entry in given]
+    for path in paths:
+        taken, left_out = finding.taken, len(finding.left_out)
+        if _holds(path.is_dir):
+            _walk(path, finding, follow_links=follow_links)
+        elif _MAGIC.isdisjoint(str(path)) or os.path.lexists(path):
+            finding.take(path.name, path, given=True)
+        else:
+            _match(path, finding, follow_links=follow_links)
+        if finding.taken == taken:
+            raise SourcesError(_nothing(path, finding, len(finding.left_out) - left_out))
+    return Sources(
+        files=tuple(finding.files[source] for source in sorted(finding.files)),
+        left_out=tuple(sorted(finding.left_out, key=lambda left: left.source)),
+        unread=tuple(sorted(finding.unread, key=lambda left: left.source)),
+        whole=len(paths) == 1 and _holds(paths[0].is_dir),
+    )
+
+
+def _walk(root: Path, finding: _Finding, *, follow_links: bool) -> None:
+    within = None if follow_links else _resolved(root)
+    seen: set[tuple[int, int]] = set()
+    waiting = [(root, PurePath())]
+    while waiting:
+        folder, below = waiting.pop()
+        try:
+            found = folder.stat()
+            if (identity := (found.st_dev, found.st_ino)) in seen:
+                finding.left_out.append(LeftOut(_shown(below.as_posix()), "a folder that was read already"))
+                continue
+            seen.add(identity)
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            finding.unread.append(LeftOut(_shown(below.as_posix()), _reason(error)))
+            continue
+        folders: list[tuple[Path, PurePath]] = []
+        for entry in entries:
+            name, path = below / entry.name, folder / entry.name
+            if entry.name.startswith("."):
+                finding.left_out.append(LeftOut(_shown(name.as_posix()), "hidden"))
+            elif _leads_out(path, within):
+                finding.left_out.append(LeftOut(_shown(name.as_posix()), _OUTSIDE))
+            elif _holds(path.is_dir):
+                folders.append((path, name))
+            else:
+                finding.take(name.as_posix(), path, within)
+        # A stack: the last one put there is the first one read.
+        waiting += reversed(folders)
+
+
+def _match(pattern: Path, finding: _Finding, *, follow_links: bool) -> None:
+    parts = pattern.parts
+    plain = next(number for number, part in enumerate(parts) if not _MAGIC.isdisjoint(part))
+    root, rest = Path(*parts[:plain]), Path(*parts[plain:])
+    if any("**" in part and part != "**" for part in rest.parts):
+        raise SourcesError(f"{pattern}: ** stands for folders, and for nothing beside them")
+    within = None if follow_links else _resolved(root)
+    shows_hidden = any(part.startswith(".") for part in rest.parts)
+    try:
+        found = sorted(set(_matches(root, PurePath(), rest.parts, finding)))
+    except RecursionError:
+        raise SourcesError(f"{pattern}: its folders are nested too deeply") from None
+    for below in found:
+        path = root / below
+        if _holds(path.is_dir):
+            continue
+        if not shows_hidden and any(part.startswith(".") for part in below.parts):
+            finding.left_out.append(LeftOut(_shown(below.as_posix()), "hidden"))
+        elif within is not None and _holds(path.exists) and not _is_below(path, within):
+            finding.left_out.append(LeftOut(_shown(below.as_posix()), _OUTSIDE))
+        else:
+            finding.take(below.as_posix(), path, within)
+
+
+def _matches(root: Path, below: PurePath, parts: Sequence[str], finding: _Finding) -> Iterator[PurePath]:
+    """What the parts of a glob mean in a folder. Unlike pathlib's own, it tells which folders cannot be read."""
+    first, rest = parts[0], parts[1:]
+    if _MAGIC.isdisjoint(first):
+        if os.path.lexists(root / below / first):
+            yield from _matches(root, below / first, rest, finding) if rest else (below / first,)
+        return
+    any_folders = first == "**"
+    if any_folders and rest:
+        yield from _matches(root, below, rest, finding)
+    try:
+        entries = sorted(os.scandir(root / below), key=lambda entry: entry.name)
+    except (NotADirectoryError, FileNotFoundError):
+        return
+    except OSError as error:
+        if (unread := LeftOut(_shown(below.as_posix()), _reason(error))) not in finding.unread:
+            finding.unread.append(unread)
+        return
+    for entry in entries:
+        if any_folders:
+            if _holds((root / below / entry.name).is_dir) and not entry.is_symlink():
+                yield from _matches(root, below / entry.name, parts, finding)
+        elif fnmatchcase(entry.name, first):
+            yield from _matches(root, below / entry.name, rest, finding) if rest else (below / entry.name,)
+
+
+def _leads_out(path: Path, within: Path | None) -> bool:
+    """Whether it is a link to what is not below the folder; one that leads nowhere is another matter."""
+    return within is not None and _holds(path.is_symlink) and _holds(path.exists) and not _is_below(path, within)
+
+
+def _is_below(path: Path, within: Path) -> bool:
+    return _resolved(path).is_relative_to(within)
+
+
+def _holds(ask: Callable[[], bool]) -> bool:
+    """What a path says of itself; no where nothing may be asked (a name that is too long, no right to look)."""
+    try:
+        return ask()
+    except OSError:
+        return False
+
+
+def _resolved(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__
+
+
+def _nothing(path: Path, finding: _Finding, left_out: int) -> str:
+    if finding.unread:
+        return f"{_shown(str(path))}: cannot be read ({finding.unread[0].reason})"
+    beside = f"; left out: {left_out}" if left_out else ""
+    return f"{_shown(str(path))}: holds no file to ingest ({', '.join(SUFFIXES)}){beside}"
+
+
+def _is_text(source: str) -> bool:
+    """Whether the name can be stored; a name that is not UTF-8 comes with surrogates in it."""
+    return source.isascii() or not any("\ud800" <= character <= "\udfff" for character in source)
+
+
+def _shown(name: str) -> str:
+    return name.encode(errors="replace").decode()

@@ -1,0 +1,283 @@
+"""What must change on a cluster to make its topics as they should be. Decides only; `topic_admin` reads and acts."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Literal
+
+from fairlane_server.topics.families import TopicFamily, TopicSpec
+
+OFFSETS_RETENTION = "offsets.retention.minutes"
+_RETENTION = "retention.ms"
+_CLEANUP = "cleanup.policy"
+_MIN_ISR = "min.insync.replicas"
+_MANAGED = frozenset({_CLEANUP, _RETENTION, _MIN_ISR, "segment.ms", "max.message.bytes", "message.timestamp.type"})
+"""Settings that topics.yaml decides about: one that it no longer names goes back to the broker's default."""
+_MS_PER_MINUTE = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingTopic:
+    """A topic as the cluster has it.
+
+    Attributes:
+        config: the settings in force, defaults included; empty when nobody asked for them.
+        overrides: names of those that are set on the topic itself.
+    """
+
+    name: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str]
+    overrides: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """A topic is missing."""
+
+    action: ClassVar[str] = "create"
+    topic: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str]
+
+    @property
+    def detail(self) -> str:
+        settings = ", ".join(f"{key}={value}" for key, value in sorted(self.config.items()))
+        return f"partitions={self.partitions}, replication factor={self.replication_factor}, {settings}"
+
+
+@dataclass(frozen=True, slots=True)
+class AddPartitions:
+    """A topic has too few partitions. Keys may move to other partitions."""
+
+    action: ClassVar[str] = "add-partitions"
+    topic: str
+    before: int
+    after: int
+
+    @property
+    def detail(self) -> str:
+        return f"partitions {self.before} → {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One topic setting, changed; ``after`` None removes the topic's own value."""
+
+    key: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeConfig:
+    """A topic is kept in another way than it should be."""
+
+    action: ClassVar[str] = "change-config"
+    topic: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def detail(self) -> str:
+        return ", ".join(f"{item.key} {item.before} → {item.after or 'default'}" for item in self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """A topic of a family belongs to no tenant or pool any more."""
+
+    action: ClassVar[str] = "delete"
+    topic: str
+    family: str
+
+    @property
+    def detail(self) -> str:
+        return f"of family {self.family}; its records are lost"
+
+
+Change = CreateTopic | AddPartitions | ChangeConfig | DeleteTopic
+
+
+class Problem(StrEnum):
+    """What a finding is about."""
+
+    EXTRA_TOPIC = "extra_topic"
+    FEWER_PARTITIONS = "fewer_partitions"
+    SHORTER_RETENTION = "shorter_retention"
+    REPLICATION_FACTOR = "replication_factor"
+    OFFSETS_RETENTION = "offsets_retention"
+    UNKNOWN_TENANT = "unknown_tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a person should know that no change of ours puts right."""
+
+    level: Literal["warning", "error"]
+    problem: Problem
+    topic: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What the person who asks allows: to ``delete`` extra topics, to ``shrink`` what topics keep."""
+
+    delete: bool = False
+    shrink: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The changes in the order to make them, and what no change puts right."""
+
+    changes: tuple[Change, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.level == "error")
+
+
+def plan(
+    wanted: Iterable[TopicSpec],
+    existing: Mapping[str, ExistingTopic],
+    *,
+    families: Iterable[TopicFamily],
+    broker_config: Mapping[str, str] | None,
+    replication_factor: int,
+    allowed: Permissions | None = None,
+) -> Plan:
+    """Compare what should be with what is.
+
+    ``existing`` holds every topic of the cluster; those of no family are none of our business. ``families`` are those
+    that ``wanted`` was expanded from. ``broker_config`` is None when the cluster does not show it.
+    Topics are created with ``replication_factor``; that of an existing one is only reported.
+    """
+    wanted, families, allowed = tuple(wanted), tuple(families), allowed or Permissions()
+    changes: list[Change] = []
+    findings: list[Finding] = []
+    for topic in wanted:
+        found = existing.get(topic.name)
+        if found is None:
+            config = _with_durability(topic.config, replication_factor)
+            changes.append(CreateTopic(topic.name, topic.partitions, replication_factor, config))
+            continue
+        for decide in (_partitions, _config):
+            change, finding = decide(topic, found, allowed)
+            changes.extend([] if change is None else [change])
+            findings.extend([] if finding is None else [finding])
+        if found.replication_factor < replication_factor:
+            replicas = f"has {found.replication_factor} replicas, wanted {replication_factor}; reassign its partitions"
+            findings.append(_warning(Problem.REPLICATION_FACTOR, topic.name, replicas))
+    for name, family in _extra_topics({topic.name for topic in wanted}, existing, families):
+        if allowed.delete:
+            changes.append(DeleteTopic(name, family))
+        else:
+            message = f"of family {family}, but of no tenant or pool that is named; `topics apply --delete` removes it"
+            findings.append(_warning(Problem.EXTRA_TOPIC, name, message))
+    findings.extend(_check_offsets_retention(wanted, broker_config))
+    return Plan(tuple(changes), tuple(findings))
+
+
+def unknown_override_tenants(families: Iterable[TopicFamily], tenants: Iterable[str]) -> tuple[Finding, ...]:
+    """Partition overrides of tenants that do not exist: most likely a misspelt name."""
+    known = frozenset(tenants)
+    return tuple(
+        Finding(
+            "warning",
+            Problem.UNKNOWN_TENANT,
+            None,
+            f"{family.family}: partitions_by_tenant names {tenant!r}, no tenant",
+        )
+        for family in families
+        for tenant in family.partitions_by_tenant
+        if tenant not in known
+    )
+
+
+def _warning(problem: Problem, topic: str, message: str) -> Finding:
+    return Finding("warning", problem, topic, f"{topic}: {message}")
+
+
+def _partitions(
+    topic: TopicSpec, found: ExistingTopic, _allowed: Permissions
+) -> tuple[AddPartitions | None, Finding | None]:
+    if found.partitions < topic.partitions:
+        return AddPartitions(topic.name, found.partitions, topic.partitions), None
+    if found.partitions > topic.partitions:
+        message = f"has {found.partitions} partitions, wanted {topic.partitions}; Kafka cannot remove any"
+        return None, _warning(Problem.FEWER_PARTITIONS, topic.name, message)
+    return None, None
+
+
+def _config(topic: TopicSpec, found: ExistingTopic, allowed: Permissions) -> tuple[ChangeConfig | None, Finding | None]:
+    settings = _changed_settings(_with_durability(topic.config, found.replication_factor), found)
+    losing = tuple(item for item in settings if _loses_records(item)) if not allowed.shrink else ()
+    kept = tuple(item for item in settings if item not in losing)
+    finding = None
+    if losing:
+        message = f"{ChangeConfig(topic.name, losing).detail} would delete records; `topics apply --shrink` does it"
+        finding = _warning(Problem.SHORTER_RETENTION, topic.name, message)
+    return ChangeConfig(topic.name, kept) if kept else None, finding
+
+
+def _with_durability(config: Mapping[str, str], replication_factor: int) -> dict[str, str]:
+    # With acks=all and one copy in sync allowed, an acknowledged record could still be lost with one broker.
+    return {**config, _MIN_ISR: "2" if replication_factor >= 3 else "1"}
+
+
+def _changed_settings(config: Mapping[str, str], found: ExistingTopic) -> tuple[Setting, ...]:
+    changed = [
+        Setting(key, found.config.get(key), value)
+        for key, value in sorted(config.items())
+        if found.config.get(key) != value
+    ]
+    dropped = sorted((found.overrides & _MANAGED) - config.keys())
+    return (*changed, *(Setting(key, found.config.get(key), None) for key in dropped))
+
+
+def _loses_records(setting: Setting) -> bool:
+    if setting.key == _CLEANUP:
+        return True
+    if setting.key != _RETENTION or setting.before is None:
+        return False
+    if setting.after is None:
+        return True  # the broker's default may be shorter
+    before, after = int(setting.before), int(setting.after)
+    return before < 0 or after < before  # negative: kept for ever
+
+
+def _extra_topics(
+    wanted: set[str], existing: Mapping[str, ExistingTopic], families: tuple[TopicFamily, ...]
+) -> list[tuple[str, str]]:
+    return [
+        (name, family.family)
+        for name in sorted(existing.keys() - wanted)
+        for family in families
+        if family.placeholders and family.matches(name)
+    ]
+
+
+def _check_offsets_retention(
+    wanted: tuple[TopicSpec, ...], broker_config: Mapping[str, str] | None
+) -> tuple[Finding, ...]:
+    kept = {topic.name: int(topic.config[_RETENTION]) for topic in wanted if _RETENTION in topic.config}
+    if not kept:
+        return ()
+    if broker_config is None or OFFSETS_RETENTION not in broker_config:
+        message = f"the broker does not show {OFFSETS_RETENTION}; make sure it is longer than every topic's retention"
+        return (Finding("warning", Problem.OFFSETS_RETENTION, None, message),)
+    minutes = int(broker_config[OFFSETS_RETENTION])
+    too_long = sorted((name for name in kept if kept[name] >= minutes * _MS_PER_MINUTE), key=kept.__getitem__)
+    if not too_long:
+        return ()
+    longest = too_long[-1]
+    more = f" and {len(too_long) - 1} more" if len(too_long) > 1 else ""
+    message = (
+        f"the broker's {OFFSETS_RETENTION}={minutes} is not longer than the retention of {longest}{more}: a group that"
+        f" rests would lose its offsets before the records; set it above {kept[longest] // _MS_PER_MINUTE}"
+    )
+    return (Finding("error", Problem.OFFSETS_RETENTION, longest, message),)

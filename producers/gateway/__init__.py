@@ -1,1 +1,1 @@
-"""The HTTP gateway: OpenAI's API and Fairlane's own, for teams that do not speak Kafka."""
+"""The HTTP gateway: OpenAI's API and Fairlane's own, for teams without a Kafka client."""

@@ -1,4 +1,4 @@
-"""Composition root of the gateway: reads the settings, wires the parts, serves until it is told to stop."""
+"""Composition root of the gateway: reads the settings, wires the parts and owns their lifespan."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -56,12 +56,12 @@ _DESCRIPTION = "Inference on Kafka behind HTTP: OpenAI's API and Fairlane's own.
 
 
 class Gateway:
-    """The parts of one gateway; ``app`` serves them.
+    """All parts of one gateway process.
 
     Attributes:
-        app: the application; its lifespan connects and disconnects.
-        readiness: what it needs to serve.
-        failure: why it cannot go on, once it cannot.
+        app: the application; its lifespan opens and closes the connections.
+        readiness: conditions under which requests can be served.
+        failure: the fatal error, once there is one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -84,16 +84,16 @@ class Gateway:
             version="0.1.0",
             lifespan=self._lifespan,
             redirect_slashes=False,
-            # Without it there are no pages either.
+            # None disables the documentation pages too.
             openapi_url="/openapi.json" if settings.gateway_docs else None,
-            # FastAPI's own would tell of exceptions with their texts, which may quote a caller.
+            # FastAPI's telemetry would record exception texts, which may quote caller input.
             telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         )
         error_answers.install(self.app)
         document.install(self.app)
         self._add_routes()
         self.app.include_router(self._health())
-        # The last that is added is the outermost.
+        # The middleware added last is the outermost.
         self.app.add_middleware(ShortPath, answers=short_answers(self._native))
         self.app.add_middleware(GateHeaders)
         limits = BodyLimits(self._most_body_bytes, self._budget, frozenset({FILES_PATH}))
@@ -102,24 +102,24 @@ class Gateway:
 
     @property
     def open_calls(self) -> int:
-        """Calls that are being answered."""
+        """Number of calls in progress."""
         return 0 if self.calls is None else self.calls.open_calls
 
     def drain(self) -> None:
-        """Take no new requests; those that were taken are waited for. Who only listens is sent away: what is told can
-        be asked for anywhere. On the event loop."""
+        """Reject new requests and wait for accepted ones. Event streams end now: their clients can reconnect to any
+        instance. Call on the event loop."""
         self.pipeline.submitter.is_draining = True
         self._native.slots.ending.set()
         self.readiness.set("serving", "draining")
 
     def end_waiting(self) -> None:
-        """Have every call that still waits told that its request goes on. On the event loop."""
+        """Drain, and answer every waiting call that its request goes on. Call on the event loop."""
         self.drain()
         self.pipeline.end_waiting()
         self._results.arrivals.end_waiting()
 
     def degraded(self) -> dict[str, str]:
-        """What is missing that it can do without, and what that means."""
+        """Unavailable optional dependencies, with the consequence of each."""
         missing = {}
         if self._redis is not None and not (self._watch is not None and self._watch.is_up):
             missing["redis"] = "limits and idempotency keys are this instance's own"
@@ -136,7 +136,7 @@ class Gateway:
     def _most_body_bytes(self, path: str) -> int:
         settings = self._settings
         if path == FILES_PATH:
-            # A file as large as may be comes in a form.
+            # A file of the maximum size, plus the form around it.
             return settings.gateway_max_file_bytes + MOST_FORM_BYTES
         return settings.gateway_max_body_bytes
 
@@ -181,7 +181,7 @@ class Gateway:
             self.app.include_router(router)
 
     async def _authenticate(self, connection: HTTPConnection) -> Identity:
-        """Who calls, and so that the log of calls knows."""
+        """Authenticate; record the caller for the access log."""
         found = await self._identity.gate(connection)
         caller = present.get()
         if caller is not None:
@@ -224,13 +224,13 @@ class Gateway:
             self.drain()
 
     async def _upkeep(self) -> None:
-        """Say whether requests can be taken."""
+        """Keep the readiness condition ``log`` up to date."""
         while True:
             self.readiness.set("log", self.pipeline.trouble())
             await asyncio.sleep(_UPKEEP_S)
 
     async def _trim_memory(self) -> None:
-        """Give memory back after a peak of bodies."""
+        """Return memory to the system after a peak of request bodies."""
         watch = TrimWatch()
         while True:
             await asyncio.sleep(_TRIM_CHECK_S)
@@ -238,7 +238,7 @@ class Gateway:
                 await asyncio.to_thread(trim)
 
     async def _check_store(self) -> None:
-        """See that Postgres is away, or back, though nobody looks anything up."""
+        """Probe Postgres, so that ``degraded`` is right even if no call uses it."""
         while True:
             await self._results.check_store()
             await asyncio.sleep(_STORE_CHECK_S)
@@ -257,14 +257,14 @@ class Gateway:
 
         @api.get("/health", summary="Whether the process answers", responses=documents.ALIVE)
         async def health() -> JSONResponse:
-            """Nothing else is looked at."""
+            """Liveness only: no dependency is checked."""
             return JSONResponse({"status": "alive"})
 
         @api.get(
             "/health/ready", summary="Whether it can take requests, and what it does without", responses=documents.READY
         )
         async def ready() -> JSONResponse:
-            """Kafka is needed; Redis and Postgres can be away for a while."""
+            """Kafka is required; Redis and Postgres may be unavailable for a while."""
             is_ready = self.readiness.ready
             body = {
                 "status": "ready" if is_ready else "not_ready",
@@ -277,7 +277,7 @@ class Gateway:
 
 
 def build(settings: Settings) -> FastAPI:
-    """The application, whose lifespan connects it. Raises ValueError for a setting that is none."""
+    """The application; its lifespan opens the connections. Raises ValueError for an invalid setting."""
     return Gateway(settings).app
 
 
@@ -294,7 +294,7 @@ def _redis(settings: Settings, url: SecretStr | None) -> "Redis | None":
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:
     while not task.done():
-        # More than once: redis-py may swallow a cancellation that comes together with a reply.
+        # Repeated: redis-py may swallow a cancellation that arrives together with a reply.
         task.cancel()
         await asyncio.wait([task], timeout=1.0)
     with suppress(asyncio.CancelledError):

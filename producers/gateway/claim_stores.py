@@ -1,4 +1,4 @@
-"""Where claims of idempotency keys are kept: in Redis for all instances, or in this process alone."""
+"""Stores of idempotency-key claims: Redis, shared by all instances, and local memory."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,8 +16,8 @@ MOST_LOCAL_CLAIMS = 20_000
 
 _PREFIX, _COUNTER = "idempotency:", "idempotency-count:"
 
-# '' stands for nothing: no claim is empty. Answered: what is there now; and 'memory' or 'tenant_bound' where the new
-# claim could not be written.
+# '' means no claim; a claim is never empty. Returns the claim stored now, and 'memory' or 'tenant_bound' where the new
+# one could not be written.
 _SWAP = (
     TENANT_ROOM
     + """
@@ -43,11 +43,11 @@ return {ARGV[2], ''}
 
 
 class LocalClaims:
-    """Claims of this process, gone with it. Of too many the oldest is forgotten of the tenant that has most.
+    """Claims in the memory of this process. Beyond ``most``, the tenant with the most claims loses its oldest.
 
     Args:
-        ttl_s: how long each is kept, in seconds.
-        most: bound of their number.
+        ttl_s: lifetime of a claim, in seconds.
+        most: bound over all tenants.
         clock_s: monotonic seconds.
     """
 
@@ -66,14 +66,14 @@ class LocalClaims:
         return new
 
     def put(self, tenant: str, name: str, claim: str | None) -> None:
-        """Whatever is there."""
+        """Store the claim unconditionally; None deletes it."""
         if claim is None:
             self._claims.pop(tenant, name)
         else:
             self._claims.put(tenant, name, (self._clock_s() + self._ttl_s, claim))
 
     def get(self, tenant: str, name: str) -> str | None:
-        """What is there."""
+        """The stored claim; None if there is none or it has expired."""
         ends_at, claim = self._claims.get(tenant, name) or (0.0, None)
         if claim is not None and ends_at <= self._clock_s():
             self._claims.pop(tenant, name)
@@ -82,16 +82,16 @@ class LocalClaims:
 
 
 class RedisClaims:
-    """Claims that all instances share. While Redis does not answer, this instance goes by what it has seen itself.
+    """Claims shared by all instances. While Redis does not answer, this instance uses the claims it has seen itself.
 
-    No call raises because of Redis, and none waits longer than its time-out. On one event loop.
+    No call raises because of Redis. For one event loop.
 
     Args:
-        redis: the client; its own time-outs apply as well.
-        watch: of the same Redis.
-        timeout_s: the longest a call waits, in seconds.
-        most: claims of one tenant that Redis keeps at a time; what is beyond is known to its own instance alone.
-        ttl_s: how long each is kept, in seconds.
+        redis: the client; its own timeouts apply as well.
+        watch: availability of the same Redis.
+        timeout_s: bound of one Redis command, in seconds; a swap runs at most two.
+        most: claims that Redis keeps for one tenant at a time; further ones are known to their own instance alone.
+        ttl_s: lifetime of a claim, in seconds.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class RedisClaims:
         self._turns = RedisTurns(watch, "idempotency_unavailable")
         self._seen = LocalClaims(ttl_s)
         self._own = LocalClaims(ttl_s)
-        """What of that this instance wrote: nobody else gives it back."""
+        """Subset of ``_seen`` that this instance wrote: only this instance releases it."""
 
     async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
         own, seen = self._own.get(tenant, name), self._seen.get(tenant, name)
         if own is not None and expected is None:
-            # What Redis lost, or was not there to be told, still counts here.
+            # Redis may have lost it, or been unavailable when it was written; it still counts here.
             return own
         there = await self._ask(tenant, name, expected, new)
         if there is None and new is not None and seen is not None and seen == expected:

@@ -1,4 +1,4 @@
-"""Callers who go away while they are waited for."""
+"""Detect clients that disconnect while their answer is being made."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,15 +10,15 @@ ResultT = TypeVar("ResultT")
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client disconnected before its answer."""
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """What the work comes to. Raises ClientGoneError, with the work cancelled, when the caller goes away before.
+    """The result of ``work``. If the client disconnects first, cancels the work and raises ClientGoneError.
 
     Args:
-        receive: of the request, whose body was read.
-        work: what its caller waits for.
+        receive: ASGI receive of a request whose body has been read.
+        work: makes the answer.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_until_gone(receive))

@@ -1,21 +1,21 @@
-"""What a caller is told when something is refused or fails; routes turn it into OpenAI's shape or Fairlane's own."""
+"""The gateway's error type; routes render it in OpenAI's shape or Fairlane's own."""
 
 from fairlane.outcomes import Code
 
 UNAVAILABLE = "unavailable"
-"""The gateway's own code: Kafka or Postgres is away, so that nothing was accepted, or nothing can be looked up, now."""
+"""The gateway's own code: Kafka or Postgres is unavailable; nothing was accepted, or nothing can be looked up now."""
 
 
 class GatewayError(Exception):
-    """An answer that is not a success. Its texts are for the caller and quote no input.
+    """An HTTP error answer. Its texts are for the caller and quote no input.
 
     Attributes:
-        status: of HTTP.
-        code: one word that programs compare: a code of ``fairlane.outcomes.Code``, or one of the gateway's own.
+        status: HTTP status.
+        code: one word for programs: a ``fairlane.outcomes.Code`` or a code of the gateway's own.
         message: one sentence.
-        field: the field at fault, if one is.
-        retry_after_ms: when trying again makes sense.
-        request_id: of the request it is about, if there is one; the caller can ask for its result.
+        field: the invalid field, if any.
+        retry_after_ms: delay after which a retry makes sense.
+        request_id: the request concerned, if any; the caller can ask for its result.
     """
 
     def __init__(

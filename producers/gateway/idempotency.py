@@ -1,11 +1,11 @@
-"""``Idempotency-Key``: a call that is sent again is done once, and answered with what was answered before.
+"""``Idempotency-Key``: a repeated call runs once and gets the reply of the first.
 
 A key belongs to a tenant and a route. It is claimed before the request is published, with a digest of the body and the
-request's id. Whoever sends it again is told: in flight (409), used for another body (422), or the same reply.
+request id. A repeated call gets 409 while the request is in flight, 422 if its body differs, else the same reply.
 
-A request that was refused or expired was not run, and gives its key back. A claim whose publish was never confirmed,
-because the process died in between, is taken over after a while with the *same* request id: the dispatcher runs an id
-once, however often it was published.
+A rejected or expired request was not run, and releases its key. A claim whose publish was never confirmed, because the
+process died in between, is taken over after a while with the *same* request id: the dispatcher runs an id once, however
+often it was published.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,26 +25,26 @@ IN_FLIGHT = "request_in_flight"
 OTHER_BODY = "idempotency_key_reused"
 
 _UNCONFIRMED_MS = 120_000
-"""Longer than a publish may take, so that whoever has not confirmed by then never will."""
+"""Longer than a publish may take: a claim not confirmed by then never will be."""
 _AGAIN_MS = 1_000
 _MOST_ROUNDS = 4
 _MOST_TIME_DIGITS = 15
 _SENT_AGAIN = "again"
 
 FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
-"""The reply to a request of this tenant with this id, if it is recorded. May raise GatewayError."""
+"""Finds the reply by tenant and request id; None if none is recorded. May raise GatewayError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is kept under a key.
+    """The value stored under a key.
 
     Attributes:
-        digest: of the body; it says nothing without tenant, route and key.
-        request_id: of the request.
-        claimed_at_ms: by the clock of who claimed it; 0: nobody knows whether it was published.
-        confirmed: it was published.
-        is_again: under the same id it may have been published before. What refuses it says nothing of the first.
+        digest: of the body, salted with tenant, route and key.
+        request_id: id that the request is published with.
+        claimed_at_ms: by the claimant's clock; 0: it is unknown whether the request was published.
+        confirmed: the publish was acknowledged.
+        is_again: the same id may have been published before; a rejection then says nothing about the first publish.
     """
 
     digest: str
@@ -54,13 +54,13 @@ class Claim:
     is_again: bool = False
 
     def packed(self) -> str:
-        """As it is stored."""
+        """The stored form."""
         packed = f"{self.digest}|{self.request_id}|{self.claimed_at_ms}|{int(self.confirmed)}"
         return f"{packed}|{_SENT_AGAIN}" if self.is_again else packed
 
     @classmethod
     def unpacked(cls, stored: str) -> "Claim | None":
-        """What ``packed`` made; None for anything else."""
+        """Inverse of ``packed``; None for any other text."""
         digest, _, rest = stored.partition("|")
         request_id, _, rest = rest.partition("|")
         claimed_at, _, rest = rest.partition("|")
@@ -72,19 +72,19 @@ class Claim:
 
 
 class ClaimStore(Protocol):
-    """Where claims are kept, each for its time."""
+    """Store of claims with a time to live."""
 
     async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
-        """Put ``new`` there, or nothing, if what is there is ``expected``; all in one step.
+        """Compare and swap in one step: if the stored claim is ``expected``, store ``new``; None means no claim.
 
-        No two tenants may have the same name. Returns what is there after it.
+        Names must be unique over all tenants. Returns the claim stored afterwards.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A claim that this call put into the store."""
+    """A claim that this call wrote to the store."""
 
     store: ClaimStore
     tenant: str
@@ -92,21 +92,21 @@ class _Kept:
     claim: Claim
 
     async def become(self, claim: Claim) -> "_Kept":
-        """Another one in its place, if it is still there."""
+        """Replace the claim if it is still stored."""
         await self.store.swap(self.tenant, self.name, self.claim.packed(), claim.packed())
         return replace(self, claim=claim)
 
     async def end(self) -> None:
-        """None in its place."""
+        """Delete the claim if it is still stored."""
         await self.store.swap(self.tenant, self.name, self.claim.packed(), None)
 
 
 class Call:
-    """One call under a key; or under none, then nothing is kept.
+    """One call under a key; without a key nothing is stored.
 
     Attributes:
-        request_id: the id that the request is to be published with.
-        reply: of the earlier call; if it is there, nothing is to be published.
+        request_id: id to publish the request with.
+        reply: reply to the earlier call; if set, nothing must be published.
     """
 
     def __init__(
@@ -121,26 +121,26 @@ class Call:
 
     @property
     def has_key(self) -> bool:
-        """Whether the caller can come back for the same answer."""
+        """Whether the caller can repeat the call and get the same answer."""
         return self._kept is not None or self.reply is not None
 
     async def confirm(self) -> None:
-        """The request was accepted: nobody publishes it again."""
+        """Mark the claim confirmed: the request was accepted and is not published again."""
         if self._kept is None:
             return
         self._kept = await self._kept.become(replace(self._kept.claim, confirmed=True))
 
     async def give_back(self) -> None:
-        """It was not published: the key is free for another try, unless an earlier one may have been."""
+        """Release the key after a failed publish, unless an earlier publish may have succeeded."""
         await self._free()
 
     async def doubt(self) -> None:
-        """Nobody knows whether it was published: whoever sends the key again publishes it under the same id."""
+        """Mark the publish as uncertain: the next call with this key publishes again under the same id."""
         if self._kept is not None:
             await self._kept.become(replace(self._kept.claim, claimed_at_ms=0, confirmed=False))
 
     async def settle(self, reply: InferenceReply) -> None:
-        """The reply is here. One that says that nothing was run frees the key, unless an earlier try may have been."""
+        """Release the key if the reply says that nothing was run, unless an earlier publish may have succeeded."""
         if was_not_run(reply):
             await self._free()
 
@@ -154,12 +154,12 @@ class Call:
 
 
 class Idempotency:
-    """The calls of all tenants.
+    """Deduplication of calls by key, for all tenants.
 
     Args:
-        store: keeps the claims.
-        find_reply: finds what was answered.
-        clock_ms: milliseconds since the epoch; of instances that share a store, about the same.
+        store: store of claims.
+        find_reply: finds the reply to the earlier call.
+        clock_ms: milliseconds since the epoch, about the same at all instances that share a store.
     """
 
     def __init__(self, store: ClaimStore, find_reply: FindReply, clock_ms: ClockMs = now_ms) -> None:
@@ -168,18 +168,18 @@ class Idempotency:
         self._clock_ms = clock_ms
 
     async def begin(self, tenant: str, route: str, key: str | None, body: bytes, new_request_id: str) -> Call:
-        """Claim a key for a call, or find what became of the one that has it.
+        """Claim a key for a call, or find the reply of the call that holds it.
 
         Args:
             tenant: of the identity.
-            route: the path's template.
-            key: the header; None: the call is by itself.
-            body: as it came; another spelling of the same JSON is another body.
-            new_request_id: for the request, if it is the key's first.
+            route: path template.
+            key: the header; None: no deduplication.
+            body: raw bytes; the same JSON spelled differently is another body.
+            new_request_id: id of the request if the key is new.
 
         Raises:
-            GatewayError: 400 for a key that is none, 409 for one whose request is in flight, 422 for one that was used
-                with another body.
+            GatewayError: 400 for an invalid key, 409 while the key's request is in flight, 422 for a key used with
+                another body; also what ``find_reply`` raises.
         """
         key = checked_key(key)
         if key is None:
@@ -193,7 +193,7 @@ class Idempotency:
                 return Call(mine.request_id, kept=_Kept(self._store, tenant, name, mine))
             theirs = None if there is None else Claim.unpacked(there)
             if theirs is None:
-                # Nothing any more, or nothing that this program wrote.
+                # The claim is gone, or not in our format.
                 expected = there
                 continue
             if theirs.digest != mine.digest:
@@ -207,19 +207,19 @@ class Idempotency:
                 age_ms = mine.claimed_at_ms - theirs.claimed_at_ms
                 if reply is None if theirs.confirmed else age_ms < _UNCONFIRMED_MS:
                     raise _in_flight(theirs.request_id)
-                # A refusal of what was sent again says nothing of what was published before it.
+                # A rejection of a repeated publish says nothing about the first one.
                 mine = replace(mine, request_id=theirs.request_id, is_again=True)
             expected = there
         raise _in_flight(None)
 
 
 def is_key(key: str) -> bool:
-    """Whether this can be a key."""
+    """Whether this is a valid key."""
     return 1 <= len(key) <= MOST_KEY_CHARS and key.isascii() and key.isprintable()
 
 
 def checked_key(key: str | None) -> str | None:
-    """The key, if there is one. Raises GatewayError: 400, it can be none."""
+    """The key, or None without one. Raises GatewayError: 400 for an invalid key."""
     if key is None or is_key(key):
         return key
     raise GatewayError(
@@ -228,7 +228,7 @@ def checked_key(key: str | None) -> str | None:
 
 
 def other_body() -> GatewayError:
-    """The key was used, and for something else."""
+    """422: the key was used with another body."""
     return GatewayError(422, OTHER_BODY, "this key was used with another body", field=HEADER)
 
 

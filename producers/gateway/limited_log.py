@@ -1,4 +1,4 @@
-"""What happens with every call while something is away: as many lines of it as anybody would read."""
+"""Rate-limited logging of repeated failures."""
 
 from collections import Counter
 from typing import Any
@@ -11,12 +11,11 @@ _MOST_EVENTS = 64
 
 
 class LimitedLog:
-    """Logs a few lines of each event, then one every five seconds, which says of how many it did not. Not for several
-    threads.
+    """Logs three lines of an event, then one every five seconds with the number suppressed since. Not thread-safe.
 
     Args:
-        log: where the lines go.
-        clock: milliseconds, monotonic.
+        log: logger of the lines.
+        clock: monotonic milliseconds.
     """
 
     def __init__(self, log: Any, clock: ClockMs = monotonic_ms) -> None:
@@ -26,7 +25,7 @@ class LimitedLog:
         self._unsaid: Counter[str] = Counter()
 
     def warning(self, event: str, **fields: object) -> None:
-        """As the log's. ``event`` is a text of ours: there are few of them."""
+        """Log a warning unless its event is over the rate. ``event`` must be a literal, so that there are few."""
         if self._book.take([event], _LINES, self._clock()).is_granted:
             self._log.warning(event, not_logged_before=self._unsaid.pop(event, 0), **fields)
         else:

@@ -1,4 +1,4 @@
-"""Publishing a request unless its idempotency key says that this was done before."""
+"""Publish a request unless its idempotency key was used before."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,18 +11,18 @@ from producers.gateway.reply_errors import UNCERTAIN
 from producers.gateway.seams import Submitter, Waiting
 
 OnAccepted = Callable[[str, InferenceRequest], None]
-"""Told the tenant and the request of every call that is, or may be, in the log, so that its id is known."""
+"""Called with tenant and request for every request that is, or may be, in the log, so that its id is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A request that was accepted now, or under its key before.
+    """A request accepted now, or earlier under the same key.
 
     Attributes:
-        call: what its key keeps.
-        request_id: that it was published with.
-        model: that it asked for. The request itself is not kept: it may be large, and its answer far off.
-        source: of its reply: what waits for it, to be forgotten in the end, or the reply of before.
+        call: state of its idempotency key.
+        request_id: id it was published with.
+        model: model it asks for. The request itself is not kept: it may be large, and its answer far off.
+        source: of the reply: a waiter, which must be forgotten in the end, or the earlier reply.
     """
 
     call: Call
@@ -41,20 +41,22 @@ async def publish_once(
     body: bytes,
     request: InferenceRequest,
 ) -> Published:
-    """Publish a request whose id comes from ``submitter``.
+    """Publish a request whose id comes from ``submitter``, once per idempotency key.
 
     Args:
-        submitter: the way into the log.
-        idempotency: knows the keys.
-        on_accepted: told what is accepted now, and what nobody knows of: its caller has the id and asks for it.
+        submitter: publishes to Kafka.
+        idempotency: deduplicates calls by key.
+        on_accepted: called for a request accepted now, and for an uncertain publish: its caller has the id and may ask
+            for it.
         tenant: of the identity.
-        route: the path's template.
-        key: of the call, if it has one.
-        body: as it came.
-        request: that it says.
+        route: path template.
+        key: idempotency key of the call, if any.
+        body: raw bytes.
+        request: the request made from the body.
 
     Raises:
-        GatewayError: nothing was accepted, or nobody knows (its code says so); 400, 409 or 422 because of the key.
+        GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``); 400, 409 or 422 because of the
+            key.
     """
     call = await idempotency.begin(tenant, route, key, body, request.request_id)
     if call.request_id != request.request_id:

@@ -1,4 +1,4 @@
-"""What a final reply means to a caller of HTTP. Pure."""
+"""HTTP errors for final replies. Pure."""
 
 from collections.abc import Mapping
 
@@ -7,15 +7,15 @@ from fairlane.records import InferenceReply
 from producers.gateway.errors import GatewayError
 
 WAITED_TOO_LONG = "timeout"
-"""The gateway's own code: no reply came as long as the call could wait. The request goes on."""
+"""The gateway's own code: no reply within the call's wait time. The request goes on."""
 
 UNCERTAIN = "uncertain"
-"""The gateway's own code: Kafka did not say in time whether it has the request, which may be run all the same. The
-error names the request: sent again under its id or its Idempotency-Key, it is run once."""
+"""The gateway's own code: Kafka did not acknowledge the request in time; it may still run. The error names the request:
+sent again under its id or its Idempotency-Key, it runs once."""
 
 CLIENT_CLOSED_REQUEST = 499
 CLIENT_GONE = "client_closed_request"
-"""The gateway's own code, for the log alone."""
+"""The gateway's own code, for the access log only."""
 
 _REJECTED_STATUS: Mapping[str, int] = {
     Code.INVALID: 400,
@@ -33,12 +33,12 @@ NOT_RUN = (Outcome.REJECTED, Outcome.EXPIRED)
 
 
 def was_not_run(reply: InferenceReply) -> bool:
-    """Whether sending the same again may well end better, and does nothing twice."""
+    """Whether the request was not run: a retry may succeed and repeats no work."""
     return reply.outcome in NOT_RUN
 
 
 def error_of(reply: InferenceReply) -> GatewayError | None:
-    """The error that a reply stands for; None for one that is ``ok``."""
+    """The HTTP error for a reply; None if its outcome is ``ok``."""
     if reply.outcome == Outcome.OK:
         return None
     code = reply.code or reply.outcome
@@ -53,12 +53,12 @@ def error_of(reply: InferenceReply) -> GatewayError | None:
 
 
 def client_gone(request_id: str | None) -> GatewayError:
-    """For the log alone: nobody reads it."""
+    """For the access log only: the client has disconnected."""
     return GatewayError(CLIENT_CLOSED_REQUEST, CLIENT_GONE, "the caller went away", request_id=request_id)
 
 
 def waited_too_long(request_id: str, waited_s: float) -> GatewayError:
-    """No reply came in the time that a call may wait."""
+    """504: no reply within the call's wait time."""
     return GatewayError(
         504,
         WAITED_TOO_LONG,

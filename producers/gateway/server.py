@@ -1,4 +1,4 @@
-"""Serves an application until SIGTERM, and then until its calls are answered."""
+"""Serve the gateway until SIGTERM, then until its calls are answered."""
 
 import gc
 import resource
@@ -23,21 +23,21 @@ from producers.gateway.memory import map_large_blocks
 log = logs.get_logger(__name__)
 
 _ANSWERS_S = 2.0
-"""For the answers to those who are not waited for any longer."""
+"""For answering the calls that still wait when the drain ends."""
 _GRACE_S = 2
 _EXIT_MARGIN_S = 6.0
 _FORCED_S = 5.0
-"""For an end that does not wait for anything."""
+"""Bound of a forced end, which waits for nothing."""
 _MOST_WORD_BYTES = 4_096
-"""Of a message that comes over a WebSocket: nobody reads it."""
+"""Bound of an incoming WebSocket message; its content is ignored."""
 _YOUNG_OBJECTS = 20_000
-"""Made before the garbage collector looks at them: those of some hundred calls, most of which are gone by then."""
+"""Allocations before a collection of the youngest generation: those of some hundred calls, mostly garbage by then."""
 _DESCRIPTORS_BESIDES = 512
-"""For what is no connection of a caller: Kafka, Postgres, Redis, uploads."""
+"""File descriptors besides client connections: Kafka, Postgres, Redis, uploads."""
 
 
 class Served(Protocol):
-    """What of a ``Gateway`` is needed here."""
+    """The part of a ``Gateway`` that the server uses."""
 
     @property
     def open_calls(self) -> int: ...
@@ -51,9 +51,12 @@ class Served(Protocol):
 
 
 class GatewayServer(uvicorn.Server):
-    """After the first signal calls go on, new ones are refused with 503, and it ends when none is left. Those that are
-    left after ``drain_timeout_s``, or when the gateway cannot go on, are answered that their requests do. A second
-    signal ends it at once. The process ends also if the event loop heeds neither, or has not come so far."""
+    """Uvicorn server with a graceful drain.
+
+    After the first signal open calls go on, new ones get 503, and the server ends when none is left. After
+    ``drain_timeout_s``, or when the gateway fails, the remaining calls are answered that their requests go on. A second
+    signal ends the server at once. A watching thread ends the process if the event loop does not react, or has not
+    started."""
 
     def __init__(self, config: uvicorn.Config, gateway: Served, drain_timeout_s: float) -> None:
         super().__init__(config)
@@ -61,7 +64,7 @@ class GatewayServer(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._signals = 0
         self._seen: SimpleQueue[bool] = SimpleQueue()
-        """True for each signal; False: no more are waited for."""
+        """True for each signal; False ends the watching thread."""
         self._ends_at: float | None = None
         self._exits_at: float | None = None
 
@@ -76,16 +79,16 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # What is there by now stays. With it a full collection stopped every call for 100 ms, once in two seconds.
+        # Objects made so far stay: scanning them, a full collection stopped every call for 100 ms every two seconds.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the base class's signature
-        # Not noted as the base class does: it would raise the signal again in the end, and the status would not be 0.
-        # A handler runs in the middle of whatever the thread was doing, which may hold any lock: it sets flags alone.
+        # Not recorded as the base class does: it would raise the signal again in the end, and the status would not be
+        # 0. A handler interrupts the thread at any point, with any lock held: it only sets flags.
         self._signals += 1
-        # Which may interrupt itself, and waits for nothing.
+        # ``SimpleQueue.put`` is reentrant and does not block.
         self._seen.put(True)
         if self._signals > 1:
             self.should_exit = self.force_exit = True
@@ -95,7 +98,7 @@ class GatewayServer(uvicorn.Server):
         while self._seen.get():
             signals += 1
             if signals == 1:
-                # Before it has started, nobody is to be answered.
+                # Before startup has ended, no call needs an answer.
                 exit_after((self._drain_timeout_s if self.started else 0.0) + _EXIT_MARGIN_S)
             elif signals == 2:
                 exit_after(_FORCED_S)
@@ -118,7 +121,7 @@ class GatewayServer(uvicorn.Server):
 
 
 def main() -> int:
-    """Run a gateway in this process. Returns the exit status: 0 after a stop signal, 1 when it cannot go on."""
+    """Run a gateway in this process. Returns the exit status: 0 after a stop signal, 1 after a failure."""
     map_large_blocks()
     settings = Settings()
     logs.configure(settings, "gateway")
@@ -153,7 +156,7 @@ def main() -> int:
     try:
         server.run()
     except SystemExit:
-        # Of uvicorn, when it could not begin: the reason is in the log.
+        # Raised by uvicorn when startup fails; the reason is in the log.
         return 1
     finally:
         health.stop()
@@ -161,8 +164,7 @@ def main() -> int:
 
 
 def _room_for(connections: int) -> int:
-    """So many connections, or as many as this process may have descriptors for; its limit is raised as far as that
-    goes."""
+    """``connections``, or fewer if the descriptor limit is lower; raises the soft limit as far as the hard limit."""
     wanted = connections + _DESCRIPTORS_BESIDES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:

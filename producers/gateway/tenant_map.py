@@ -1,4 +1,4 @@
-"""What is kept for tenants in memory, bounded so that none of them pushes out another's. Pure."""
+"""Bounded map by tenant and name that evicts from the tenant with the most values. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -8,18 +8,18 @@ ValueT = TypeVar("ValueT")
 
 
 class TenantMap(Generic[ValueT]):
-    """Values by tenant and name. Beyond the bound the tenant with most of them loses its oldest. Every operation is
+    """Values by tenant and name. Beyond the bound, the tenant with the most values loses its oldest. Every operation is
     O(1), however many tenants there are.
 
     Args:
-        most: values of all tenants.
+        most: bound over all tenants.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._of_tenant: dict[str, OrderedDict[Hashable, ValueT]] = {}
         self._of_size: dict[int, OrderedDict[str, None]] = {}
-        """The tenants by how many values they have."""
+        """Tenants by number of values."""
         self._largest = 0
         self._total = 0
 
@@ -27,12 +27,12 @@ class TenantMap(Generic[ValueT]):
         return self._total
 
     def get(self, tenant: str, name: Hashable) -> ValueT | None:
-        """The value; None if there is none."""
+        """The value, or None."""
         values = self._of_tenant.get(tenant)
         return None if values is None else values.get(name)
 
     def put(self, tenant: str, name: Hashable, value: ValueT) -> Hashable | None:
-        """Keep it, as the newest of its tenant. Returns the name of what is lost for it, if anything is."""
+        """Store the value as the newest of its tenant. Returns the name of the evicted value, if any."""
         self.pop(tenant, name)
         values = self._of_tenant.setdefault(tenant, OrderedDict())
         values[name] = value
@@ -45,7 +45,7 @@ class TenantMap(Generic[ValueT]):
         return None
 
     def pop(self, tenant: str, name: Hashable) -> ValueT | None:
-        """What was there; it is kept no more."""
+        """Remove and return the value; None if there is none."""
         values = self._of_tenant.get(tenant)
         if values is None or name not in values:
             return None
@@ -63,7 +63,7 @@ class TenantMap(Generic[ValueT]):
                 del self._of_size[before]
         if after:
             self._of_size.setdefault(after, OrderedDict())[tenant] = None
-        # A size changes by one, so the next smaller is taken whenever nobody has the largest any more.
+        # A size changes by one: if no tenant has the largest any more, one has the next smaller.
         self._largest = max(self._largest, after)
         if self._largest not in self._of_size:
             self._largest -= 1

@@ -1,4 +1,4 @@
-"""How much is under way, of all tenants and of each: calls, transfers, bytes. Pure."""
+"""Concurrency limits over all tenants and per tenant: calls, transfers, bytes. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,15 +8,15 @@ from producers.gateway.errors import GatewayError
 
 
 class TenantSlots:
-    """A bound of all, and one of each tenant.
+    """A limit over all tenants, and one per tenant.
 
     Args:
-        most: of all tenants.
-        most_of_tenant: of each of them.
-        full: what is raised where there is none left.
-        tenant_full: what is raised where the tenant has as many as it may; None: the same.
-        has_reserve: a tenant may have no more than are free at the time, so that it takes several tenants to come near
-            the bound of all, and the last slots go to tenants that have none (Choudhury and Hahne 1998, dynamic
+        most: slots of all tenants.
+        most_of_tenant: slots of each tenant.
+        full: makes the error when the overall limit is reached.
+        tenant_full: makes the error when the tenant's limit is reached; None: ``full``.
+        has_reserve: a tenant may hold no more slots than are free at the time: only several tenants together come near
+            the overall limit, and the last slots go to tenants that hold none (Choudhury and Hahne 1998, dynamic
             thresholds with alpha 1).
     """
 
@@ -39,11 +39,11 @@ class TenantSlots:
 
     @property
     def total(self) -> int:
-        """Those that are taken."""
+        """Slots taken by all tenants."""
         return self._total
 
     def check(self, tenant: str, count: int = 1) -> None:
-        """Raises GatewayError: there are not so many left for this tenant."""
+        """Raises GatewayError if fewer than ``count`` slots are left for this tenant."""
         taken, free = self._taken[tenant], self._most - self._total
         if taken + count > self._most_of_tenant:
             raise self._tenant_full()
@@ -51,13 +51,13 @@ class TenantSlots:
             raise self._full()
 
     def take(self, tenant: str, count: int = 1) -> None:
-        """Take so many, to be given back. Raises GatewayError as ``check``; then nothing was taken."""
+        """Take slots, to be released by ``give_back``. Raises GatewayError as ``check``; nothing was taken then."""
         self.check(tenant, count)
         self._taken[tenant] += count
         self._total += count
 
     def give_back(self, tenant: str, count: int = 1) -> None:
-        """So many that were taken are free again."""
+        """Release slots that were taken."""
         self._total -= count
         self._taken[tenant] -= count
         if not self._taken[tenant]:
@@ -65,7 +65,7 @@ class TenantSlots:
 
     @contextmanager
     def taken(self, tenant: str) -> Iterator[None]:
-        """One is taken for the while of this block. Raises GatewayError as ``check``."""
+        """Hold one slot for the duration of the block. Raises GatewayError as ``check``."""
         self.take(tenant)
         try:
             yield

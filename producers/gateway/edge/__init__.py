@@ -1,1 +1,1 @@
-"""Between the socket and the routes: limits, the log of calls, and what errors look like."""
+"""Between the socket and the routes: limits, access log, and error bodies."""

@@ -1,4 +1,4 @@
-"""Which address a caller is counted by. Pure."""
+"""The address that a caller's connections are counted under. Pure."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -7,20 +7,20 @@ from typing import Any, Final
 from fairlane.settings import Network
 
 _NETWORK_BITS: Final = 64
-"""One customer of a provider has so many bits of addresses to choose from (RFC 6177)."""
+"""Low-order bits of an IPv6 address that one customer may choose freely (RFC 6177)."""
 _MOST_PROXIES: Final = 16
-"""That a call may have come through: a head has room for thousands of entries."""
+"""Proxies that a call may have passed: a header has room for thousands of entries."""
 
 
 def address_of(peer: Any, forwarded: Sequence[bytes] = (), trusted: Sequence[Network] = ()) -> str:
-    """The address that all connections of one caller share, or its /64 network of IPv6.
+    """The address shared by all connections of one caller; with IPv6 its /64 network.
 
     Args:
-        peer: the other end of the connection, as a transport has it.
-        forwarded: the values of its X-Forwarded-For headers, in their order.
-        trusted: networks of proxies. The last entry that is not theirs is what the outermost of them saw; whatever
-            stands to the left of it was sent by the caller, who may write anything. Where there is no such entry, or
-            none that can be read, the peer is the caller.
+        peer: remote address as reported by a transport.
+        forwarded: values of the X-Forwarded-For headers, in order.
+        trusted: networks of proxies. The last entry outside them is the address that the outermost proxy saw; entries
+            to the left of it come from the caller and are not trusted. Without such an entry, or if it is no address,
+            the peer is the caller.
     """
     host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     address = _parsed(host)
@@ -34,7 +34,7 @@ def address_of(peer: Any, forwarded: Sequence[bytes] = (), trusted: Sequence[Net
 
 
 def _forwarded_for(forwarded: Sequence[bytes], trusted: Sequence[Network]) -> IPv4Address | IPv6Address | None:
-    # With more entries the first of these is a list of its own, and no address.
+    # With more entries, the first element is the unsplit rest, which is no address.
     for entry in reversed(b",".join(forwarded).rsplit(b",", _MOST_PROXIES)):
         address = _parsed(entry.decode("latin-1").strip(" \t"))
         if address is None or not _is_in(address, trusted):

@@ -1,7 +1,7 @@
-"""Bounds on bodies: of each, and of the bytes that are held for one tenant and for all.
+"""Bounds on request bodies: on each, and on the bytes held in memory per tenant and in total.
 
-A body that declares to be too large is refused by its head alone, before it is known who calls: that is no work and
-says nothing that the documentation does not. All others are read by routes, which know their callers.
+An oversized Content-Length gets 413 before authentication: that costs nothing and reveals only a documented bound. All
+other bodies are read by routes, after authentication.
 """
 
 from collections.abc import Callable
@@ -19,27 +19,27 @@ from producers.gateway.pipeline.caller import present
 from producers.gateway.tenant_slots import TenantSlots
 
 TOO_MANY_BYTES: Final = "too_many_body_bytes"
-"""The gateway's own code: bodies of this tenant hold as much memory of this instance as they may."""
+"""The gateway's own code: bodies of this tenant hold as much of this instance's memory as they may."""
 
 _RETRY_AFTER_MS: Final = 1_000
 _BODY: Final = "fairlane_body"
 _NOBODY: Final = ""
-"""No tenant's name: callers without identity share one budget, and no route reads their bodies."""
+"""Not a valid tenant: callers without identity share one budget, and no route reads their bodies."""
 
 
 def body_budget(most_bytes: int, most_bytes_of_tenant: int) -> TenantSlots:
-    """The bytes of bodies that may be held. Raises GatewayError: 429 of one tenant, 503 of all."""
+    """The budget of body bytes held in memory. Its errors are 429 for one tenant, 503 for all."""
     return TenantSlots(most_bytes, most_bytes_of_tenant, _full, _tenant_full, has_reserve=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What bodies may be.
+    """Limits on bodies.
 
     Attributes:
-        max_bytes: of one, by its path.
-        budget: of those that are held.
-        streamed: paths whose bodies are not held: they go to disk as they come.
+        max_bytes: bound of one body, by path.
+        budget: bytes held in memory.
+        streamed: paths whose bodies go to disk as they arrive and take no budget.
     """
 
     max_bytes: Callable[[str], int]
@@ -48,8 +48,8 @@ class BodyLimits:
 
 
 class BodyLimit:
-    """ASGI middleware. Whoever reads the body of a call that is over a bound is told with a GatewayError (413, 429,
-    503), and so is the caller, whatever is made of that; then the connection is closed."""
+    """ASGI middleware. Reading a body over a bound raises GatewayError (413, 429, 503). The caller gets that error,
+    whatever the application answers; then the connection is closed."""
 
     def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
         self._app = app
@@ -74,15 +74,15 @@ class BodyLimit:
 
 
 def release_body(scope: Scope) -> None:
-    """Nothing of the call's body is in memory any more: its bytes are free for others, and of those that still come
-    none counts. May be called again."""
+    """Return the bytes of the call's body to the budget, once none of them is in memory; later ones are not counted.
+    May be called again."""
     body = scope.get(_BODY)
     if isinstance(body, _Body):
         body.release()
 
 
 def declared_bytes(scope: Scope) -> int | None:
-    """The length of the body, where its head says it."""
+    """The Content-Length, if there is a valid one."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() else None
@@ -90,7 +90,7 @@ def declared_bytes(scope: Scope) -> int | None:
 
 
 class _Body:
-    """The body of one call, as it is read."""
+    """The body of one call while it is read."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, most_bytes: int, budget: TenantSlots | None) -> None:
         self._scope = scope
@@ -103,9 +103,9 @@ class _Body:
         self._read_bytes = 0
         self._is_read = False
         self._is_kept = True
-        """Whether what comes of it is kept: else it is read to see whether the caller is there, and thrown away."""
+        """Whether bytes are held; otherwise they are read only to detect a disconnect, and dropped."""
         self._is_answered = False
-        # Not the error itself: with its traceback it would hold what was read, in a cycle, for a long time.
+        # A factory: the error itself has a traceback, which would keep the body alive in a reference cycle.
         self._refusal: Callable[[], GatewayError] | None = None
 
     async def receive(self) -> Message:
@@ -129,7 +129,7 @@ class _Body:
     async def send(self, message: Message) -> None:
         if self._refusal is None:
             if not self._is_answered:
-                # Who listens to a stream may have sent a body that nobody wants, and the stream may last for hours.
+                # The answer may be a stream of hours, to a call with a body that no route reads.
                 self.release()
             await self._send(message)
             self._is_answered = True
@@ -137,7 +137,7 @@ class _Body:
             await self.refuse(self._refusal)
 
     async def refuse(self, refusal: Callable[[], GatewayError]) -> None:
-        """Answer, and take nothing more on this connection."""
+        """Answer with the error and close the connection."""
         self._refusal, self._is_answered = refusal, True
         answer = error_response(self._scope["path"], refusal())
         answer.headers["connection"] = "close"
@@ -151,11 +151,11 @@ class _Body:
             metrics.GATEWAY_BODY_BYTES.set(self._budget.total)
 
     def _hold(self, size: int) -> Callable[[], GatewayError] | None:
-        """Why not, if there is no room for so much more."""
+        """Take ``size`` bytes of the budget. Returns the error's factory if there is no room."""
         if self._budget is None or not size or not self._is_kept:
             return None
         if not self._held_bytes:
-            # Known by the first byte that is read, since no route reads one before; and the same until the last.
+            # Routes read after authentication: the tenant is known at the first byte, and stays the same.
             caller = present.get()
             self._tenant = _NOBODY if caller is None or caller.tenant is None else caller.tenant
         try:

@@ -1,5 +1,7 @@
-"""Every call in the log and the metrics when it is over: who, what, what became of it, what it cost. A WebSocket is one
-call, and 101 the status of one that was accepted."""
+"""Access log and metrics of calls, written when a call ends: caller, route, outcome, cost.
+
+A WebSocket is one call; its status is 101 once accepted.
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -31,7 +33,7 @@ _ANSWER_STARTS = frozenset({"http.response.start", "websocket.http.response.star
 _FAILED_CLOSE = 1011
 
 _REFUSED = "refused"
-# What an error says of its call where no reply does; any other is a refusal.
+# Outcome of a call without a reply, by error code; any other code is a refusal.
 _OUTCOMES: Mapping[str, str] = {
     WAITED_TOO_LONG: "pending",
     UNCERTAIN: "uncertain",
@@ -41,11 +43,11 @@ _OUTCOMES: Mapping[str, str] = {
 
 
 class CallLog:
-    """ASGI middleware around all others. What a route raises beyond a GatewayError ends here: its text may quote its
-    caller, so neither the log nor the answer has it.
+    """Outermost ASGI middleware. Exceptions other than GatewayError end here: their texts may quote caller input, so
+    neither the log nor the answer includes them.
 
     Attributes:
-        open_calls: that are being answered.
+        open_calls: number of calls in progress.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -72,7 +74,7 @@ class CallLog:
                 status = 101
                 _name(message, caller)
             elif kind == "websocket.close":
-                # What is closed before it was accepted is answered with 403.
+                # A WebSocket closed before it was accepted is answered with 403.
                 status, close_code = status or 403, message.get("code", 1000)
             await send(message)
 
@@ -80,7 +82,7 @@ class CallLog:
         try:
             await self._app(scope, receive, send_named)
         except asyncio.CancelledError:
-            # The process ends. Without an answer of ours the caller gets one that clients try again by themselves.
+            # The process ends. Without this answer the client gets one that client libraries retry by themselves.
             if not status:
                 await cut_off(scope["path"], caller.request_id)(scope, receive, send_named)
             raise
@@ -103,10 +105,10 @@ def _tell(scope: Scope, caller: Caller, status: int, close_code: int | None, too
     calls.inc()
     seconds.observe(took_s)
     told: dict[str, object] = {
-        # A WebSocket has none; its handshake is a GET.
+        # A WebSocket's scope has no method; its handshake is a GET.
         "method": scope.get("method", "GET"),
         "route": route,
-        # 0: the caller was gone before anything was answered.
+        # 0: the client disconnected before any answer.
         "status": status,
         "took_ms": round(1_000 * took_s, 1),
         "tenant": caller.tenant,
@@ -114,7 +116,7 @@ def _tell(scope: Scope, caller: Caller, status: int, close_code: int | None, too
         "request_id": caller.request_id,
     }
     if scope["type"] == "websocket":
-        # None: its caller closed it, or was lost.
+        # None: the client closed it, or was lost.
         told["close_code"] = close_code
     if caller.object_id is not None:
         told["object_id"] = caller.object_id
@@ -144,17 +146,17 @@ def _meters(route: str, status: int) -> tuple[Counter, Histogram]:
 
 
 def _route(scope: Scope) -> str:
-    """The template of the path: what a caller puts into a path names no metric."""
+    """The path template: text that a caller puts into a path must not become a label."""
     template = getattr(scope.get("route"), "path", None)
     if not isinstance(template, str):
         return _NO_ROUTE
-    # A route of a router that was included under a prefix does not know that prefix, which is a text of ours.
+    # A route included under a prefix does not know the prefix; it is our own text, so the path may supply it.
     parts = scope["path"].split("/")
     return "/".join(parts[: len(parts) - template.count("/")]) + template
 
 
 def _name(message: Message, caller: Caller) -> None:
-    """Every answer has an id: of its request, if there is one, else one of its own, by which its line is found."""
+    """Add ``x-request-id`` unless present: the request's id, else a new one by which the log line is found."""
     fields = message.setdefault("headers", [])
     if all(name.lower() != _HEADER for name, _ in fields):
         named = caller.request_id

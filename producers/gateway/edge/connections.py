@@ -1,4 +1,4 @@
-"""Connections that are open: how many there may be, and a look at each now and then."""
+"""Limits on open connections, and a periodic check of each."""
 
 import asyncio
 import os
@@ -15,18 +15,18 @@ from producers.gateway.edge.addresses import address_of
 from producers.gateway.edge.patience import Cut, Outflow, Patience
 
 _LEFT = (7, 8)
-"""CLOSE, CLOSE_WAIT."""
+"""CLOSE and CLOSE_WAIT: the peer has closed."""
 
 Late = Callable[[float], Cut | None]
 
 
 class Connections:
-    """A bound of all, and one of each address. On one event loop.
+    """A limit on all connections, and one per address. For one event loop.
 
     Args:
-        most: connections.
-        most_of_address: of those from one address, or one /64 network of IPv6.
-        patience: with each of them.
+        most: all connections.
+        most_of_address: connections from one address, or one /64 network of IPv6.
+        patience: timeouts of each connection.
     """
 
     def __init__(self, most: int, most_of_address: int, patience: Patience | None = None) -> None:
@@ -40,7 +40,7 @@ class Connections:
         return self._total
 
     def enter(self, address: str) -> Cut | None:
-        """Let one in, or say why not. Whoever is let in leaves in the end."""
+        """Admit a connection, or return why not. An admitted one must ``leave`` in the end."""
         if self._total >= self._most:
             return Cut.TOO_MANY
         if self._of_address[address] >= self._most_of_address:
@@ -51,7 +51,7 @@ class Connections:
         return None
 
     def leave(self, address: str) -> None:
-        """It is over."""
+        """Release an admitted connection."""
         self._total -= 1
         self._of_address[address] -= 1
         if not self._of_address[address]:
@@ -60,13 +60,13 @@ class Connections:
 
 
 class Connection:
-    """One of them, from when it is made until it is lost, whatever is spoken on it.
+    """One connection from accept to loss, whatever protocol it speaks.
 
     Attributes:
-        transport: to write to; what is written there is watched.
-        patience: with it.
-        refused: why it is not let in.
-        late: says why nothing more is waited for; asked at every look.
+        transport: for all writes, which it counts.
+        patience: timeouts of the connection.
+        refused: why it was not admitted; None if it was.
+        late: returns why to close the connection, or None; called at every check.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Connection:
         self._timer = loop.call_later(self.patience.look_s, self._look)
 
     def lost(self) -> None:
-        """It is over."""
+        """End the checks and release the connection."""
         self._timer.cancel()
         if self.refused is None:
             self._connections.leave(self._address)
 
     def _look(self) -> None:
         now_s, transport = self._loop.time(), self.transport
-        # Also while it is being closed: that waits for what is not taken.
+        # Also while closing, which waits until the peer has taken everything.
         if self._outflow.is_stuck(now_s, transport.written_bytes, transport.untaken_bytes()):
             count(Cut.UNTAKEN)
             transport.abort()
@@ -104,11 +104,11 @@ class Connection:
 
 
 class CountedTransport(asyncio.Transport):
-    """A transport that knows how much was written to it.
+    """A transport that counts the bytes written to it.
 
     Attributes:
         written_bytes: since it was made.
-        lingers: asked before it is closed: whether it is read on and closed later.
+        lingers: called before a close; True postpones the close.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -118,16 +118,16 @@ class CountedTransport(asyncio.Transport):
         self.lingers: Callable[[], bool] | None = None
 
     def untaken_bytes(self) -> int:
-        """Of that, what the other side's system has not taken; 0 if all is with this one's, whatever became of it."""
+        """Written bytes that the peer's kernel has not acknowledged; 0 once the local kernel has them all."""
         buffered_bytes = self._transport.get_write_buffer_size()
         if not buffered_bytes:
             return 0
-        # A socket takes more only when a third of its buffer, of megabytes, is free again: for a slow reader that is
-        # minutes, in which only this number moves.
+        # A socket becomes writable only when a third of its buffer of megabytes is free: minutes with a slow reader,
+        # in which only the kernel's queue shrinks.
         return buffered_bytes + _queued_bytes(self._transport.get_extra_info("socket"))
 
     def has_left(self) -> bool:
-        """Whether the other side has closed the connection, though nothing is read from it."""
+        """Whether the peer has closed the connection; works while reading is paused."""
         return _state_of(self._transport.get_extra_info("socket")) in _LEFT
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -164,29 +164,29 @@ class CountedTransport(asyncio.Transport):
 
 
 def _queued_bytes(pseudo: Any) -> int:
-    """Of a socket that this system has and the other side's has not acknowledged; 0 where that cannot be asked."""
+    """Bytes in the kernel's send queue that the peer has not acknowledged; 0 if that cannot be determined."""
     if sys.platform != "linux" or pseudo is None:
         return 0
     try:
         return int.from_bytes(ioctl(pseudo.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
     except (OSError, ValueError):
-        # It was closed.
+        # The socket was closed.
         return 0
 
 
 def _state_of(pseudo: Any) -> int | None:
-    """Of its connection, as in Linux's ``tcp_states.h``; None where that cannot be asked."""
+    """TCP state as in Linux's ``tcp_states.h``; None if it cannot be determined."""
     if sys.platform != "linux" or pseudo is None:
         return None
     try:
-        # A descriptor of its own: what the event loop gives away may not be asked.
+        # On a duplicate descriptor: the event loop owns the socket.
         with socket.socket(fileno=os.dup(pseudo.fileno())) as own:
             return own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     except (OSError, ValueError):
-        # It was closed.
+        # The socket was closed.
         return None
 
 
 def count(why: Cut) -> None:
-    """One was cut for this reason."""
+    """Count a connection cut for this reason."""
     metrics.GATEWAY_CONNECTIONS_CUT.labels(reason=why).inc()

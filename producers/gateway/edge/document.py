@@ -1,4 +1,4 @@
-"""The OpenAPI document, with its examples as they were written."""
+"""The OpenAPI document, with nulls kept in its examples."""
 
 from typing import Any
 
@@ -7,8 +7,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 
 def install(app: FastAPI) -> None:
-    """Have an example of an answer say null where it does: FastAPI leaves that out, so that what its schema requires
-    is missing."""
+    """Restore nulls in examples of answers: FastAPI drops them, and with them fields that the schema requires."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:

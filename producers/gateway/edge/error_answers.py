@@ -1,4 +1,4 @@
-"""Every error as its caller expects it: in OpenAI's shape below OpenAI's paths, in Fairlane's own elsewhere."""
+"""Render errors in the shape of the API: OpenAI's below OpenAI's paths, Fairlane's own elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,31 +17,31 @@ from producers.gateway.pipeline.caller import note_error
 from producers.gateway.reply_errors import UNCERTAIN
 
 INTERNAL_ERROR = "internal_error"
-"""The gateway's own code: a mistake in it; the log says which."""
+"""The gateway's own code: a defect of the gateway; the log has the details."""
 
 _HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed"}
 _NOT_FIELDS = frozenset({"body", "query", "path", "header", "cookie"})
 
 
 def error_response(path: str, error: GatewayError) -> JSONResponse:
-    """The whole answer, of which the log of calls has the code."""
+    """The complete answer; its code goes to the access log."""
     note_error(error)
     return openai.error_response(error) if openai.speaks_openai(path) else native.error_response(error)
 
 
 def internal_error(path: str) -> JSONResponse:
-    """For a mistake of the gateway's own: nothing of it is told."""
+    """500 for a defect of the gateway, without details."""
     return error_response(path, GatewayError(500, INTERNAL_ERROR, "the gateway failed; nothing else is known"))
 
 
 def cut_off(path: str, request_id: str | None) -> JSONResponse:
-    """For a call that the end of the process cut off. What it began may go on."""
+    """503 for a call cut off by the end of the process. Its request may go on."""
     message = "the gateway ended before it could answer; it is not known what became of the call"
     return error_response(path, GatewayError(503, UNCERTAIN, message, request_id=request_id))
 
 
 def install(app: FastAPI) -> None:
-    """Have these errors answered in this way."""
+    """Register the exception handlers."""
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)  # noqa: S101 - as it was registered
@@ -64,7 +64,7 @@ def install(app: FastAPI) -> None:
 
 
 def of_validation(problems: Sequence[Mapping[str, Any]]) -> GatewayError:
-    """The first problem, with its field. Pydantic's own words quote no input, those of a validator of ours neither."""
+    """The first problem, with its field. Neither Pydantic's messages nor our validators' quote input."""
     if not problems:
         return GatewayError(400, Code.INVALID, "the call is not valid")
     problem = problems[0]

@@ -1,4 +1,4 @@
-"""HTTP/1.1 with bounds on what comes before the body and on time, which uvicorn's faster parser has not by itself."""
+"""HTTP/1.1 with bounds on the head and on time, which uvicorn's httptools protocol lacks."""
 
 import asyncio
 import logging
@@ -16,36 +16,36 @@ from producers.gateway.edge.limited_websocket import LimitedWebSocket
 from producers.gateway.edge.patience import Cut, Inflow, Stage
 
 MOST_HEAD_BYTES: Final = 32_768
-"""Of the request line and all headers; also of what comes between two pieces of a body."""
+"""Bound of the request line and all headers; also of the bytes between two pieces of a body."""
 MOST_HEADERS: Final = 100
 MOST_PIPELINED: Final = 8
-"""Calls that wait for the answer to an earlier one of their connection."""
+"""Calls that wait for the answer to an earlier call of their connection."""
 MOST_PIPELINED_BYTES: Final = 65_536
-"""Of all such calls of one connection. Nothing is read behind the first of them, but one read may bring several, and no
-budget of bodies knows of them before their turn."""
+"""Bytes of all such calls of one connection. Reading pauses after the first of them, but one read may bring several,
+and the body budget does not count them before their turn."""
 DEFAULT_HEADERS: Final = [("x-content-type-options", "nosniff")]
-"""Of every answer; for uvicorn's ``headers``."""
+"""Headers of every answer, for uvicorn's ``headers`` option."""
 
 _LAST: Final = b"x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n" + _LAST
 _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\n" + _LAST
 
-# What a stranger can make it say of every connection is counted instead.
+# Warnings that any client can trigger on every connection are counted as metrics instead.
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.ERROR)
 
 
 class HeadTooLargeError(Exception):
-    """More comes before the body than may."""
+    """The head exceeds its bounds."""
 
 
 class PipelinedError(Exception):
-    """More waits behind a call than may."""
+    """More calls are pipelined than allowed."""
 
 
 class _Flow(FlowControl):
-    """Reads nothing while a call waits for its turn, though the one that is answered asks whether its caller is there:
-    each time it would let one more read into memory."""
+    """Keeps reading paused while a call waits for its turn. The call being answered resumes reading when it checks for
+    a disconnect; each time, one more read would go into memory."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
         super().__init__(transport)
@@ -57,13 +57,13 @@ class _Flow(FlowControl):
 
 
 def limited_protocol(connections: Connections) -> Callable[..., "LimitedProtocol"]:
-    """What uvicorn takes as ``http``."""
+    """The protocol factory for uvicorn's ``http`` option."""
     return partial(LimitedProtocol, connections)
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A head that is too large is answered with 431; a connection that is too slow in either direction is ended; one
-    too many is answered with 503."""
+    """Answers 431 to an oversized head and 503 to a connection over the limit; closes a connection that is too slow in
+    either direction."""
 
     def __init__(
         self,
@@ -78,16 +78,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections = connections
         self._head_bytes = 0
         self._bare_bytes = 0
-        """That came since anything was understood of them."""
+        """Bytes received since the parser last reported a piece of a body or a complete message."""
         self._own_bytes = 0
-        """Of the last read: of calls that wait for none."""
+        """Bytes of the last read that belong to calls not waiting behind another."""
         self._is_understood = False
         self._is_pipelined = False
-        """More waits behind a call than may."""
+        """Whether the bounds on pipelining are exceeded."""
         self._is_lingering = False
-        """It is answered for the last time, and what still comes is thrown away."""
+        """Whether the last answer was sent and further input is discarded."""
         self._running: RequestResponseCycle | None = None
-        """The call that is answered, which need not be the last that came."""
+        """The call being answered, which need not be the last received."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class has it
         self._inflow = Inflow(self._connections.patience, self.loop.time())
@@ -104,7 +104,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connection.lost()
         super().connection_lost(exc)
         if self._running is not None and not self._running.response_complete:
-            # The base class tells only the last call that came.
+            # The base class notifies only the last call received.
             self._running.disconnected = True
             self._running.message_event.set()
 
@@ -114,7 +114,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_understood = False
         self._own_bytes = 0
         super().data_received(data)
-        # All that waits came in this read, whole or not.
+        # All waiting calls came in this read, complete or not.
         waits = self._is_answering() and (bool(self.pipeline) or self._inflow.stage is Stage.HEAD)
         if waits and len(data) - self._own_bytes > MOST_PIPELINED_BYTES and not self.transport.is_closing():
             self._is_pipelined = True
@@ -123,7 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_understood:
             self._bare_bytes = 0
             return
-        # The parser tells of a header when it is complete, and one may go on for ever, also behind a body.
+        # The parser reports a header only when complete; one may be endless, also in the trailers of a body.
         self._bare_bytes += len(data)
         if (
             self._bare_bytes > MOST_HEAD_BYTES
@@ -140,7 +140,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self._is_too_large():
-            # Ends the parsing; what it raises is answered below.
+            # Stops the parser; ``send_400_response`` answers.
             raise HeadTooLargeError
         super().on_headers_complete()
         self._inflow.enter(Stage.BODY, self.loop.time())
@@ -170,10 +170,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing():
-            # The base class asks while the call whose turn it is still waits.
+            # The base class resumes reading before it takes the next call off the pipeline, so ``_Flow`` ignores that.
             self.flow.resume_reading()
         if not self.cycle.response_complete:
-            # Another call of this connection is there already.
+            # Another call of this connection has arrived already.
             return
         if self._inflow.stage is Stage.NOTHING:
             self._inflow.enter(Stage.IDLE, self.loop.time())
@@ -184,7 +184,7 @@ class LimitedProtocol(HttpToolsProtocol):
         is_too_large = self._is_too_large() or self._bare_bytes > MOST_HEAD_BYTES
         count(Cut.PIPELINED if self._is_pipelined else Cut.HEAD_TOO_LARGE if is_too_large else Cut.MALFORMED)
         if self._is_answering() or self._inflow.stage is not Stage.HEAD:
-            # Nothing may come in the middle of an answer.
+            # An error must not be written into the middle of an answer.
             self.transport.close()
         elif is_too_large:
             self.transport.write(_TOO_LARGE)
@@ -194,14 +194,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         if self._is_answering():
-            # Its call would never be told that the connection is lost.
+            # The call being answered would not learn that the connection is lost.
             self.send_400_response("")
             return
         self.connections.discard(self)
         self.transport.lingers = None
         websocket = LimitedWebSocket(self._connection, self.config, self.server_state, self.app_state)
         websocket.connection_made(self.transport)
-        # Before it reads anything: from here on it is told when the connection is lost.
+        # Before it reads: from here on it must get ``connection_lost``.
         self.transport.set_protocol(websocket)
         head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
         for name, value in self.scope["headers"]:
@@ -209,9 +209,9 @@ class LimitedProtocol(HttpToolsProtocol):
         websocket.data_received(b"".join([*head, b"\r\n"]))
 
     def _linger(self) -> bool:
-        """Whether the connection is closed later. With bytes of a body unread, the system would answer a close with a
-        reset, which may overtake the answer: so our side of it ends, and theirs is read until it ends too, or for as
-        long as a rest of a body may take."""
+        """Whether to postpone the close. With body bytes unread, the kernel would answer a close with a reset, which
+        may overtake the answer. So our side is shut down, and theirs is read until it ends too, or for as long as the
+        rest of a body may take."""
         is_answered = self.cycle is not None and self.cycle.response_complete  # type: ignore[redundant-expr]  # as below
         if self._is_lingering or not is_answered or self._inflow.stage is not Stage.BODY:
             return False
@@ -230,7 +230,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _late(self, now_s: float) -> Cut | None:
         if self.flow.read_paused and self.transport.has_left():
-            # Who is not read from is not seen to leave: the call that is answered would never be told.
+            # While reading is paused a disconnect goes unnoticed: the call being answered would not learn of it.
             self.transport.close()
             return None
         return self._inflow.late(now_s, is_paused=self.flow.read_paused)

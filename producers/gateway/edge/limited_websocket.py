@@ -1,4 +1,4 @@
-"""A WebSocket on a connection that is watched."""
+"""WebSocket protocol on a checked ``Connection``."""
 
 import logging
 from typing import Any, Final
@@ -16,13 +16,13 @@ _BAD_REQUEST: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
 )
 
-# It would log the path with its query, and at the level of debugging every message.
+# The library would log the path with its query and, at debug level, every message.
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.ERROR)
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):
-    """Its pings find out whether the other side is there; the connection, whether it takes what it is sent."""
+    """Pings detect a lost peer; the connection's checks detect one that does not read."""
 
     def __init__(
         self, connection: Connection, config: Config, server_state: ServerState, app_state: dict[str, Any]
@@ -42,7 +42,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
-            # Its whole head is here, and is none for a WebSocket: what is to be said of that, uvicorn would keep.
+            # The whole head is here and is no valid handshake; uvicorn would not send the error.
             count(Cut.MALFORMED)
             self.handshake_complete = self.close_sent = True
             self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
@@ -57,7 +57,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            # Who takes no answers gets none: they would be kept in memory.
+            # The peer does not read: its pongs would pile up in memory.
             self.conn.data_to_send()
 
 

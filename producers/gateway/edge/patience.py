@@ -1,11 +1,11 @@
-"""How long a connection is waited for, and how slow its two directions may be. Pure."""
+"""Timeouts and minimum rates of a connection. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
 
 class Cut(StrEnum):
-    """Why a connection was not let in, or was ended before its caller ended it."""
+    """Why a connection was not admitted, or was closed by the gateway."""
 
     TOO_MANY = "too_many"
     TOO_MANY_OF_ADDRESS = "too_many_of_address"
@@ -14,12 +14,12 @@ class Cut(StrEnum):
     SLOW_HEAD = "slow_head"
     SLOW_BODY = "slow_body"
     PIPELINED = "pipelined"
-    """It sent more behind a call that is answered than may wait."""
+    """More calls were pipelined behind the one being answered than allowed."""
     UNREAD_BODY = "unread_body"
-    """It was answered, and went on sending what the answer did not need."""
+    """The call was answered, and its unread body kept coming."""
     IDLE = "idle"
     UNTAKEN = "untaken"
-    """What was written to it was not taken."""
+    """The peer did not take what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,15 @@ class Patience:
     """Bounds of one connection.
 
     Attributes:
-        head_s: from the beginning of a connection, or the first byte of a head, to the end of the head; also what is
-            left for the rest of a body when the answer is sent.
+        head_s: from the start of a connection, or the first byte of a head, to the end of the head; also the time for
+            the rest of a body after its answer.
         idle_s: from the end of an answer to the first byte of the next head.
-        span_s: in each span of so many seconds, a body must end, or
-        bytes_per_s: come at this rate.
-        taken_span_s: in each span of so many seconds, what is written must be taken whole, or at that rate. Longer:
-            the other side's system takes it in steps, nothing while its buffer is full, then a good part of that.
-        look_s: between two looks at a connection.
+        span_s: in each span of this length, a body must end or arrive at ``bytes_per_s``.
+        bytes_per_s: minimum rate in both directions.
+        taken_span_s: in each span of this length, the peer must take all written bytes, or take them at
+            ``bytes_per_s``. Longer than ``span_s``: the peer's kernel takes nothing while its buffer is full, then a
+            large part of it at once.
+        look_s: interval between two checks of a connection.
     """
 
     head_s: float = 10.0
@@ -46,32 +47,32 @@ class Patience:
 
     @property
     def span_bytes(self) -> float:
-        """Of a body that must come in a span."""
+        """Bytes of a body that must arrive in a span."""
         return self.span_s * self.bytes_per_s
 
     @property
     def taken_span_bytes(self) -> float:
-        """Of what is written that must be taken in a span."""
+        """Written bytes that the peer must take in a span."""
         return self.taken_span_s * self.bytes_per_s
 
 
 class Stage(Enum):
-    """What is to come next from a caller."""
+    """What the client is expected to send next."""
 
     HEAD = auto()
     BODY = auto()
     LEFTOVER = auto()
     """The rest of a body whose call is answered."""
     NOTHING = auto()
-    """Until it is answered."""
+    """Nothing until the call is answered."""
     IDLE = auto()
 
 
 class Inflow:
-    """What comes in. Blank lines between two calls move nothing, so that they keep no connection open.
+    """Timeouts of received data. Blank lines between calls reset no timeout, so they keep no connection open.
 
     Attributes:
-        stage: what is to come next.
+        stage: what the client is expected to send next.
     """
 
     def __init__(self, patience: Patience, now_s: float) -> None:
@@ -79,17 +80,17 @@ class Inflow:
         self.enter(Stage.HEAD, now_s)
 
     def enter(self, stage: Stage, now_s: float) -> None:
-        """From now on this is to come."""
+        """Start a stage and its timeout."""
         self.stage = stage
         self._since_s = now_s
         self._bytes = 0
 
     def take(self, body_bytes: int) -> None:
-        """So much of a body came."""
+        """Count received bytes of a body."""
         self._bytes += body_bytes
 
     def late(self, now_s: float, *, is_paused: bool) -> Cut | None:
-        """Why it is waited for no longer. ``is_paused``: it is we who do not read on."""
+        """Why to stop waiting, or None. ``is_paused``: the gateway itself has paused reading."""
         waited_s, patience = now_s - self._since_s, self._patience
         if is_paused and self.stage in (Stage.HEAD, Stage.BODY):
             self.enter(self.stage, now_s)
@@ -108,20 +109,20 @@ class Inflow:
 
 
 class Outflow:
-    """What is written, and taken by the other side."""
+    """Rate at which the peer takes written data."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._span: tuple[float, int, int] | None = None
-        """Since when, and how many bytes were taken and not taken then."""
+        """Start of the span, with the bytes taken and not taken at that time."""
 
     def is_stuck(self, now_s: float, written_bytes: int, untaken_bytes: int) -> bool:
-        """Whether too little is taken.
+        """Whether the peer takes too little.
 
         Args:
-            now_s: seconds since any moment.
+            now_s: monotonic seconds.
             written_bytes: since the connection began.
-            untaken_bytes: of those, what the other side has not taken.
+            untaken_bytes: of those, the bytes that the peer has not taken.
         """
         taken_bytes = written_bytes - untaken_bytes
         if not untaken_bytes:

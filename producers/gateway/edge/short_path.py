@@ -1,4 +1,4 @@
-"""Calls that come so often that what FastAPI does for any route costs more than their own work."""
+"""Fast path for calls so frequent that FastAPI's overhead exceeds their own work."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ ShortAnswer = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """As the log of calls finds it."""
+    """The part of a route that the access log reads."""
 
     path: str
 
 
 class ShortPath:
-    """ASGI middleware, the innermost: answers POST on some paths without a query, and leaves all else to FastAPI.
+    """Innermost ASGI middleware: answers POST without a query on some paths, and passes all else to FastAPI.
 
     Args:
-        answers: by their paths, without parameters. Each comes to the same as the path's route without a query, and may
-            raise GatewayError as that may.
+        answers: handlers by path, without path parameters. Each must answer as the path's route does without a query,
+            and may raise the same GatewayErrors.
     """
 
     def __init__(self, app: ASGIApp, answers: Mapping[str, ShortAnswer]) -> None:

@@ -1,4 +1,4 @@
-"""API keys: the text that was shown in, an identity out."""
+"""Verify API keys: the presented text in, an identity out."""
 
 from hmac import compare_digest
 
@@ -15,16 +15,18 @@ _NO_SECRET = bytes(32)
 
 
 class KeyVerifier:
-    """What is remembered is named by the id and the hash of the secret that was shown: with a wrong secret nothing is
-    ever found in memory, so that the time tells nobody whether there is a key with this id.
+    """Verifies API keys against the store.
+
+    The cache is keyed by key id and hash of the presented secret: a wrong secret never hits it, so timing does not
+    reveal whether a key id exists.
 
     Args:
-        store: who knows the keys.
-        grace_ms: how long keys that it vouched for pass while it cannot be asked.
-        clock: milliseconds since the epoch, for when keys expire.
-        monotonic_clock: milliseconds since any moment.
-        breaker: of the store.
-        failed: how many keys an address may show in vain.
+        store: store of the keys.
+        grace_ms: how long cached keys pass while the store is unavailable.
+        clock: milliseconds since the epoch, for the expiry of keys.
+        monotonic_clock: monotonic milliseconds.
+        breaker: circuit breaker of the store.
+        failed: limit of failed keys per address.
     """
 
     def __init__(
@@ -43,11 +45,11 @@ class KeyVerifier:
         self._lookups: Lookups[StoredKey] = Lookups(grace_ms, monotonic_clock, breaker, lambda _shown, key: key.tenant)
 
     async def verify(self, text: str, address: str | None = None) -> Identity:
-        """Whose key this is. Raises RefusedError."""
+        """The identity of the key. Raises RefusedError."""
         shown = parse_key(text)
         if shown is None:
             raise RefusedError(Refusal.MALFORMED)
-        # A key that was ever good passes: only guesses are counted, and none of them is remembered.
+        # Known keys bypass the limit: it counts only guesses, which are never cached.
         is_known = address is None or self._lookups.knows(shown)
         if not (is_known or self._failed.may_try(str(address), self._monotonic_clock())):
             raise RefusedError(Refusal.TOO_MANY_FAILURES)
@@ -68,12 +70,12 @@ class KeyVerifier:
         return Identity(key.tenant, key.key_id, key.role, key.scopes, key.user)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel lookups in flight."""
         await self._lookups.close()
 
     async def _proven(self, shown: PresentedKey) -> StoredKey | None:
-        """The key, if the secret is its own."""
+        """The key, if the presented secret matches."""
         key = await self._store.key(shown.key_id, shown.secret_sha256, TIMEOUT_S)
-        # A key that does not exist is compared as well.
+        # Compare for a missing key too: it must take the same time.
         kept = _NO_SECRET if key is None else key.secret_sha256
         return key if compare_digest(shown.secret_sha256, kept) else None

@@ -1,4 +1,4 @@
-"""Puts identity and limits together, for the gateway's composition root."""
+"""Assemble authentication and rate limits for the gateway's composition root."""
 
 from dataclasses import dataclass
 
@@ -21,13 +21,13 @@ from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits, RateLimits, RedisRateLimits
 
 APPLICATION_NAME = "fairlane-gateway-identity"
-# Of their own: whoever reads results slowly must not keep callers from being known.
+# A separate pool: slow result queries must not block authentication.
 _CONNECTIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityParts:
-    """What knows callers; to be opened on the event loop that serves, and closed after it has served."""
+    """Parts of authentication; open them on the serving event loop, close them after serving."""
 
     gate: Gate
     authenticator: Authenticator
@@ -37,11 +37,11 @@ class IdentityParts:
     pool: PromptPool
 
     async def open(self) -> None:
-        """Begin to connect; neither Postgres nor the issuer need be there."""
+        """Start connecting; neither Postgres nor the issuer need be available."""
         await self.pool.open()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel lookups and fetches in flight; close the pool."""
         await self.keys.close()
         if self.tokens is not None:
             await self.tokens.close()
@@ -51,9 +51,9 @@ class IdentityParts:
 
 
 def assemble(settings: Settings, redis: "Redis | None", watch: RedisWatch | None) -> IdentityParts:
-    """Identity and limits of a gateway. ``watch`` is that of ``redis``, and closed by who made it.
+    """Authentication and rate limits of a gateway. ``watch`` belongs to ``redis``; the caller closes it.
 
-    Raises ValueError for a setting that is none; the message quotes no secret.
+    Raises ValueError for an invalid setting; the message quotes no secret.
     """
     pool = PromptPool(settings.postgres_dsn.get_secret_value(), APPLICATION_NAME, _CONNECTIONS)
     store, breaker = PgIdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))

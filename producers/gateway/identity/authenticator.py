@@ -1,4 +1,4 @@
-"""Who calls: the headers of a call in, an identity or a refusal out, before any work."""
+"""Authenticate a call by its headers, before any work: an identity or a refusal."""
 
 from typing import Protocol
 
@@ -13,25 +13,25 @@ from producers.gateway.limits.rate_buckets import RateBook, RatePolicy
 log = get_logger(__name__)
 
 MOST_CHARACTERS = 8_192 + len("Bearer ")
-# Of one reason: whoever tries keys at random must not fill the disk. All are counted.
+# Log lines per reason: a caller that guesses keys must not fill the disk. The metric counts all.
 _LINES = RatePolicy(rate_per_s=5.0, burst=50)
 
 
 class Verifier(Protocol):
-    """Knows one kind of proof."""
+    """Verifies one kind of credential."""
 
     async def verify(self, text: str, address: str | None, /) -> Identity:
-        """Whose it is, shown from this address. Raises RefusedError."""
+        """The identity of a credential presented from this address. Raises RefusedError."""
         ...
 
 
 class Authenticator:
-    """Takes one API key or token of a call.
+    """Authenticates a call by one API key or token.
 
     Args:
         keys: verifies API keys.
-        tokens: verifies tokens; None: none are taken.
-        clock: milliseconds, for how often refusals are logged.
+        tokens: verifies tokens; None: tokens are refused.
+        clock: milliseconds, for the rate of the log.
     """
 
     def __init__(self, keys: Verifier, tokens: Verifier | None, clock: ClockMs) -> None:
@@ -42,10 +42,10 @@ class Authenticator:
     async def authenticate(
         self, authorization: str | None, api_key_header: str | None, address: str | None = None
     ) -> Identity:
-        """Who shows this: ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``, one of them.
+        """The identity for ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``, exactly one of them.
 
-        Raises GatewayError: 401 nobody, 403 an expired key or a disabled user, 429 too many keys in vain from this
-        address, 503 when it cannot be known now.
+        Raises GatewayError: 401 invalid credential, 403 expired key, disabled user or token without tenant or role, 429
+        too many failed keys from this address, 503 identity store or signing keys unavailable.
         """
         try:
             shown = _shown(authorization, api_key_header)
@@ -63,7 +63,7 @@ class Authenticator:
 
 
 class Refusals:
-    """Counts every refusal, and logs as many as anybody would read."""
+    """Counts every refusal, and logs them at a bounded rate."""
 
     def __init__(self, clock: ClockMs) -> None:
         self._clock = clock
@@ -71,7 +71,7 @@ class Refusals:
         self._unsaid = dict.fromkeys(Refusal, 0)
 
     def tell(self, why: Refusal, who: str | None) -> None:
-        """Of one caller; ``who`` is no secret."""
+        """Record one refusal; ``who`` is no secret."""
         metrics.AUTHENTICATIONS_REFUSED.labels(reason=why).inc()
         if not self._book.take([why], _LINES, self._clock()).is_granted:
             self._unsaid[why] += 1
@@ -81,13 +81,13 @@ class Refusals:
 
 
 def _shown(authorization: str | None, api_key_header: str | None) -> str:
-    """The one key or token of a call. Raises RefusedError."""
+    """The call's one key or token. Raises RefusedError."""
     if authorization is None and api_key_header is None:
         raise RefusedError(Refusal.MISSING)
     if authorization is None or api_key_header is None:
         text = authorization or api_key_header or ""
     else:
-        # Two callers in one would be one of them by chance.
+        # With two credentials, the choice between them would be arbitrary.
         raise RefusedError(Refusal.MALFORMED)
     if len(text) > MOST_CHARACTERS:
         raise RefusedError(Refusal.MALFORMED)

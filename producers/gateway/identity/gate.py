@@ -1,4 +1,4 @@
-"""The gate of every route: who calls, and whether that one may call so often."""
+"""Authentication and rate limit of every route."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,18 +16,18 @@ from producers.gateway.limits.rate_buckets import Allowance
 _ALLOWANCE = "fairlane_allowance"
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')
 _SEVERAL = "several"
-"""Stands for several headers of one name: neither a scheme nor a key."""
+"""Replaces repeated headers of one name; it is neither a scheme nor a key, so it is refused."""
 
 
 class Gate:
-    """A dependency of FastAPI for routes of HTTP and of WebSockets: ``Depends(gate)`` is the Identity of the call.
+    """FastAPI dependency for HTTP and WebSocket routes: ``Depends(gate)`` is the Identity of the call.
 
-    Raises GatewayError: 401, 403, 429 and 503 as ``Authenticator`` does, 429 with ``retry_after_ms``.
+    Raises GatewayError as ``Authenticator`` does, and 429 with ``retry_after_ms`` over the rate limit.
 
     Args:
-        authenticator: knows callers.
-        limits: of calls.
-        trusted_proxies: networks whose word for a caller's address is taken.
+        authenticator: authenticates calls.
+        limits: rate limits of calls.
+        trusted_proxies: networks whose X-Forwarded-For is trusted.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Gate:
         return identity
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """Who shows these headers, where that is no call of its own: no limit counts it. Raises GatewayError: 401, 403
-        and 503."""
+        """The identity of these headers, without counting a call against its rate limit. Raises GatewayError as
+        ``Authenticator`` does."""
         return await self._authenticator.authenticate(
             _only(connection, b"authorization"), _only(connection, b"x-api-key"), self._address(connection)
         )
@@ -61,7 +61,7 @@ class Gate:
 
 
 class GateHeaders:
-    """ASGI middleware: what is left of the caller's limit in every answer behind the gate, and with 401 how to ask."""
+    """ASGI middleware: adds the caller's remaining rate limit to answers, and the challenge to a 401."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -80,7 +80,7 @@ class GateHeaders:
 
 
 def _add(scope: Scope, message: Message) -> None:
-    # No route of ours sets one of these.
+    # No route sets these headers itself.
     added = [_CHALLENGE] if message["status"] == 401 else []
     allowance: Any = scope.get(_ALLOWANCE)
     if isinstance(allowance, Allowance):
@@ -90,6 +90,6 @@ def _add(scope: Scope, message: Message) -> None:
 
 
 def _only(connection: HTTPConnection, name: bytes) -> str | None:
-    """The header, if there is one. Of two, a proxy before us may have read the other."""
+    """The header's value. A repeated header is not used: a proxy in front may have read the other value."""
     values = [value for header, value in connection.scope["headers"] if header == name]
     return _SEVERAL if len(values) > 1 else (values[0].decode("latin-1") if values else None)

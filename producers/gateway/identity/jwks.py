@@ -1,4 +1,4 @@
-"""The issuer's keys, fetched when they are wanted and kept while the issuer is away."""
+"""The issuer's signing keys, fetched on demand and kept while the issuer is unavailable."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,23 +18,23 @@ log = get_logger(__name__)
 MOST_BYTES = 262_144
 TIMEOUT_S = 5.0
 REFRESH_MS = 300_000
-"""How old the keys are when they are fetched again, while they are used as they are."""
+"""Age at which keys are fetched again, while the cached ones stay in use."""
 
 REST_MS = 10_000
-"""Between two fetches, however many unknown keys tokens name."""
+"""Minimum interval between two fetches, however many unknown key ids tokens name."""
 
 LONGEST_STALE_MS = 3_600_000
-"""How long keys count after they were fetched the last time: a key that was withdrawn does not live on for ever."""
+"""How long keys count after the last successful fetch, so that a withdrawn key does not live for ever."""
 
 _AGAIN = Backoff(first_s=1.0, longest_s=30.0)
 
 
 class KeySetUnavailableError(Exception):
-    """The keys cannot be had now."""
+    """The issuer's keys are unavailable."""
 
 
 class KeySetSource(Protocol):
-    """Where the keys are published."""
+    """Source of the published key set."""
 
     async def fetch(self) -> bytes:
         """The document, bounded in size and time. Raises KeySetUnavailableError, whose message names no address."""
@@ -42,9 +42,9 @@ class KeySetSource(Protocol):
 
 
 class HttpKeySetSource:
-    """An address with https; with http only on this machine. No redirects, no proxies from the environment.
+    """Fetches over https; over http only from this machine. No redirects, no proxies from the environment.
 
-    Raises ValueError for any other address, without quoting it.
+    Raises ValueError for any other URL, without quoting it.
     """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S, most_bytes: int = MOST_BYTES) -> None:
@@ -81,10 +81,10 @@ class HttpKeySetSource:
 
 
 class KeySet:
-    """On one event loop.
+    """Cached key set of one issuer. For one event loop.
 
     Args:
-        source: of the keys.
+        source: source of the keys.
         clock: monotonic milliseconds.
     """
 
@@ -98,16 +98,16 @@ class KeySet:
         self._fetch: asyncio.Task[None] | None = None
 
     async def key(self, key_id: str) -> SigningKey | None:
-        """The key with this id; None if the issuer has none. The id is compared, and used for nothing else.
+        """The key with this id; None if the issuer has none. The id is only compared.
 
-        Raises KeySetUnavailableError: the issuer's keys are not known, or not which there are by now.
+        Raises KeySetUnavailableError: no keys were ever fetched, or the id is unknown and the last fetch failed.
         """
         known = self._known(key_id)
         if known is not None:
             if self._age_ms() >= REFRESH_MS:
                 self._begin()
             return known
-        # It may be a new one.
+        # It may be a new key.
         if (fetch := self._begin()) is not None:
             await asyncio.wait((fetch,))
             known = self._known(key_id)
@@ -116,7 +116,7 @@ class KeySet:
         return known
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the fetch in flight."""
         if self._fetch is not None:
             self._fetch.cancel()
             await asyncio.wait((self._fetch,))
@@ -128,7 +128,7 @@ class KeySet:
         return self._keys.get(key_id) if self._age_ms() < LONGEST_STALE_MS else None
 
     def _begin(self) -> "asyncio.Task[None] | None":
-        """The fetch that is under way, a new one, or None while it is too soon."""
+        """The fetch in flight, or a new one; None while it is too soon."""
         if self._fetch is not None:
             return self._fetch
         if self._clock() < self._next_fetch_at_ms:

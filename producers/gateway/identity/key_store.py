@@ -1,4 +1,4 @@
-"""What is known of keys and users, one at a time: behind a protocol, and from Postgres."""
+"""Store of API keys and users: protocol and Postgres implementation."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,23 +15,23 @@ _FIND_USER = "SELECT role, is_disabled FROM find_user(%s, %s)"
 
 
 class StoreUnavailableError(Exception):
-    """Nothing can be said of a key or a user now. The message holds no secret."""
+    """The identity store is unavailable. The message holds no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """What is kept of a key.
+    """A stored API key.
 
     Attributes:
         key_id: its id.
-        tenant: whose it is.
-        role: what it may do.
-        scopes: what it is narrowed to; empty is all.
-        secret_sha256: of its secret.
-        user: whom it was made for, if anybody.
-        expires_at_ms: since the epoch; None is never.
-        is_revoked: whether it was.
-        is_user_disabled: whether that user is.
+        tenant: owner of the key.
+        role: its permissions.
+        scopes: restrict the role; empty means all.
+        secret_sha256: hash of its secret.
+        user: user it was made for, if any.
+        expires_at_ms: since the epoch; None: never.
+        is_revoked: whether the key was revoked.
+        is_user_disabled: whether ``user`` is disabled.
     """
 
     key_id: str
@@ -47,11 +47,11 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class UserStanding:
-    """What was said of the subject of a token; nothing was of most.
+    """Stored settings of a token's subject; most subjects have none.
 
     Attributes:
-        role: instead of what the token names, if any.
-        is_disabled: whether it is refused.
+        role: overrides the token's role, if set.
+        is_disabled: whether the subject is refused.
     """
 
     role: Role | None = None
@@ -59,22 +59,22 @@ class UserStanding:
 
 
 class IdentityStore(Protocol):
-    """Answers within the time or raises StoreUnavailableError."""
+    """Answers within ``timeout_s`` or raises StoreUnavailableError."""
 
     async def key(self, key_id: str, shown_sha256: bytes, timeout_s: float) -> StoredKey | None:
-        """The key with this id, whether or not the hash of the secret that was shown is its own; None if there is none.
+        """The key with this id, whether or not ``shown_sha256`` is the hash of its secret; None if there is none.
 
-        The hash lets the store note, to the minute, when a key was used by whoever has it.
+        If the hash matches, the store records the time of use, to the minute.
         """
         ...
 
     async def user(self, tenant: str, subject: str, timeout_s: float) -> UserStanding:
-        """What was said of this user."""
+        """The stored settings of this user."""
         ...
 
 
 class PgIdentityStore:
-    """An IdentityStore on the functions that the services' role may call; it may read no table of them."""
+    """An IdentityStore on database functions: the services' role may call them, but not read the tables."""
 
     def __init__(self, pool: PromptPool) -> None:
         self._pool = pool
@@ -104,7 +104,7 @@ class PgIdentityStore:
 
     async def _row(self, statement: str, parameters: tuple[str | bytes, ...], timeout_s: float) -> Any:
         try:
-            # For no tenant: which one it is comes with the answer.
+            # For no tenant: the answer says which one it is.
             (rows,) = await rows_for(self._pool, "", [(statement.encode(), parameters)], timeout_s)
         except (StoreError, TimeoutError) as error:
             raise StoreUnavailableError(str(error)) from None

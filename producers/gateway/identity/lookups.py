@@ -1,4 +1,4 @@
-"""Asking the store of identities: each thing at most once a second, with bounds, and what to do while it is away."""
+"""Cached lookups in the identity store: each name once a second, bounded, with a grace period for outages."""
 
 import asyncio
 from collections import Counter
@@ -17,33 +17,33 @@ log = get_logger(__name__)
 ValueT = TypeVar("ValueT")
 
 FRESH_MS = 1_000
-"""How long a key that was revoked may still pass."""
+"""Lifetime of a cached answer, and so how long a revoked key may still pass."""
 
 TIMEOUT_S = 3.0
 PATIENCE_MS = 250
-"""How long an answer is waited for by who has an older one that counts."""
+"""How long a caller waits for a new answer while an older one still counts."""
 
 MOST_REMEMBERED = 20_000
 MOST_UNDER_WAY = 64
-"""As many as may wait for a connection of the store's."""
+"""Lookups in flight: as many as may wait for a connection of the store's pool."""
 MOST_STRANGERS_UNDER_WAY = 48
-"""Of those, of what the store never knew: guesses take no place from who is known."""
+"""Of those, lookups of names that the store never knew: guesses must not take the slots of known names."""
 MOST_STRANGERS_OF_ORIGIN = 12
-"""Of those, from one address, or of one tenant: nobody's guesses take all of them."""
+"""Of those, lookups from one address or of one tenant, so that no one caller's guesses take all."""
 
 FULL_GRACE_MS = 5_000
-"""How long what was found counts while all look-up slots are taken. This is not the grace for a Postgres that is down:
-a key that was revoked must not pass for longer because many others are looked up. Every look-up ends in this time."""
+"""How long an answer counts while all lookup slots are taken. Shorter than the grace for a Postgres outage: a revoked
+key must not pass longer because many others are looked up. Every lookup ends within this time."""
 
 
 class Lookups(Generic[ValueT]):
-    """On one event loop.
+    """Lookups of one kind. For one event loop.
 
     Args:
-        grace_ms: how long what was found counts while the store cannot be asked.
+        grace_ms: how long an answer counts while the store is unavailable.
         clock: monotonic milliseconds.
-        breaker: of the store.
-        tenant_of: whose a name is, once the store knows it; of what is remembered, no tenant pushes out another's.
+        breaker: circuit breaker of the store.
+        tenant_of: tenant of a name that the store knows; the cache evicts from the tenant with the most answers.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class Lookups(Generic[ValueT]):
         self._breaker = breaker
         self._tenant_of = tenant_of
         self._strangers: Counter[str] = Counter()
-        """Look-ups under way of what the store never knew, by their origin."""
+        """Lookups in flight of names that the store never knew, by origin."""
         self._talks: dict[Hashable, tuple[asyncio.Task[ValueT | None], int]] = {}
-        """What is asked just now, and since when."""
+        """Lookups in flight, with their start times."""
 
     def knows(self, name: Hashable) -> bool:
-        """Whether the store knew it once: whoever asks for it guesses nothing."""
+        """Whether the store knew this name once: presenting it is no guess."""
         return name in self._recent
 
     async def find(
         self, name: Hashable, ask: Callable[[], Awaitable[ValueT | None]], origin: str | None = None
     ) -> ValueT | None:
-        """What ``ask`` says; whoever wants the same meanwhile gets the same. None is not remembered.
+        """The result of ``ask``, shared by concurrent callers of the same name. None is not cached.
 
-        ``origin`` is the address or the tenant that look-ups of what the store never knew are counted for.
-        ``ask`` must end within a time-out of its own. Raises StoreUnavailableError: it cannot be asked, and what it
-        said before is too old.
+        ``origin`` is the address or tenant that lookups of names unknown to the store are counted for. ``ask`` must end
+        within a timeout of its own. Raises StoreUnavailableError: the store is unavailable or all slots are taken, and
+        the cached answer is too old.
         """
         now_ms = self._clock()
         if (known := self._recent.fresh(name, now_ms)) is not None:
@@ -91,7 +91,7 @@ class Lookups(Generic[ValueT]):
         talk, begun_at_ms = self._talks[name]
         known = self._recent.in_grace(name, now_ms)
         patience_s = None if known is None else max(0, begun_at_ms + PATIENCE_MS - now_ms) / 1_000
-        # Not cancelled with who waits for it: others may.
+        # Cancelling one waiter does not cancel the lookup: others may wait for it.
         await asyncio.wait((talk,), timeout=patience_s)
         if not talk.done() and known is not None:
             return known
@@ -101,7 +101,7 @@ class Lookups(Generic[ValueT]):
             return self._in_grace(name, self._clock())
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel lookups in flight."""
         talks = [talk for talk, _ in self._talks.values()]
         for talk in talks:
             talk.cancel()
@@ -145,7 +145,7 @@ class Lookups(Generic[ValueT]):
             if not self._strangers[origin]:
                 del self._strangers[origin]
         if not talk.cancelled():
-            talk.exception()  # asked for, so that nobody is told that nobody asked
+            talk.exception()  # retrieved, so that asyncio does not warn that it never was
 
     def _in_grace(self, name: Hashable, now_ms: int) -> ValueT:
         return _sure(self._recent.in_grace(name, now_ms))

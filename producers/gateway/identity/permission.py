@@ -1,4 +1,4 @@
-"""What an identity needs for what it wants."""
+"""Authorization: the scope and role that a call needs."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -14,11 +14,11 @@ from producers.gateway.identity.refusals import Refusal, answer
 log = get_logger(__name__)
 
 Authenticate = Callable[..., Awaitable[Identity]]
-"""A dependency of FastAPI that gives the identity of a call."""
+"""A FastAPI dependency that returns the identity of a call."""
 
 
 def permit(identity: Identity, scope: Scope, *, writes: bool = False) -> Identity:
-    """The identity again, if it may use this, and with ``writes`` change something by it. Raises GatewayError: 403."""
+    """The same identity, if it has the scope and, with ``writes``, may write. Raises GatewayError: 403."""
     why = None
     if not identity.may(scope):
         why = Refusal.NO_SCOPE
@@ -27,14 +27,13 @@ def permit(identity: Identity, scope: Scope, *, writes: bool = False) -> Identit
     if why is None:
         return identity
     metrics.AUTHENTICATIONS_REFUSED.labels(reason=why).inc()
-    # No more often than its calls are limited to.
+    # Bounded by the caller's rate limit.
     log.warning("permission_refused", reason=why, scope=scope, who=identity.subject, tenant=identity.tenant)
     raise answer(why)
 
 
 def require(authenticate: Authenticate, scope: Scope, *, writes: bool = False) -> Authenticate:
-    """A dependency that gives the identity of a call which may use this. Raises GatewayError as ``authenticate`` does,
-    and 403."""
+    """A dependency that authenticates a call and applies ``permit``. Raises GatewayError as both do."""
 
     async def permitted(identity: Annotated[Identity, Depends(authenticate)]) -> Identity:
         return permit(identity, scope, writes=writes)

@@ -1,4 +1,4 @@
-"""Who asks, and what that one may do."""
+"""The authenticated caller and its permissions."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ __all__ = ["Identity", "Role", "Scope"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One caller.
+    """One authenticated caller.
 
     Attributes:
-        tenant: whose topics, documents and results it reaches.
-        subject: who it is in logs and audits: the id of a key, or the subject of a token. Never a secret.
+        tenant: owner of the topics, documents and results that it can access.
+        subject: its name in logs and audits: the id of a key, or the subject of a token. Never a secret.
         role: the strongest of its roles.
-        scopes: of a key; empty is all.
-        user: the person behind it: of a token its subject, of a key whom it was made for, if anybody.
+        scopes: scopes of a key; empty means all.
+        user: the subject of a token, or the user that a key was made for, if any.
     """
 
     tenant: str
@@ -26,10 +26,10 @@ class Identity:
     user: str | None = None
 
     def may(self, scope: Scope) -> bool:
-        """Whether it may use what this scope stands for."""
+        """Whether it has this scope."""
         return not self.scopes or scope in self.scopes
 
     @property
     def may_write(self) -> bool:
-        """Whether it may send work and cancel it."""
+        """Whether it may send and cancel requests."""
         return self.role in (Role.ADMIN, Role.TENANT)

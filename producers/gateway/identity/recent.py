@@ -1,4 +1,4 @@
-"""What a store said of late: to be believed for a moment, and a while longer when the store is away. Pure."""
+"""Bounded cache of store answers: fresh for a moment, usable longer while the store is unavailable. Pure."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """For how long, in milliseconds from when the store was asked.
+    """How long an answer counts, in milliseconds since the store was asked.
 
     Attributes:
-        fresh_ms: it need not be asked again.
-        grace_ms: what it said counts if it cannot be asked.
+        fresh_ms: without asking again.
+        grace_ms: if the store cannot be asked.
     """
 
     fresh_ms: int
@@ -23,25 +23,25 @@ class Freshness:
 
 
 class Recent(Generic[ValueT]):
-    """At most ``most`` answers. Beyond it the tenant with most of them loses the one that was asked for least recently,
-    so that none pushes out another's."""
+    """At most ``most`` answers. Beyond it, the tenant with the most answers loses the one asked for least recently, so
+    that a tenant with few loses none."""
 
     def __init__(self, freshness: Freshness, most: int) -> None:
         self._freshness = freshness
         self._known: TenantMap[tuple[ValueT, int]] = TenantMap(most)
         self._tenants: dict[Hashable, str] = {}
-        """Whose each name is."""
+        """Tenant of each name."""
 
     def fresh(self, name: Hashable, now_ms: int) -> ValueT | None:
-        """What need not be asked again."""
+        """The answer, if it need not be asked for again."""
         return self.within(name, now_ms, self._freshness.fresh_ms)
 
     def in_grace(self, name: Hashable, now_ms: int) -> ValueT | None:
-        """What counts if the store cannot be asked."""
+        """The answer, if it counts while the store cannot be asked."""
         return self.within(name, now_ms, self._freshness.grace_ms)
 
     def within(self, name: Hashable, now_ms: int, span_ms: int) -> ValueT | None:
-        """What the store said no longer ago than this."""
+        """The answer, if the store was asked less than ``span_ms`` ago."""
         known = self._get(name)
         if known is None:
             return None
@@ -49,11 +49,11 @@ class Recent(Generic[ValueT]):
         return value if now_ms - asked_at_ms < span_ms else None
 
     def __contains__(self, name: Hashable) -> bool:
-        """Whether the store knew it once, however long ago."""
+        """Whether an answer is cached, however old."""
         return name in self._tenants
 
     def put(self, name: Hashable, value: ValueT, asked_at_ms: int, tenant: str = "") -> None:
-        """The store says so of what is this tenant's; it was asked then."""
+        """Cache an answer of this tenant; the store was asked at ``asked_at_ms``."""
         self.forget(name)
         self._tenants[name] = tenant
         evicted = self._known.put(tenant, name, (value, asked_at_ms))
@@ -61,7 +61,7 @@ class Recent(Generic[ValueT]):
             del self._tenants[evicted]
 
     def forget(self, name: Hashable) -> None:
-        """The store knows no such thing."""
+        """Drop the answer: the store does not know the name."""
         if (tenant := self._tenants.pop(name, None)) is not None:
             self._known.pop(tenant, name)
 

@@ -1,4 +1,4 @@
-"""Why a caller is refused, and what that caller is told of it: not enough to learn which keys there are. Pure."""
+"""Reasons to refuse a caller, and the errors for them, which do not reveal which keys exist. Pure."""
 
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ _RETRY_AFTER_MS = 1_000
 
 
 class Refusal(StrEnum):
-    """The reasons; also the label of their metric."""
+    """Reasons; also the labels of their metric."""
 
     MISSING = "missing"
     MALFORMED = "malformed"
@@ -29,8 +29,7 @@ class Refusal(StrEnum):
 
 
 class RefusedError(Exception):
-    """This caller is nobody, or may not. ``who`` is the id of a key or a subject, where that was proved or is no
-    secret; it is for logs."""
+    """The caller is not authenticated, or not allowed. ``who`` is a key id or a subject, for logs; never a secret."""
 
     def __init__(self, why: Refusal, who: str | None = None) -> None:
         super().__init__(why.value)
@@ -38,7 +37,7 @@ class RefusedError(Exception):
         self.who = who
 
 
-# What is told only to whoever has proved to hold the key or the token.
+# Only for callers that have proved to hold the key or the token.
 _FORBIDDEN = {
     Refusal.KEY_EXPIRED: ("key_expired", "This API key has expired."),
     Refusal.USER_DISABLED: ("user_disabled", "This user is disabled."),
@@ -50,7 +49,7 @@ _FORBIDDEN = {
 
 
 def answer(why: Refusal) -> GatewayError:
-    """What the caller is told."""
+    """The error for the caller."""
     if why in _FORBIDDEN:
         return GatewayError(403, *_FORBIDDEN[why])
     if why is Refusal.UNAVAILABLE:

@@ -1,4 +1,4 @@
-"""The public keys of a token issuer, from its JSON Web Key Set (RFC 7517). Pure."""
+"""Public keys of a token issuer, from its JSON Web Key Set (RFC 7517). Pure."""
 
 import json
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ LEAST_RSA_BITS, MOST_RSA_BITS = 2_048, 8_192
 
 _ALGORITHM_OF_KIND = {("RSA", None): "RS256", ("EC", "P-256"): "ES256"}
 ALGORITHMS = tuple(_ALGORITHM_OF_KIND.values())
-"""What tokens may be signed with. Each key has one of these, whatever a token says."""
+"""Accepted signature algorithms. Each key has exactly one of them, whatever a token says."""
 
 _PRIVATE = "d"
 
 
 class KeySetError(Exception):
-    """This is no key set. The message quotes nothing of it."""
+    """Not a valid key set. The message quotes nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """One public key, and the only algorithm that it is for."""
+    """A public key, and the only algorithm it is used with."""
 
     algorithm: str
     key: PyJWK
 
 
 def parse_key_set(document: bytes) -> Mapping[str, SigningKey]:
-    """The keys that can be used, by their ids; the others are passed over. Raises KeySetError."""
+    """The usable keys by id; others are skipped. Raises KeySetError."""
     try:
         parsed = json.loads(document)
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def _signing_key(entry: Mapping[str, Any]) -> SigningKey | None:
     key_id, kind, curve = entry.get("kid"), entry.get("kty"), entry.get("crv")
     if not isinstance(key_id, str) or not 1 <= len(key_id) <= MOST_KEY_ID_CHARACTERS:
         return None
-    # A private key in a public place is nobody's proof any more.
+    # A published private key proves nothing.
     if not isinstance(kind, str) or not (curve is None or isinstance(curve, str)) or _PRIVATE in entry:
         return None
     algorithm = _ALGORITHM_OF_KIND.get((kind, curve))
@@ -76,6 +76,6 @@ def _signing_key(entry: Mapping[str, Any]) -> SigningKey | None:
 
 def _is_sound(key: object) -> bool:
     if isinstance(key, RSAPublicKey):
-        # Very long ones cost whoever checks a signature.
+        # The cost of verification grows with the key.
         return LEAST_RSA_BITS <= key.key_size <= MOST_RSA_BITS
     return isinstance(key, EllipticCurvePublicKey)

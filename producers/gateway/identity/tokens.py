@@ -1,4 +1,4 @@
-"""JSON Web Tokens (RFC 7519, checked after RFC 8725): the text that was shown in, an identity out."""
+"""Verify JSON Web Tokens (RFC 7519, checked as RFC 8725 advises): the presented text in, an identity out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MOST_SUBJECT_CHARACTERS = 255
 _MOST_ROLES = 64
 _REQUIRED = ["exp", "iss", "aud", "sub"]
 _TYPES = {None, "jwt", "at+jwt", "application/at+jwt"}
-# What is wrong with a token is found out by reading it, and a token may be anything.
+# What decoding may raise: a token may be any text.
 _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 _STRONGEST_FIRST = (Role.ADMIN, Role.OPERATOR, Role.TENANT, Role.VIEWER)
 
@@ -37,12 +37,12 @@ class SigningKeys(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenPolicy:
-    """What a token must say.
+    """Required claims of a token.
 
     Attributes:
-        issuer: who it is from (``iss``).
-        audience: whom it is for (``aud``).
-        leeway_s: how far the issuer's clock may be off.
+        issuer: ``iss``.
+        audience: ``aud``.
+        leeway_s: tolerated clock skew of the issuer, in seconds.
     """
 
     issuer: str
@@ -51,15 +51,15 @@ class TokenPolicy:
 
 
 class TokenVerifier:
-    """Takes tokens of one issuer, signed with a key of its set by the algorithm which that key is for.
+    """Verifies tokens of one issuer, each by the algorithm of the key that signed it.
 
     Args:
-        policy: what they must say.
-        keys: of the issuer.
-        store: which users were disabled, or given another role.
-        grace_ms: how long what it said counts while it cannot be asked.
-        monotonic_clock: milliseconds since any moment. Tokens are judged by the machine's own time.
-        breaker: of the store.
+        policy: required claims.
+        keys: signing keys of the issuer.
+        store: users that were disabled or given another role.
+        grace_ms: how long its answers count while the store is unavailable.
+        monotonic_clock: monotonic milliseconds. The times in a token are compared with the system clock.
+        breaker: circuit breaker of the store.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TokenVerifier:
         )
 
     async def verify(self, token: str, _address: str | None = None) -> Identity:
-        """Whose token this is. Raises RefusedError."""
+        """The identity of the token. Raises RefusedError."""
         claims = await self._claims(token)
         subject = claims["sub"]
         if not 1 <= len(subject) <= MOST_SUBJECT_CHARACTERS or not subject.isprintable():
@@ -104,7 +104,7 @@ class TokenVerifier:
         return Identity(tenant, subject, role, user=subject)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel lookups in flight."""
         await self._users.close()
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
@@ -126,7 +126,7 @@ class TokenVerifier:
             raise RefusedError(Refusal.WRONG_TOKEN) from None
 
     async def _key_of(self, token: str) -> SigningKey:
-        """The issuer's key that the header names. All else that it says of keys (jku, jwk, x5u, x5c) is not read."""
+        """The issuer's key that the header names. Its other key parameters (jku, jwk, x5u, x5c) are not read."""
         if len(token) > MOST_CHARACTERS or not token.isascii() or token.count(".") != 2:
             raise RefusedError(Refusal.MALFORMED)
         try:
@@ -152,7 +152,7 @@ class TokenVerifier:
 
 
 def _strongest(claims: Mapping[str, Any]) -> Role | None:
-    """Of ``role`` and ``roles``; names that mean nothing here are the issuer's business."""
+    """The strongest known role in ``role`` and ``roles``; unknown names are ignored."""
     roles = claims.get("roles", [])
     named = [claims.get("role"), *(roles[:_MOST_ROLES] if isinstance(roles, list) else [])]
     return next((role for role in _STRONGEST_FIRST if role in named), None)

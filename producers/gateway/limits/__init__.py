@@ -1,1 +1,1 @@
-"""How many calls one key and one user may make."""
+"""Rate limits of calls, by key, user and tenant."""

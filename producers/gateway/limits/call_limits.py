@@ -1,4 +1,4 @@
-"""The limits of a caller: of the key, of the user behind it, and of the tenant."""
+"""Rate limits of a caller: its key, its user and its tenant."""
 
 from hashlib import sha256
 from math import ceil
@@ -15,14 +15,13 @@ _MS_PER_S, _MS_PER_MINUTE, _MS_PER_HOUR = 1_000, 60_000, 3_600_000
 
 
 class CallLimits:
-    """Every key and every user has a bucket; a call takes from those of its caller, or from none. What they let in
-    takes from their tenant's, so that many users of it do not have many times as much.
+    """Every key and every user has a token bucket; a call takes from both of its caller, or from none. A granted call
+    then takes from its tenant's bucket, so that many users do not multiply a tenant's rate.
 
     Args:
-        limits: the buckets of keys and users.
-        policy: theirs.
-        tenant_policy: of a tenant's bucket. It is this instance's own: it protects this process, and costs no round
-            trip.
+        limits: buckets of keys and users.
+        policy: of those buckets.
+        tenant_policy: of a tenant's bucket, which is local: it protects this process, and costs no round trip.
         clock: monotonic milliseconds.
     """
 
@@ -34,7 +33,7 @@ class CallLimits:
         self._clock = clock
 
     async def take(self, identity: Identity) -> Allowance:
-        """One call of this caller."""
+        """Take one call of this caller."""
         found = await self._limits.take(owners_of(identity), self._policy)
         if found.is_granted:
             of_tenant = self._tenants.take([identity.tenant], self._tenant_policy, self._clock())
@@ -46,16 +45,16 @@ class CallLimits:
 
 
 def owners_of(identity: Identity) -> tuple[str, ...]:
-    """The names of the buckets."""
+    """Names of the caller's buckets of key and user."""
     if identity.user is None:
         return (f"key:{identity.subject}",)
-    # A subject may be any text, and as long as it likes.
+    # A digest: a subject may be any text of any length.
     user = f"user:{identity.tenant}:{sha256(identity.user.encode()).hexdigest()}"
     return (user,) if identity.user == identity.subject else (f"key:{identity.subject}", user)
 
 
 def refusal(allowance: Allowance) -> GatewayError:
-    """What is told to who calls too often."""
+    """The error for a caller over its rate."""
     return GatewayError(
         429,
         RATE_LIMITED,
@@ -65,7 +64,7 @@ def refusal(allowance: Allowance) -> GatewayError:
 
 
 def headers_of(allowance: Allowance) -> dict[str, str]:
-    """As OpenAI's API has them, by the same names."""
+    """The headers of OpenAI's API, by the same names."""
     return {
         "x-ratelimit-limit-requests": str(allowance.limit),
         "x-ratelimit-remaining-requests": str(allowance.remaining),
@@ -74,7 +73,7 @@ def headers_of(allowance: Allowance) -> dict[str, str]:
 
 
 def span_text(span_ms: int) -> str:
-    """``12ms``, ``3s``, ``6m0s``, ``1h2m3s``: whole seconds, rounded up, from a second on."""
+    """A duration as ``12ms``, ``3s``, ``6m0s``, ``1h2m3s``: from one second on, whole seconds rounded up."""
     if span_ms < _MS_PER_S:
         return f"{span_ms}ms"
     span_ms = ceil(span_ms / _MS_PER_S) * _MS_PER_S

@@ -1,30 +1,30 @@
-"""How many keys one address may show in vain. Pure."""
+"""Limit of failed API keys per address. Pure."""
 
 from typing import Final
 
 from producers.gateway.limits.rate_buckets import RateBook, RatePolicy
 
 BURST_S: Final = 10.0
-"""What may be shown at once, in seconds of the rate."""
+"""Burst, in seconds of the rate."""
 MOST_ADDRESSES: Final = 20_000
 
 
 def failure_policy(per_s: float) -> RatePolicy:
-    """So many a second for ever, and ten times as many at once."""
+    """``per_s`` failures per second, with a burst of ``BURST_S`` seconds."""
     return RatePolicy(per_s, max(1, round(BURST_S * per_s)))
 
 
 class FailedKeys:
-    """Bounded; who failed least recently is forgotten first. Not for several threads."""
+    """Failures by address. Bounded: the address that failed least recently is forgotten first. Not thread-safe."""
 
     def __init__(self, policy: RatePolicy, most_addresses: int = MOST_ADDRESSES) -> None:
         self._policy = policy
         self._book = RateBook(most_addresses)
 
     def may_try(self, address: str, now_ms: int) -> bool:
-        """Whether this address may show a key that nothing is known of."""
+        """Whether this address may present an unknown key."""
         return self._book.peek(address, self._policy, now_ms).is_granted
 
     def failed(self, address: str, now_ms: int) -> None:
-        """There was no such key."""
+        """Count a failed key."""
         self._book.take([address], self._policy, now_ms)

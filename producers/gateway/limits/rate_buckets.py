@@ -1,4 +1,4 @@
-"""Token buckets of callers: a burst, and a rate for ever. Pure."""
+"""Token buckets of callers. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from fairlane_server.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, re
 
 MOST_OWNERS = 100_000
 _MS_PER_S = 1_000
-# What is missing of a whole call because fractions were added up.
+# Rounding error of a whole call that was added up from fractions.
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class RatePolicy:
-    """What every key and every user may do.
+    """Parameters of a bucket.
 
     Attributes:
-        rate_per_s: calls a second, for ever.
-        burst: calls at once, after a rest.
+        rate_per_s: sustained calls per second.
+        burst: calls at once from a full bucket.
     """
 
     rate_per_s: float
@@ -26,19 +26,19 @@ class RatePolicy:
 
     @property
     def per_ms(self) -> float:
-        """Calls that flow in per millisecond."""
+        """Refill rate in calls per millisecond."""
         return self.rate_per_s / _MS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What became of one call, and what is left: of the bucket with least, if it takes from several.
+    """Result of one call, and what is left. With several buckets: the fewest calls and the longest times.
 
     Attributes:
-        limit: calls that a full bucket holds.
-        remaining: calls that may be made at once from here on.
-        reset_ms: until the bucket is full again, if nothing is taken from it.
-        retry_after_ms: until the same call would pass; 0 if it did.
+        limit: calls in a full bucket.
+        remaining: calls that may be made at once from now on.
+        reset_ms: until all buckets are full again, if nothing is taken.
+        retry_after_ms: until the same call would be granted; 0 if it was.
     """
 
     limit: int
@@ -48,12 +48,12 @@ class Allowance:
 
     @property
     def is_granted(self) -> bool:
-        """Whether the call took what it needs."""
+        """Whether the call was granted."""
         return not self.retry_after_ms
 
 
 def allowance(policy: RatePolicy, least: float, full_ms: int, longest_wait_ms: int) -> Allowance:
-    """Told in whole calls and in times that fit where they are told."""
+    """An Allowance in whole calls, with times of at most ``LONGEST_WAIT_MS``."""
     remaining = max(0, math.floor(least + _ROUNDING))
     return Allowance(policy.burst, remaining, min(full_ms, LONGEST_WAIT_MS), min(longest_wait_ms, LONGEST_WAIT_MS))
 
@@ -65,19 +65,19 @@ class _Level:
 
 
 class RateBook:
-    """The buckets of everybody of whom one is not full. Bounded; not for several threads.
+    """Buckets by owner; full ones are not stored. Bounded; not thread-safe.
 
-    A clock that goes back refills nothing until it is where it was.
+    A clock that goes back refills nothing until it has caught up.
 
     Args:
-        most_owners: beyond it who called least recently is forgotten, and may burst again.
+        most_owners: beyond it, the owner that called least recently is forgotten, and may burst again.
     """
 
     def __init__(self, most_owners: int = MOST_OWNERS) -> None:
         self._levels: Levels[_Level] = Levels(most_owners)
 
     def take(self, owners: Sequence[str], policy: RatePolicy, now_ms: int) -> Allowance:
-        """One call, from the bucket of each of these (at least one, none twice); from all of them or from none."""
+        """Take one call from the bucket of each owner (at least one, none twice), from all of them or from none."""
         self._levels.sweep(now_ms)
         levels = {owner: self._refilled(owner, policy, now_ms) for owner in owners}
         longest_ms = max(
@@ -93,7 +93,7 @@ class RateBook:
         return allowance(policy, min(level.amount for level in levels.values()), full_ms, longest_ms)
 
     def peek(self, owner: str, policy: RatePolicy, now_ms: int) -> Allowance:
-        """What would become of a call now; it takes nothing."""
+        """The result of a call now, without taking it."""
         level = self._refilled(owner, policy, now_ms)
         full_ms = level.at_ms + full_in_ms(policy.burst, policy.per_ms, level.amount) - now_ms
         waits_ms = wait_ms(policy.burst, policy.per_ms, 1 - level.amount, level.at_ms - now_ms)
@@ -107,5 +107,5 @@ class RateBook:
         return _Level(refilled(policy.burst, policy.per_ms, known.amount, at_ms - known.at_ms), at_ms)
 
     def __len__(self) -> int:
-        """How many are remembered."""
+        """Number of stored buckets."""
         return len(self._levels)

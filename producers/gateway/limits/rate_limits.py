@@ -1,4 +1,4 @@
-"""Rate limits behind one protocol: those that this process keeps by itself, and those of all instances in Redis."""
+"""Rate limits: a protocol, buckets in memory, and buckets in Redis shared by all instances."""
 
 import asyncio
 from collections import deque
@@ -20,17 +20,17 @@ from producers.gateway.limits.rate_buckets import Allowance, RateBook, RatePolic
 log = get_logger(__name__)
 
 MOST_CALLS = 256
-"""In one command."""
+"""Calls in one command."""
 
 PACE_S = 0.004
-"""Between the beginnings of two commands, at least."""
+"""Minimum interval between the starts of two commands."""
 
-# RateBook in Lua, for several calls one after the other.
-# Given: the time, empty for the server's clock; the capacity; the inflow per millisecond; the longest time that is
-# told; for each call how many buckets it takes from, and the numbers of their keys.
-# Answered for each call: what is in the bucket with least; in how many milliseconds all are full; in how many the call
-# would pass. All in one text, whose numbers Redis does not cut off, and which costs the event loop a fraction of what a
-# list does. A key goes away when its bucket is full.
+# RateBook in Lua, for several calls in order.
+# Arguments: the time, empty for the server's clock; the capacity; the refill per millisecond; the longest time to
+# report; for each call the number of its buckets and the indexes of their keys.
+# Returns for each call: the amount in its emptiest bucket; milliseconds until all are full; milliseconds until the call
+# would be granted. One text for all: Redis does not truncate numbers in a text, and parsing it costs the event loop a
+# fraction of a list. A key expires when its bucket is full.
 _SCRIPT = (
     BUCKET_FUNCTIONS
     + """
@@ -76,14 +76,14 @@ return table.concat(answers, ' ')
 
 
 class RateLimits(Protocol):
-    """Keeps callers to their rate. Raises nothing because of a store that is out of reach."""
+    """Limits callers to their rate. Raises nothing because of an unavailable store."""
 
     async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
-        """One call, from the bucket of each of these (at least one, none twice); from all of them or from none."""
+        """Take one call from the bucket of each owner (at least one, none twice), from all of them or from none."""
 
 
 class LocalRateLimits:
-    """In memory: exact for what this process is asked, gone when it ends."""
+    """In memory: exact for the calls of this process, lost when it ends."""
 
     def __init__(self, clock: ClockMs) -> None:
         self._clock = clock
@@ -95,7 +95,7 @@ class LocalRateLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One that waits for its answer; None says that Redis gave none."""
+    """A call waiting for its answer; None if Redis gave none."""
 
     owners: Sequence[str]
     policy: RatePolicy
@@ -103,18 +103,18 @@ class _Call:
 
 
 class RedisRateLimits:
-    """At most one round trip for each call, and none while Redis does not answer. Calls that come within ``PACE_S`` of
-    the beginning of a command go together in the next: each costs the event loop as much as a quarter of a call.
+    """Buckets in Redis, with at most one round trip per call, and none while Redis does not answer. Calls that arrive
+    within ``PACE_S`` of the start of a command share the next: a command costs the event loop a quarter of a call.
 
     While Redis fails or hangs, ``local`` decides, with the whole limit at each instance: over any interval a caller
-    then gets at most what Redis grants it and that of every instance. A store that was emptied starts with full
-    buckets. On one event loop.
+    gets at most the grants of Redis plus those of every instance. An emptied Redis starts with full buckets. For one
+    event loop.
 
     Args:
-        redis: the client; its own time-outs apply as well.
-        local: who decides without Redis.
-        watch: of the same Redis.
-        timeout_s: the longest a command, and so a call before any work, waits for Redis, connecting included.
+        redis: the client; its own timeouts apply as well.
+        local: decides without Redis.
+        watch: availability of the same Redis.
+        timeout_s: bound of a command, connecting included, and so of the delay of a call before any work.
         clock: replaces the server's clock, in tests.
     """
 
@@ -145,7 +145,7 @@ class RedisRateLimits:
             return await self._local.take(owners, policy)
         call = _Call(owners, policy, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
-        # Who was just answered may be here again before the task that did it is known to have ended.
+        # An answered caller may call again before the callback of the finished task has run.
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_for_all(), name="rate limits")
             self._asking.add_done_callback(self._ended)
@@ -159,7 +159,7 @@ class RedisRateLimits:
                 await asyncio.sleep(rest_s)
             self._asked_at_s = now_s()
             calls = self._next_calls()
-            # Who waited behind a command that failed does not wait for another.
+            # Calls queued behind a failed command do not wait for another.
             answers = await self._ask(calls) if self._turns.may_ask() else None
             for number, call in enumerate(calls):
                 if not call.answer.done():
@@ -171,12 +171,12 @@ class RedisRateLimits:
         if self._asking is not asking:
             return
         self._asking = None
-        # However it ended, nobody waits for ever.
+        # However the task ended, no call may wait for ever.
         while self._waiting:
             _give_up(self._waiting.popleft())
 
     def _next_calls(self) -> list[_Call]:
-        """From the front, of one policy; without those whose callers are gone."""
+        """Calls of one policy from the front of the queue, without cancelled ones."""
         calls: list[_Call] = []
         while self._waiting and len(calls) < MOST_CALLS:
             if self._waiting[0].answer.done():
@@ -188,7 +188,7 @@ class RedisRateLimits:
         return calls
 
     async def _ask(self, calls: Sequence[_Call]) -> list[Allowance] | None:
-        """What Redis says to each, one after the other; None if it does not answer."""
+        """The answers of Redis, in order; None if it does not answer."""
         if not calls:
             return None
         policy = calls[0].policy

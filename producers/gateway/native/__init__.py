@@ -1,1 +1,1 @@
-"""Fairlane's own API over HTTP: requests that are sent and asked for later, or waited for."""
+"""Fairlane's own HTTP API: requests whose result is waited for or fetched later."""

@@ -1,4 +1,4 @@
-"""What callers are answered."""
+"""Response bodies of the native API."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ PREFIX = "/v1"
 
 
 class Answer(BaseModel):
-    """Made from a record; what is None is left out."""
+    """Base of responses made from records; None is left out."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)
 
     def as_json(self) -> bytes:
-        """The body. A number that is none becomes null."""
+        """The body. NaN and infinity become null."""
         return self.model_dump_json(exclude_none=True).encode()
 
 
 class Links(Answer):
-    """Where to go on."""
+    """Paths of the request, its result and its events."""
 
     self: str
     result: str
@@ -38,7 +38,7 @@ class LabelAnswer(Answer):
 
 
 class TopLogprobAnswer(Answer):
-    """A token that could have stood there."""
+    """A candidate token and its log probability."""
 
     token: str
     logprob: float | None
@@ -51,7 +51,7 @@ class TokenLogprobAnswer(TopLogprobAnswer):
 
 
 class OutputAnswer(Answer):
-    """What the model answered: the field of the task."""
+    """The output of the model, in the field of the task."""
 
     text: str | None = Field(None, description="generate")
     embeddings: tuple[tuple[float | None, ...], ...] | None = Field(None, description="embed: one vector for each text")
@@ -61,7 +61,7 @@ class OutputAnswer(Answer):
 
 
 class UsageAnswer(Answer):
-    """Tokens, as the model's own tokenizer counted them."""
+    """Tokens, as counted by the model's tokenizer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -69,7 +69,7 @@ class UsageAnswer(Answer):
 
 
 class TimingsAnswer(Answer):
-    """When the request passed each stage, milliseconds since the epoch."""
+    """When the request passed each stage, in milliseconds since the epoch."""
 
     submitted_at_ms: int | None = None
     admitted_at_ms: int | None = None
@@ -80,14 +80,14 @@ class TimingsAnswer(Answer):
 
 
 class PassageAnswer(Answer):
-    """A passage that the answer was made from."""
+    """A passage that the answer is based on."""
 
     passage_id: str
     score: float | None
 
 
 class RetrievalAnswer(Answer):
-    """How the passages were found, and why not as was asked."""
+    """How the passages were found; `reason` says why it differs from what was requested."""
 
     collection: str
     mode: str
@@ -96,7 +96,7 @@ class RetrievalAnswer(Answer):
 
 
 class CacheAnswer(Answer):
-    """The earlier request whose answer this is."""
+    """The earlier request whose answer was reused."""
 
     mode: str
     request_id: str
@@ -135,7 +135,7 @@ class ResultAnswer(EndedAnswer):
 
 
 class EventAnswer(Answer):
-    """One thing that happened to a request: a decision with its reasons, a stage, or what it cost."""
+    """One event of a request: a decision with its reasons, a stage, or its cost."""
 
     at_ms: int
     event: str
@@ -148,7 +148,7 @@ class EventAnswer(Answer):
 
 
 class StatusAnswer(Answer):
-    """Where a request stands."""
+    """Status of a request."""
 
     id: str
     status: Status
@@ -164,7 +164,7 @@ class StatusAnswer(Answer):
 
 
 class AcceptedAnswer(Answer):
-    """A request that is durable: it gets exactly one final reply."""
+    """A durable request: it gets exactly one final reply."""
 
     id: str
     status: Status
@@ -172,7 +172,7 @@ class AcceptedAnswer(Answer):
 
 
 class HistoryAnswer(Answer):
-    """A page of requests that ended, the newest first."""
+    """A page of ended requests, newest first."""
 
     data: tuple[EndedAnswer, ...]
     has_more: bool
@@ -180,14 +180,14 @@ class HistoryAnswer(Answer):
 
 
 class RankedDocument(Answer):
-    """A document by its place in the list that was given, and its score."""
+    """The index of a document in the given list, and its score."""
 
     index: int
     score: float | None
 
 
 class RankAnswer(Answer):
-    """Documents, the best first."""
+    """Documents, best first."""
 
     id: str
     model: str | None = None
@@ -196,7 +196,7 @@ class RankAnswer(Answer):
 
 
 class ClassifyAnswer(Answer):
-    """Classes, the likeliest first."""
+    """Classes, likeliest first."""
 
     id: str
     model: str | None = None
@@ -205,7 +205,7 @@ class ClassifyAnswer(Answer):
 
 
 class DeltaAnswer(Answer):
-    """The next piece of an answer that is being made."""
+    """The next piece of a streamed answer."""
 
     text: str
     restarted: bool = Field(False, description="All text before this piece is void: the answer begins anew")
@@ -223,29 +223,29 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every error."""
+    """Body of every error."""
 
     error: ErrorDetail
 
 
 def links_of(request_id: str) -> Links:
-    """Where a request, its result and its events are found."""
+    """Paths of a request, its result and its events."""
     own = f"{PREFIX}/requests/{request_id}"
     return Links(self=own, result=f"{PREFIX}/results/{request_id}", events=f"{own}/events")
 
 
 def accepted_answer(request_id: str, status: Status = Status.QUEUED) -> AcceptedAnswer:
-    """A request that goes on."""
+    """An accepted request without a final reply."""
     return AcceptedAnswer(id=request_id, status=status, links=links_of(request_id))
 
 
 def ended_answer(recorded: RecordedReply) -> EndedAnswer:
-    """One of a page."""
+    """One entry of a page."""
     return EndedAnswer.model_validate(_ended(recorded))
 
 
 def result_answer(recorded: RecordedReply) -> ResultAnswer:
-    """The whole reply."""
+    """The final reply."""
     reply = recorded.reply
     return ResultAnswer.model_validate(
         _ended(recorded)
@@ -259,7 +259,7 @@ def result_answer(recorded: RecordedReply) -> ResultAnswer:
 
 
 def status_answer(status: RequestStatus) -> StatusAnswer:
-    """Where it stands."""
+    """The status, with the request's events."""
     reply = status.reply
     return StatusAnswer(
         id=status.request_id,
@@ -277,7 +277,7 @@ def status_answer(status: RequestStatus) -> StatusAnswer:
 
 
 def rank_answer(reply: InferenceReply, top_n: int | None) -> RankAnswer:
-    """The documents of a reply that is ok. A score that is no number comes last."""
+    """The ranked documents of an ``ok`` reply. NaN scores come last."""
     scores = () if reply.output is None or reply.output.scores is None else reply.output.scores
     order = sorted(range(len(scores)), key=lambda index: (scores[index] != scores[index], -scores[index], index))
     results = tuple(RankedDocument(index=index, score=scores[index]) for index in order[:top_n])
@@ -285,7 +285,7 @@ def rank_answer(reply: InferenceReply, top_n: int | None) -> RankAnswer:
 
 
 def classify_answer(reply: InferenceReply, top_n: int | None) -> ClassifyAnswer:
-    """The classes of a reply that is ok."""
+    """The classes of an ``ok`` reply."""
     labels = () if reply.output is None or reply.output.labels is None else reply.output.labels
     shown = tuple(LabelAnswer.model_validate(label) for label in labels[:top_n])
     return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=shown, usage=_usage(reply))

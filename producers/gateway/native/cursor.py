@@ -1,4 +1,4 @@
-"""Where a page of the history ends, as its caller is told: opaque, and checked when it comes back. Pure."""
+"""Opaque pagination cursor of the history, validated when it comes back. Pure."""
 
 import base64
 import binascii
@@ -28,15 +28,15 @@ _decoder = msgspec.msgpack.Decoder(_Cursor)
 
 
 def cursor_of(tenant: str, wanted: EndedFilter, place: EndedPlace) -> str:
-    """For the page behind this place, of the same tenant and filter."""
+    """Cursor of the page after this place, for the same tenant and filter."""
     raw = msgspec.msgpack.encode(_Cursor(_digest(tenant, wanted), place))
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def place_of(tenant: str, wanted: EndedFilter, cursor: str) -> EndedPlace:
-    """Where it says. It says nothing that its caller could not ask for without it, so nothing in it is secret.
+    """The place in a cursor. It is not signed: it gives access to nothing that its caller could not ask for anyway.
 
-    Raises GatewayError: 400, it is none, or of another filter.
+    Raises GatewayError: 400 for an invalid cursor, or one of another filter.
     """
     if len(cursor) > MOST_CURSOR_CHARS:
         raise _refusal("is no cursor")

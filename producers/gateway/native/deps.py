@@ -1,4 +1,4 @@
-"""What the native routes need, and what every one of them asks of its caller."""
+"""Dependencies of the native routes, and their permission checks."""
 
 from dataclasses import dataclass, field
 
@@ -18,16 +18,16 @@ from producers.gateway.seams import Submitter
 
 @dataclass(frozen=True, slots=True)
 class EventPolicy:
-    """How events are told.
+    """Timing of event streams.
 
     Attributes:
-        ping_s: the longest that nothing is sent.
-        longest_s: of one stream; whoever wants more comes again.
-        first_look_s: before Redis is first asked for a reply that came elsewhere; then at most
-        longest_look_s: between two looks, or as long as keeps all streams together to
-        looks_per_s: a second.
-        status_every: of so many looks one asks Postgres how it stands.
-        check_s: about how long a caller's identity is believed while a stream is open.
+        ping_s: longest silence on a stream.
+        longest_s: longest duration of one stream; its client may reconnect.
+        first_look_s: delay before the first lookup in Redis of a reply that another instance read.
+        longest_look_s: longest delay between two lookups, unless ``looks_per_s`` needs a longer one.
+        looks_per_s: lookups per second of all streams together.
+        status_every: one of so many lookups asks Postgres for the status.
+        check_s: approximate interval between checks of the caller's identity while a stream is open.
     """
 
     ping_s: float = 15.0
@@ -41,19 +41,19 @@ class EventPolicy:
 
 @dataclass(frozen=True, slots=True)
 class NativeDeps:
-    """What the routes are made of.
+    """Dependencies of the routes.
 
     Attributes:
-        submitter: the way into the log.
-        authenticate: a dependency of FastAPI for HTTP and WebSockets: who calls; raises GatewayError.
-        identify: the same where it is no call of its own; None: as ``authenticate``.
-        results: what became of requests; opened and closed by the application.
-        idempotency: of calls with a key.
+        submitter: publishes to Kafka.
+        authenticate: FastAPI dependency for HTTP and WebSockets that returns the identity; raises GatewayError.
+        identify: the same without counting a call; None: ``authenticate``.
+        results: replies and statuses; opened and closed by the application.
+        idempotency: deduplicates calls by key.
         wait_s: longest that a call waits for its answer.
         clock_ms: milliseconds since the epoch.
-        events: how events are told.
-        slots: of event streams that are open.
-        kept: texts that nobody reads yet.
+        events: timing of event streams.
+        slots: limit on open event streams.
+        kept: streamed texts that no client reads yet.
     """
 
     submitter: Submitter
@@ -69,17 +69,17 @@ class NativeDeps:
 
 
 def may_send(identity: Identity) -> None:
-    """Raises GatewayError: 403, this caller may not send work, nor cancel it."""
+    """Raises GatewayError: 403 if this caller may not send and cancel requests."""
     permit(identity, Scope.INFERENCE, writes=True)
 
 
 def may_read(identity: Identity) -> None:
-    """Raises GatewayError: 403, this caller may not read requests and results."""
+    """Raises GatewayError: 403 if this caller may not read requests and results."""
     permit(identity, Scope.RESULTS)
 
 
 def checked_id(request_id: str) -> str:
-    """The id, which the log of calls has from here on. Raises GatewayError: 404, no request can have it."""
+    """The id, recorded for the access log. Raises GatewayError: 404 for an id that no request can have."""
     if not is_request_id(request_id):
         raise unknown_request()
     note_request(request_id)

@@ -1,4 +1,4 @@
-"""What OpenAPI says of the native routes: errors, and bodies to try."""
+"""OpenAPI responses and examples of the native routes."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -153,7 +153,7 @@ _COMMON = (401, 403, 429)
 READING = (*_COMMON, 400, 404, 503)
 SENDING = (*_COMMON, 400, 404, 409, 413, 422, 503)
 WAITING = (*SENDING, 499, 500, 504)
-"""A call that waits is answered with the status that its reply stands for."""
+"""A waiting call also gets the status that its final reply maps to."""
 
 
 class Alive(BaseModel):
@@ -163,7 +163,7 @@ class Alive(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether requests can be taken."""
+    """Whether requests can be accepted."""
 
     status: Literal["ready", "not_ready"]
     conditions: dict[str, str | None] = Field(description="What it needs, and why that is missing; null: it is there")
@@ -204,7 +204,7 @@ READY: Responses = {
 
 
 def errors(*statuses: int) -> Responses:
-    """What a route may answer instead."""
+    """Error responses of a route."""
     return {
         status: {
             "model": ErrorAnswer,
@@ -216,7 +216,7 @@ def errors(*statuses: int) -> Responses:
 
 
 def answers(status: int, model: type[Answer], description: str) -> Responses:
-    """What a route answers when all is well, with an example."""
+    """Success response of a route, with an example."""
     return {
         status: {
             "model": model,

@@ -6,17 +6,17 @@ from producers.gateway.errors import GatewayError
 from producers.gateway.openai.errors import error_headers
 
 UNKNOWN_REQUEST = "unknown_request"
-"""No request of this tenant has this id; that of another tenant is as unknown."""
+"""No request of this tenant has this id; the request of another tenant is unknown too."""
 RESULT_EXPIRED = "result_expired"
 
 
 def unknown_request() -> GatewayError:
-    """There is none, or it is somebody else's: nobody is told which."""
+    """404: no such request, or another tenant's; the error does not say which."""
     return GatewayError(404, UNKNOWN_REQUEST, "there is no request with this id")
 
 
 def error_body(error: GatewayError) -> dict[str, object]:
-    """``{"error": {"code", "message", "field", "retry_after_ms", "request_id"}}``, without what is not known."""
+    """``{"error": {"code", "message", "field", "retry_after_ms", "request_id"}}``, without fields that are None."""
     detail = {
         "code": error.code,
         "message": error.message,
@@ -28,5 +28,5 @@ def error_body(error: GatewayError) -> dict[str, object]:
 
 
 def error_response(error: GatewayError) -> JSONResponse:
-    """The whole answer."""
+    """The complete answer."""
     return JSONResponse(error_body(error), status_code=error.status, headers=error_headers(error))

@@ -1,4 +1,4 @@
-"""What happens to a request, as server-sent events or over a WebSocket."""
+"""Routes of a request's events: server-sent events and WebSocket."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -29,7 +29,7 @@ from producers.gateway.results.request_status import RequestStatus
 log = get_logger(__name__)
 
 MOST_WORDS = 100
-"""Messages of a caller over a WebSocket, which nobody reads; then it is let go."""
+"""Messages from a WebSocket client, which are ignored; at this number the connection is closed."""
 
 _POLICY = 1008
 _FAILED = 1011
@@ -51,21 +51,21 @@ _EVENT_SCHEMA = {
 
 
 def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
-    """/v1/requests/{id}/events, both ways."""
+    """GET /v1/requests/{id}/events, and the WebSocket of the same path."""
     Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
 
     async def events(request: Request, request_id: RequestId, caller: Caller) -> Response:
-        """`status` at first and whenever that has changed, `delta` with text as it is made, `result` at the end."""
+        """`status` first and on every change, `delta` with text as it is generated, `result` at the end."""
         status = await _known(deps, caller, request_id)
         return EventStream(_lines(deps, _Listener(request, caller.tenant, status)), dict(HEADERS), _nothing)
 
     async def socket(websocket: WebSocket, request_id: str) -> None:
-        """The same events as `{"event": …, "data": …}`, one a message."""
+        """The same events as `{"event": …, "data": …}`, one per message."""
         try:
             caller = await deps.authenticate(websocket)
             status = await _known(deps, caller, request_id)
         except GatewayError as error:
-            # Before it is accepted: who has no identity gets no connection.
+            # Denied before the accept: without an identity there is no connection.
             note_error(error)
             with suppress(OSError):
                 await websocket.send_denial_response(error_response(error))
@@ -73,7 +73,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
         try:
             await websocket.accept()
         except OSError:
-            # Until it is accepted, that is what a caller who has left comes as.
+            # Raised if the client has left before the accept.
             return
         await _talk(deps, _Listener(websocket, caller.tenant, status), websocket)
 
@@ -96,7 +96,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
 
 
 async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> RequestStatus:
-    """The request, if this caller may follow it and there is a stream left for that."""
+    """The status of the request. Raises GatewayError if the caller may not follow it or no stream slot is left."""
     may_read(caller)
     wanted = checked_id(request_id)
     deps.slots.check(caller.tenant)
@@ -107,7 +107,7 @@ async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> Request
 
 
 async def _nothing() -> None:
-    """All that is to be done ends with the events."""
+    """No cleanup: the event generator does all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Listener:
 
 
 async def _told(deps: NativeDeps, who: _Listener) -> AsyncGenerator[Event, None]:
-    """Raises GatewayError: no stream is left, or this caller may listen no longer."""
+    """The events. Raises GatewayError: no stream slot is left, or the caller has lost its permission."""
 
     async def check() -> None:
         identity = await (deps.identify or deps.authenticate)(who.connection)
@@ -141,7 +141,7 @@ async def _lines(deps: NativeDeps, who: _Listener) -> AsyncGenerator[bytes, None
             async for event in events:
                 yield _line(event)
     except GatewayError as error:
-        # Who comes again is told why.
+        # A client that reconnects gets the error.
         note_error(error)
 
 
@@ -153,7 +153,7 @@ def _line(event: Event) -> bytes:
 
 
 async def _talk(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
-    """Tell until there is no more to tell, or nobody who listens."""
+    """Send events until they end or the client is gone."""
     telling = asyncio.ensure_future(_tell(deps, who, websocket))
     listening = asyncio.ensure_future(_listen(websocket))
     try:
@@ -176,7 +176,7 @@ async def _tell(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
                 data = b"{}" if event.body is None else event.body.as_json()
                 await websocket.send_text(f'{{"event":"{event.name}","data":{data.decode()}}}')
     except WebSocketDisconnect:
-        # Nobody takes it any more.
+        # The client is gone.
         return
     except GatewayError as error:
         note_error(error)
@@ -185,7 +185,7 @@ async def _tell(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
 
 
 async def _listen(websocket: WebSocket) -> bool:
-    """Until the caller is gone. Whether it said too much."""
+    """Discard messages until the client disconnects. True if it sent too many."""
     for _ in range(MOST_WORDS):
         if (await websocket.receive())["type"] == "websocket.disconnect":
             return False
@@ -193,6 +193,6 @@ async def _listen(websocket: WebSocket) -> bool:
 
 
 async def _close(websocket: WebSocket, code: int) -> None:
-    # It may be closed already, or nobody is there.
+    # It may be closed already, or the client gone.
     with suppress(RuntimeError, WebSocketDisconnect):
         await websocket.close(code)

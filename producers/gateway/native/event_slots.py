@@ -1,4 +1,4 @@
-"""How many event streams are open, who has them, and when all of them end."""
+"""Limit on open event streams, and the signal that ends them all."""
 
 import asyncio
 
@@ -15,10 +15,10 @@ _RETRY_AFTER_MS = 5_000
 
 
 class EventSlots(TenantSlots):
-    """A bound of all, of which one tenant may have half.
+    """A limit on all streams, of which one tenant may have half.
 
     Args:
-        most: streams.
+        most: streams of all tenants.
 
     Attributes:
         ending: set when the gateway drains.
@@ -29,7 +29,7 @@ class EventSlots(TenantSlots):
         self.ending = asyncio.Event()
 
     def check(self, tenant: str, count: int = 1) -> None:
-        """Raises GatewayError: there is none left for this tenant, or there will be none any more."""
+        """Raises GatewayError: no slot is left for this tenant, or the gateway drains."""
         if self.ending.is_set():
             raise draining()
         super().check(tenant, count)

@@ -1,4 +1,4 @@
-"""What happens to a request, told as it happens: where it stands, its text as it is made, and its result."""
+"""Follow a request: its status, its text as it is generated, and its result."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -23,20 +23,20 @@ class EventName(StrEnum):
     """Kinds of events."""
 
     STATUS = "status"
-    """Where the request stands: first, and whenever that has changed."""
+    """The request's status: first, and on every change."""
     DELTA = "delta"
     """The next piece of its text."""
     RESULT = "result"
     """The final reply; the last event."""
     PING = "ping"
-    """Nothing has happened for a while."""
+    """Keep-alive while nothing happens."""
     TIMEOUT = "timeout"
-    """It goes on, and this stream does not: come again."""
+    """The stream ends, the request goes on: reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; a ping has no body."""
+    """One event; pings and timeouts have no body."""
 
     name: EventName
     body: Answer | None = None
@@ -45,17 +45,18 @@ class Event:
 _PING = Event(EventName.PING)
 
 _LATE_TEXT_S = 1.0
-"""Its reply was found already, so that its text is here, or does not come any more."""
+"""Bound of the text of a request whose reply was found: the text is here already, or never comes."""
 
 
 async def follow(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncGenerator[Event, None]:
-    """From where it stands now to its result.
+    """Events from the current status to the result.
 
-    A request whose text is made here, and was not asked for before, tells its text; others tell where they stand. What
-    is told elsewhere is looked for now and then. Who stops to listen changes nothing for the request.
+    If the text of the request comes to this instance and no other stream has claimed it, the text is sent; otherwise
+    status changes are. Replies that come to other instances are polled. A client that disconnects does not affect the
+    request.
     """
     request_id = status.request_id
-    # Before anything is looked up, so that nothing is missed in between.
+    # Before the first lookup, so that no reply is missed in between.
     with deps.results.arrivals.awaited(tenant, request_id) as arrival:
         yield Event(EventName.STATUS, status_answer(status))
         _, found = await _look(deps, tenant, request_id, with_status=status.status is Status.DONE)
@@ -91,7 +92,7 @@ async def _text(
                 yield Event(EventName.STATUS, status_answer(replace(status, status=told)))
             yield Event(EventName.DELTA, DeltaAnswer.model_validate(delta))
     except TimeoutError:
-        # Where it stands can still be told.
+        # Status changes can still be sent.
         return
     finally:
         waiting.forget()
@@ -108,7 +109,7 @@ async def _changes(
     while now < ends_at:
         await asyncio.wait((arrival,), timeout=max(0.0, min(ends_at, ping_at, look_at) - now))
         if arrival.cancelled():
-            # Of this instance nothing is to be had any more.
+            # This instance has stopped delivering replies.
             break
         if arrival.done():
             yield _result(arrival.result())
@@ -133,12 +134,12 @@ async def _changes(
 
 
 def _told(status: RequestStatus) -> tuple[Status, int]:
-    """What makes a status news."""
+    """The part of a status whose change is an event."""
     return status.status, len(status.events)
 
 
 def _pause_s(deps: NativeDeps, looks: int) -> float:
-    """Until the next look: longer with each, and the more streams are open, so that all together look so often."""
+    """Delay until the next lookup: grows with each, and with the open streams, to bound their total rate."""
     policy = deps.events
     longest_s = max(policy.longest_look_s, deps.slots.total / policy.looks_per_s)
     return Backoff(policy.first_look_s, longest_s).delay_s(looks, random())  # noqa: S311 - jitter, no secret
@@ -147,7 +148,7 @@ def _pause_s(deps: NativeDeps, looks: int) -> float:
 async def _look(
     deps: NativeDeps, tenant: str, request_id: str, *, with_status: bool
 ) -> tuple[RequestStatus | None, RecordedReply | None]:
-    """Where it stands by now, and its reply if there is one; nothing where that cannot be looked up."""
+    """The current status and the reply, each if known; ``(None, None)`` if the lookup fails."""
     results = deps.results
     try:
         if (found := await results.find_seen(tenant, request_id)) is not None:

@@ -1,4 +1,4 @@
-"""Requests that ended, page by page."""
+"""Routes of the history: ended requests, page by page."""
 
 from typing import Annotated
 
@@ -46,7 +46,7 @@ def add_history_routes(router: APIRouter, deps: NativeDeps) -> None:
         limit: Limit = 20,
         cursor: Cursor = None,
     ) -> Response:
-        """Requests that ended, the newest first; what ends meanwhile shifts no page."""
+        """Ended requests, newest first; requests that end meanwhile do not shift the pages."""
         may_read(caller)
         if model is not None and NUL in model:
             raise GatewayError(400, Code.INVALID, "holds a NUL character", field="model")

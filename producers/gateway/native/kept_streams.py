@@ -1,4 +1,4 @@
-"""Streamed texts of requests that were answered with an id: kept for a moment, until somebody asks for their events."""
+"""Streamed texts of requests answered with an id, kept briefly until a client asks for their events."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -12,12 +12,12 @@ _Key = tuple[str, str]
 
 
 class KeptStreams:
-    """Bounded, of which one tenant may have a quarter; the oldest goes first. What is let go is not lost: its reply has
-    all of the text. On one event loop.
+    """Bounded; one tenant may have a quarter. The oldest is dropped first; the reply still has the whole text. For one
+    event loop.
 
     Args:
-        most: texts that are kept.
-        keep_s: how long nobody needs to come, in seconds.
+        most: texts of all tenants.
+        keep_s: how long an unclaimed text is kept, in seconds.
     """
 
     def __init__(self, most: int = MOST_KEPT, keep_s: float = KEEP_S) -> None:
@@ -31,7 +31,7 @@ class KeptStreams:
         return len(self._kept)
 
     def keep(self, tenant: str, waiting: Waiting) -> None:
-        """Keep it until it is claimed, or for its time."""
+        """Keep a text until it is claimed, at most ``keep_s``."""
         key = tenant, waiting.request_id
         self._let_go(key)
         if self._of_tenant[tenant] >= self._most_of_tenant:
@@ -43,7 +43,7 @@ class KeptStreams:
         self._of_tenant[tenant] += 1
 
     def claim(self, tenant: str, request_id: str) -> Waiting | None:
-        """What was kept of this request; it is the caller's from here on, who forgets it in the end."""
+        """The kept waiter of this request, or None; the caller must ``forget`` it in the end."""
         kept = self._kept.pop((tenant, request_id), None)
         if kept is None:
             return None
@@ -53,7 +53,7 @@ class KeptStreams:
         return waiting
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all texts."""
         for key in tuple(self._kept):
             self._let_go(key)
 

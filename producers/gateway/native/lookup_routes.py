@@ -1,4 +1,4 @@
-"""One request by its id: where it stands, its result, and its cancellation."""
+"""Routes of one request by its id: status, result, cancellation."""
 
 from typing import Annotated
 
@@ -43,7 +43,7 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
 
     @router.get("/v1/requests/{request_id}", responses=_STATUS, tags=["requests"])
     async def get_request(request_id: RequestId, caller: Caller) -> Response:
-        """Where a request stands, when it passed each stage, and every decision about it with its reasons."""
+        """The status of a request, when it passed each stage, and every decision about it with its reasons."""
         may_read(caller)
         found = await deps.results.status(caller.tenant, checked_id(request_id))
         if found is None:
@@ -53,7 +53,7 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
     @router.get("/results/{request_id}", responses=_RESULT, tags=["aliases"])
     @router.get("/v1/results/{request_id}", responses=_RESULT, tags=["requests"])
     async def get_result(request_id: RequestId, caller: Caller) -> Response:
-        """The final reply to a request, for 24 hours from its end unless set otherwise; 202 while there is none yet."""
+        """The final reply to a request, by default for 24 hours from its end; 202 while there is none yet."""
         may_read(caller)
         found = await deps.results.find(caller.tenant, checked_id(request_id))
         if found is not None:
@@ -69,7 +69,7 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
 
     @router.delete("/v1/requests/{request_id}", status_code=202, responses=_CANCEL, tags=["requests"])
     async def cancel_request(request_id: RequestId, caller: Caller) -> Response:
-        """Cancel a request. Its final reply still comes: `cancelled`, unless it was done sooner."""
+        """Cancel a request. Its final reply still comes: `cancelled`, unless it ended sooner."""
         may_send(caller)
         tenant = caller.tenant
         try:
@@ -77,7 +77,7 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
         except GatewayError as error:
             if error.status != 503:
                 raise
-            # It may be there. A cancel of nothing does nothing, and reaches requests of this tenant alone.
+            # The request may exist. Cancelling an unknown id has no effect, and a cancel reaches only this tenant's.
             await deps.submitter.cancel(tenant, request_id)
             return answered(accepted_answer(request_id), 202)
         if known is None:

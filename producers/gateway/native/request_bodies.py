@@ -1,4 +1,4 @@
-"""What callers send, and the requests it becomes."""
+"""Request bodies of the native API, and the records made from them."""
 
 import base64
 import binascii
@@ -66,7 +66,7 @@ Stop = Annotated[
 
 
 class Body(BaseModel):
-    """What is not named here is a mistake."""
+    """Base of all bodies; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -79,7 +79,7 @@ class MessageBody(Body):
 
 
 class InputBody(Body):
-    """What the model is given; which fields there must be follows from the task."""
+    """Input of the model; the task decides which fields are required."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MOST_INPUT_ITEMS)] | None = Field(
         None, description="generate: the chat; or `prompt`"
@@ -92,7 +92,7 @@ class InputBody(Body):
 
 
 class ParametersBody(Body):
-    """How an answer is made, of task generate."""
+    """Generation parameters, for task generate."""
 
     max_tokens: int | None = Field(None, ge=1, le=_MOST_NUMBER, description="Most tokens of the answer")
     temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy decoding")
@@ -104,7 +104,7 @@ class ParametersBody(Body):
 
 
 class RetrievalBody(Body):
-    """Where to look for context first, and how far."""
+    """Collection to retrieve context from, and how."""
 
     collection: Name
     top_k: int = Field(4, ge=1, le=64, description="Most passages")
@@ -112,7 +112,7 @@ class RetrievalBody(Body):
 
 
 class _Scheduled(Body):
-    """What every request may say."""
+    """Fields of every request."""
 
     model: Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS, description="Name of the model")]
     priority: PriorityName = Field("normal", description="The class it waits in")
@@ -144,12 +144,12 @@ class _Scheduled(Body):
         return request
 
     def _refusal(self, text: str) -> GatewayError:
-        """A mistake that the client's own check found: its text begins with the field, and quotes no text of it."""
+        """The error for a failed client check, whose text begins with the field and quotes no input."""
         name, _, message = text.partition(": ")
         return GatewayError(400, Code.INVALID, message or text, field=self._field(name) if message else None)
 
     def _field(self, name: str) -> str:
-        """Where a field of the client's stands in this body."""
+        """Path in this body of a field of the client."""
         return name
 
 
@@ -171,7 +171,7 @@ class NewRequest(_Scheduled):
         return f"input.{name}" if name in _INPUTS else f"parameters.{name}" if name in _PARAMETERS else name
 
     def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
-        """The record. Raises GatewayError: 400."""
+        """The record made from this body. Raises GatewayError: 400."""
         given, wanted = self.input, self.parameters
         if wanted.stream and self.task != "generate":
             raise GatewayError(400, Code.INVALID, "is for task generate alone", field="parameters.stream")
@@ -210,7 +210,7 @@ class RankRequest(_Scheduled):
     top_n: int | None = Field(None, ge=1, le=MOST_INPUT_ITEMS, description="Tell of the best so many alone")
 
     def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
-        """The record. Raises GatewayError: 400."""
+        """The record made from this body. Raises GatewayError: 400."""
         return self._built(request_id, tenant, Task.RANK, query=self.query, documents=self.documents)
 
 
@@ -221,5 +221,5 @@ class ClassifyRequest(_Scheduled):
     top_n: int | None = Field(None, ge=1, le=MOST_INPUT_ITEMS, description="Tell of the best so many alone")
 
     def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
-        """The record. Raises GatewayError: 400."""
+        """The record made from this body. Raises GatewayError: 400."""
         return self._built(request_id, tenant, Task.CLASSIFY, image=self.image)

@@ -1,4 +1,4 @@
-"""Answers on their way out."""
+"""HTTP responses of the native routes."""
 
 from starlette.responses import Response
 
@@ -11,13 +11,13 @@ _ASK_AGAIN_S = 1
 
 
 def answered(body: Answer, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """The body as JSON, which nobody in between may keep."""
+    """The body as JSON, marked ``no-store``."""
     return _response(body.as_json(), status, headers or {})
 
 
 def accepted(request_id: str, status: Status = Status.QUEUED) -> Response:
-    """A request was taken: its id, a UUID, and where to ask for it."""
-    # As ``accepted_answer`` has it, at a fifth of the time: most answers of a busy gateway are this one.
+    """202 for an accepted request: its id, a UUID, and its links."""
+    # The body of ``accepted_answer`` at a fifth of the time: most answers of a busy gateway are this one.
     own = f"{PREFIX}/requests/{request_id}"
     links = f'{{"self":"{own}","result":"{PREFIX}/results/{request_id}","events":"{own}/events"}}'
     body = f'{{"id":"{request_id}","status":"{status}","links":{links}}}'
@@ -25,12 +25,12 @@ def accepted(request_id: str, status: Status = Status.QUEUED) -> Response:
 
 
 def not_yet(request_id: str, status: Status) -> Response:
-    """There is no reply to it yet."""
+    """202 for a request without a reply so far, with Retry-After."""
     return answered(accepted_answer(request_id, status), 202, {"retry-after": str(_ASK_AGAIN_S)})
 
 
 def gone() -> Response:
-    """For nobody: the caller has gone away."""
+    """499 for a client that has disconnected; it is only logged."""
     note_error(client_gone(None))
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 

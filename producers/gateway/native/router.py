@@ -1,4 +1,4 @@
-"""All native routes."""
+"""Router of the native API."""
 
 from fastapi import APIRouter
 
@@ -10,8 +10,8 @@ from producers.gateway.native.sending_routes import add_sending_routes
 
 
 def router(deps: NativeDeps) -> APIRouter:
-    """To be included by the application, or its routes taken over as they are. It turns a GatewayError into an answer,
-    and closes ``deps.kept``."""
+    """All native routes, to be included by the application, which must turn GatewayErrors into answers and close
+    ``deps.kept``."""
     made = APIRouter()
     for add in (add_sending_routes, add_history_routes, add_lookup_routes, add_event_routes):
         add(made, deps)

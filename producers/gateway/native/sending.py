@@ -1,4 +1,4 @@
-"""From a body to a request in the log, and to its reply where the caller waits for that."""
+"""Publish the request in a body, and wait for its reply."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ WishT = TypeVar("WishT")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request that was accepted.
+    """An accepted request.
 
     Attributes:
-        tenant: whose it is.
-        request_id: of the request.
-        call: what its key keeps.
-        source: of its reply: what waits for it, to be forgotten in the end, or the reply of before.
+        tenant: tenant of the request.
+        request_id: id of the request.
+        call: state of its idempotency key.
+        source: of the reply: a waiter, which must be forgotten in the end, or the earlier reply.
     """
 
     tenant: str
@@ -48,11 +48,11 @@ async def send(
     model: type[BodyT],
     wish_of: Callable[[BodyT], WishT],
 ) -> tuple[Sent, WishT]:
-    """Publish what the body says. Whoever calls must wait for what it returned, or forget it.
+    """Publish the request in the body. The caller must wait for the returned source, or forget it.
 
-    Nothing holds the body any more when this returns, but for what ``wish_of`` took of it.
+    On return nothing holds the body any more, except what ``wish_of`` took from it.
 
-    Raises GatewayError: nothing was accepted, or nobody knows (its code says so).
+    Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
     """
     may_send(identity)
     tenant, submitter = identity.tenant, deps.submitter
@@ -66,11 +66,11 @@ async def send(
 
 
 async def reply_to(deps: NativeDeps, sent: Sent, request: Request, wait_s: float) -> RecordedReply:
-    """Wait for the reply, and forget it. A caller that goes away meanwhile does not want it any more.
+    """Wait for the reply, then stop waiting. Without a key, a disconnect cancels the request.
 
     Raises:
-        TimeoutError: it did not come in this time; it goes on.
-        ClientGoneError: there is nobody to answer.
+        TimeoutError: no reply within ``wait_s``; the request goes on.
+        ClientGoneError: the client disconnected.
     """
     waiting = sent.source
     if isinstance(waiting, InferenceReply):
@@ -79,7 +79,7 @@ async def reply_to(deps: NativeDeps, sent: Sent, request: Request, wait_s: float
         reply = await unless_gone(request.receive, waiting.reply(wait_s))
     except ClientGoneError:
         if not sent.call.has_key:
-            # Nobody was told its id, and without a key nobody can come back for it.
+            # The client does not know the id, and without a key cannot come back for the result.
             await waiting.cancel()
         raise
     finally:

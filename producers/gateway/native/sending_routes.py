@@ -1,4 +1,4 @@
-"""Sending requests: for later, or waiting for the answer."""
+"""Routes that send requests, with or without waiting for the answer."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -52,7 +52,7 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
     takes = documented(NewRequest, documents.NEW_REQUESTS) | IDEMPOTENCY_KEY
 
     async def create_request(request: Request, caller: Caller, wait: Wait = 0.0) -> Response:
-        """Send a request. With an `Idempotency-Key` the same call may be sent again, and the work is done once."""
+        """Send a request. With an `Idempotency-Key` the call can be repeated, and the work is done once."""
         return await _created(deps, request, caller, wait)
 
     for path, tag in ((_REQUESTS, "requests"), (_ALIAS, "aliases")):
@@ -73,7 +73,7 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
         tags=["tasks"],
     )
     async def rank(request: Request, caller: Caller) -> Response:
-        """Rank documents by a query, and wait for it."""
+        """Rank documents by a query, and wait for the result."""
         sent, top_n = await send(deps, caller, _RANK, request, RankRequest, lambda body: body.top_n)
         reply = await _ok(deps, sent, request)
         return gone() if reply is None else answered(rank_answer(reply, top_n))
@@ -85,14 +85,14 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
         tags=["tasks"],
     )
     async def classify(request: Request, caller: Caller) -> Response:
-        """Classify an image, and wait for it."""
+        """Classify an image, and wait for the result."""
         sent, top_n = await send(deps, caller, _CLASSIFY, request, ClassifyRequest, lambda body: body.top_n)
         reply = await _ok(deps, sent, request)
         return gone() if reply is None else answered(classify_answer(reply, top_n))
 
 
 def short_answers(deps: NativeDeps) -> Mapping[str, ShortAnswer]:
-    """POST /v1/requests and its alias, without a query, for ``ShortPath``."""
+    """Handlers of POST /v1/requests and its alias without a query, for ``ShortPath``."""
 
     async def created(request: Request) -> Response:
         return await _created(deps, request, await deps.authenticate(request), wait_s=0.0)
@@ -118,7 +118,7 @@ def _waited(model: type, description: str) -> documents.Responses:
 
 
 async def _answered(deps: NativeDeps, sent: Sent, request: Request, wait_s: float) -> Response:
-    """The result; or the id, where it takes longer than the caller waits."""
+    """The result, or the id if it takes longer than ``wait_s``."""
     try:
         recorded = await reply_to(deps, sent, request, wait_s)
     except TimeoutError:
@@ -132,7 +132,7 @@ async def _answered(deps: NativeDeps, sent: Sent, request: Request, wait_s: floa
 
 
 async def _ok(deps: NativeDeps, sent: Sent, request: Request) -> InferenceReply | None:
-    """The reply; None when nobody waits for it any more. Raises GatewayError: it is not ok, or did not come in time."""
+    """The reply; None if the client disconnected. Raises GatewayError: it is not ``ok``, or did not come in time."""
     try:
         recorded = await reply_to(deps, sent, request, deps.wait_s)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""An event stream ends when its gateway does, and when its caller may listen no longer."""
+"""End an event stream when the gateway drains, or when its caller loses its permission."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -17,15 +17,15 @@ async def watched(
     check: Callable[[], Awaitable[object]],
     check_s: float,
 ) -> AsyncGenerator[Event, None]:
-    """The events. Whoever made them closes them.
+    """The events, until they end, the gateway drains or the caller loses its permission. Does not close ``events``.
 
-    Raises GatewayError (401, 403): as ``check`` does. What else it raises says nothing of the caller.
+    Raises GatewayError (401, 403) of ``check``; its other GatewayErrors say nothing about the caller and are ignored.
 
     Args:
-        events: that are told.
-        ending: of the gateway; the last event is ``timeout`` then.
-        check: whether the caller may still listen.
-        check_s: about how long that is believed, in seconds.
+        events: source of the events.
+        ending: set when the gateway drains; the last event is then ``timeout``.
+        check: raises if the caller may no longer listen.
+        check_s: approximate interval between checks, in seconds.
     """
     ends = asyncio.ensure_future(ending.wait())
     coming: asyncio.Task[Event | None] | None = None
@@ -63,5 +63,5 @@ async def _allowed(check: Callable[[], Awaitable[object]]) -> None:
 
 
 def _later(check_s: float) -> float:
-    """Spread, so that streams that were opened together do not all ask together."""
+    """Time of the next check, with jitter: streams opened together must not check together."""
     return monotonic() + check_s * (0.75 + random() / 2)  # noqa: S311 - jitter, no secret

@@ -22,23 +22,23 @@ from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.processes.restarts import NOT_AGAIN
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
-from inference_consumers.answers import AnswerWriter
 from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS, BatchLimits, MicroBatcher
-from inference_consumers.cancellations import CancellationFeed
-from inference_consumers.capacity_reporter import CapacityReporter
-from inference_consumers.chunks import ChunkWriter
+from inference_consumers.batching.waiting_work import Waiting
+from inference_consumers.cancellation.cancellations import CancellationFeed
+from inference_consumers.capacity.reporter import CapacityReporter
 from inference_consumers.consumer import InferenceConsumer, Prefetch
-from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.driver import EngineDriver, TooManyDeadLettersError
-from inference_consumers.engine_hosts import engine_hosts
-from inference_consumers.engine_metrics import EngineMetrics
-from inference_consumers.engine_states import EngineState, EngineStates
+from inference_consumers.engine_process.hosts import engine_hosts
+from inference_consumers.engine_process.stall_detection import Patience
+from inference_consumers.engine_process.states import EngineState, EngineStates
+from inference_consumers.engine_process.vllm_metrics import EngineMetrics
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.group import PoolMember
-from inference_consumers.kept_answers import kept_answers_for
-from inference_consumers.overrun import Patience
-from inference_consumers.settling import Settler
-from inference_consumers.waiting import Waiting
+from inference_consumers.results.cache_writer import kept_answers_for
+from inference_consumers.results.chunk_writer import ChunkWriter
+from inference_consumers.results.dead_letter_share import DeadLetterShare
+from inference_consumers.results.records import AnswerWriter
+from inference_consumers.results.result_writer import Settler
 
 log = logs.get_logger(__name__)
 

@@ -17,16 +17,16 @@ from fairlane.records import TokenUsage, WorkItem
 from fairlane.trace_context import trace_headers
 from fairlane.unreadable import UnreadableRange, message_headers
 from fairlane_server.kafka.transactions import TransactionLoop
-from inference_consumers.answers import EngineRun
 from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.capacity import Reading
+from inference_consumers.capacity.measurement import Reading
 from inference_consumers.driver import EngineDriver, Settled
-from inference_consumers.engine_ends import EngineEnd
-from inference_consumers.engine_states import EngineState
+from inference_consumers.engine_process.exits import EngineEnd
+from inference_consumers.engine_process.states import EngineState
 from inference_consumers.engines.protocol import Cancelled, Failure
 from inference_consumers.group import READER
-from inference_consumers.hand_back import hand_back
+from inference_consumers.results.records import EngineRun
+from inference_consumers.results.requeue import hand_back
 
 log = get_logger(__name__)
 

@@ -16,23 +16,23 @@ from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import TokenUsage
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
-from inference_consumers.answers import EngineRun
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.busy_time import BusyTime
-from inference_consumers.busy_window import BusyWindow
-from inference_consumers.cancellations import Cancellations
-from inference_consumers.capacity import CapacityMeter
-from inference_consumers.chunks import ChunkWriter, StreamedText
-from inference_consumers.dead_letter_share import DeadLetterShare
-from inference_consumers.engine_ends import EngineEnd
+from inference_consumers.batching.waiting_work import Waiting
+from inference_consumers.cancellation.cancellations import Cancellations
+from inference_consumers.capacity.busy_time import BusyTime
+from inference_consumers.capacity.busy_window import BusyWindow
+from inference_consumers.capacity.measurement import CapacityMeter
+from inference_consumers.engine_process.exits import EngineEnd
 from inference_consumers.engine_process.messages import Ended, Loaded, Step
-from inference_consumers.engine_states import EngineState, EngineStates, Host
+from inference_consumers.engine_process.runs import ActiveRun, engine_items
+from inference_consumers.engine_process.stall_detection import Patience
+from inference_consumers.engine_process.states import EngineState, EngineStates, Host
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
-from inference_consumers.overrun import Patience
-from inference_consumers.retries import Verdict, after_death, after_failure, after_problem
-from inference_consumers.runs import ActiveRun, engine_items
-from inference_consumers.settling import Settler
-from inference_consumers.waiting import Waiting
+from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
+from inference_consumers.results.dead_letter_share import DeadLetterShare
+from inference_consumers.results.records import EngineRun
+from inference_consumers.results.result_writer import Settler
+from inference_consumers.results.retries import Verdict, after_death, after_failure, after_problem
 
 log = get_logger(__name__)
 

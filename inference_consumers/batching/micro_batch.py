@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim
+from inference_consumers.batching.heaps import WAITING, CellLines, Entry, EntryHeap, ModelLines, Standing
 from inference_consumers.batching.limits import BatchLimits
-from inference_consumers.batching.lines import WAITING, CellLines, Entry, EntryHeap, ModelLines, Standing
 from inference_consumers.batching.model_queue import ModelQueue
 from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS, PriorityPick
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from inference_consumers.batching.arrival_pace import ArrivalPace
+from inference_consumers.batching.heaps import Entry, ModelLines, Standing
 from inference_consumers.batching.length_buckets import PaddingRecord
 from inference_consumers.batching.limits import SafeSize
-from inference_consumers.batching.lines import Entry, ModelLines, Standing
 from inference_consumers.batching.priority_pick import PriorityPick
 from inference_consumers.batching.run_times import RunTimes
 from inference_consumers.batching.size import BatchSize

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from inference_consumers.batching.heaps import Entry, Standing
 from inference_consumers.batching.length_buckets import MAX_PADDING, PaddingRecord, Shape
-from inference_consumers.batching.lines import Entry, Standing
 from inference_consumers.batching.run_times import RunTimes
 
 

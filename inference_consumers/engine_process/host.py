@@ -17,7 +17,7 @@ import msgspec
 
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
-from inference_consumers.engine_ends import EndKind, EngineEnd, end_by_error, end_of
+from inference_consumers.engine_process.exits import EndKind, EngineEnd, end_by_error, end_of
 from inference_consumers.engine_process.messages import (
     Cancel,
     Channel,

@@ -19,7 +19,7 @@ from fairlane.settings import Settings
 from fairlane_server.caching.keys import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.redis.cache import RedisCache, Result
-from inference_consumers.kept_answers import TIMEOUT_S, KeptAnswers, kept_answers_for
+from inference_consumers.results.cache_writer import TIMEOUT_S, KeptAnswers, kept_answers_for
 from stream_processors.dispatcher.caching.caches import ResponseCache
 from tests.integration.own_redis import OwnRedis
 from tests.integration.pipeline import Pipeline

@@ -7,19 +7,19 @@ from typing import Any
 from fairlane.records import Output, Parameters, TokenUsage
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.settlement import Settlement
-from inference_consumers.answers import AnswerWriter
 from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.chunks import StreamedText
-from inference_consumers.dead_letter_share import DeadLetterShare
+from inference_consumers.batching.waiting_work import Waiting
 from inference_consumers.driver import EngineDriver
-from inference_consumers.engine_ends import EndKind, EngineEnd
+from inference_consumers.engine_process.exits import EndKind, EngineEnd
 from inference_consumers.engine_process.messages import Ended, Finished, Loaded, Step, Text
-from inference_consumers.engine_states import EngineState, EngineStates
+from inference_consumers.engine_process.stall_detection import Patience
+from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engines.protocol import EngineItem, ItemOutcome, Problem, Success
-from inference_consumers.overrun import Patience
-from inference_consumers.settling import Settler
-from inference_consumers.waiting import Waiting
+from inference_consumers.results.chunk_writer import StreamedText
+from inference_consumers.results.dead_letter_share import DeadLetterShare
+from inference_consumers.results.records import AnswerWriter
+from inference_consumers.results.result_writer import Settler
 from tests.unit.micro_batch_kit import MODEL, work
 
 OK = Success(Output(text="yes"), TokenUsage(prompt_tokens=7, completion_tokens=3))

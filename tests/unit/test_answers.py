@@ -26,10 +26,10 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import Settlement
-from inference_consumers.answers import AnswerWriter, EngineRun
 from inference_consumers.batching.micro_batch import ReceivedWork
 from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
-from inference_consumers.hand_back import hand_back
+from inference_consumers.results.records import AnswerWriter, EngineRun
+from inference_consumers.results.requeue import hand_back
 
 SECRET = "a prompt nobody may see"
 CODEC = default_codec()
@@ -133,7 +133,7 @@ def test_poison_is_kept_as_it_was_read() -> None:
         headers.DLT_ORIGINAL_PARTITION: b"2",
         headers.DLT_ORIGINAL_OFFSET: b"17",
         headers.DLT_ORIGINAL_TIMESTAMP: b"1025",
-        headers.DLT_EXCEPTION_CLASS: b"inference_consumers.answers.PoisonError",
+        headers.DLT_EXCEPTION_CLASS: b"inference_consumers.results.records.PoisonError",
         headers.DLT_EXCEPTION_MESSAGE: b"RuntimeError",
         headers.INSTANCE_ID: b"consumer-1",
         headers.TENANT: b"acme",

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.batching import lines as batch_lines
+from inference_consumers.batching import heaps as batch_lines
+from inference_consumers.batching.heaps import Entry, EntryHeap, ModelLines, Standing
 from inference_consumers.batching.limits import BatchLimits
-from inference_consumers.batching.lines import Entry, EntryHeap, ModelLines, Standing
 from inference_consumers.batching.micro_batch import MicroBatcher
 from tests.unit.micro_batch_kit import FAR_AWAY_MS, MODEL, work
 

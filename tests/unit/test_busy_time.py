@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import REGISTRY
 
-from inference_consumers.busy_time import BusyTime
+from inference_consumers.capacity.busy_time import BusyTime
 from tests.unit.driver_bench import OK, DriverBench, named
 from tests.unit.micro_batch_kit import MODEL, SMALL_MODEL
 from tests.unit.test_overrun import Stuck

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import Health
-from inference_consumers.capacity import (
+from inference_consumers.capacity.measurement import (
     FAILING_AFTER,
     FRESH_FOR_S,
     RETRIED_AFTER_MS,

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from fairlane import metrics, names
 from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
-from inference_consumers.capacity_reporter import CapacityReporter
+from inference_consumers.capacity.reporter import CapacityReporter
 from tests.waiting import eventually
 
 CODEC = default_codec()

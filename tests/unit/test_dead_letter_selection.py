@@ -18,7 +18,7 @@ HOUR_MS = 3_600_000
 
 def letter(offset: int = 5, *, tenant: str = "acme", model: str = "words", died_at_ms: int = NOW_MS) -> Letter:
     place = SourceCoordinate("dead-letter.work", 0, offset)
-    found = {header_names.DLT_EXCEPTION_CLASS: b"inference_consumers.answers.PoisonError"}
+    found = {header_names.DLT_EXCEPTION_CLASS: b"inference_consumers.results.records.PoisonError"}
     reply = InferenceReply(f"id-{offset}", tenant, "ok", model=model)
     return Letter(StoredRecord(place, died_at_ms, None, b"", found), reply)
 
@@ -30,7 +30,7 @@ def letter(offset: int = 5, *, tenant: str = "acme", model: str = "words", died_
         Selection(tenant="acme"),
         Selection(model="words"),
         Selection(exception="poison"),
-        Selection(exception="inference_consumers.answers.PoisonError"),
+        Selection(exception="inference_consumers.results.records.PoisonError"),
         Selection(request_id="id-5"),
         Selection(since_ms=NOW_MS),
         Selection(until_ms=NOW_MS + 1),

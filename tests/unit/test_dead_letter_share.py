@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.dead_letter_share import LEAST_ITEMS, MAX_AGE_MS, MAX_TENANTS, DeadLetterShare
+from inference_consumers.results.dead_letter_share import LEAST_ITEMS, MAX_AGE_MS, MAX_TENANTS, DeadLetterShare
 
 
 def settle(share: DeadLetterShare, tenant: str | None, *, dead: int = 0, good: int = 0, now_ms: int = 0) -> None:

@@ -12,12 +12,12 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import HistoryUse, InferenceReply, Message, Output, Passage, TokenUsage, WorkItem
 from fairlane_server.kafka.settlement import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.chunks import StreamedText, chunk_of
-from inference_consumers.dead_letter_share import DeadLetterShare
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
 from inference_consumers.engines.protocol import Cancelled, EngineGoneError, Failure, ItemOutcome, Problem, Success
-from inference_consumers.retries import MAX_ENDS
+from inference_consumers.results.chunk_writer import StreamedText, chunk_of
+from inference_consumers.results.dead_letter_share import DeadLetterShare
+from inference_consumers.results.retries import MAX_ENDS
 from tests.unit.driver_bench import KILLED, OK, DriverBench, named, streaming
 from tests.waiting import eventually
 

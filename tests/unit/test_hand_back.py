@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fairlane.outcomes import Code
-from inference_consumers.hand_back import hand_back
+from inference_consumers.results.requeue import hand_back
 from tests.unit.test_answers import ITEM
 
 

@@ -16,7 +16,7 @@ from fairlane.records import ConversationTurn, HistoryUse, InferenceReply, Messa
 from fairlane.settings import Settings
 from fairlane_server.caching.entries import MOST_ENTRY_BYTES, unseal
 from fairlane_server.caching.responses import decode_answer, response_key
-from inference_consumers.kept_answers import KeepLimits, KeptAnswers, entry_of, kept_answers_for
+from inference_consumers.results.cache_writer import KeepLimits, KeptAnswers, entry_of, kept_answers_for
 from tests.unit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.waiting import eventually
 

@@ -10,11 +10,11 @@ from fairlane.outcomes import Code, Decision, Health, Outcome
 from fairlane.ownership import Ownership
 from fairlane.schema_files import default_codec
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.capacity import CapacityMeter, MeasuredRun
+from inference_consumers.capacity.measurement import CapacityMeter, MeasuredRun
 from inference_consumers.consumer import InferenceConsumer, Prefetch
-from inference_consumers.engine_ends import EndKind, EngineEnd
-from inference_consumers.overrun import MOST_TIMES_LONGER, REPORTED_AFTER_MS, RunWatch
-from inference_consumers.retries import LONE_ENDS_OF_POISON, MAX_ENDS
+from inference_consumers.engine_process.exits import EndKind, EngineEnd
+from inference_consumers.engine_process.stall_detection import MOST_TIMES_LONGER, REPORTED_AFTER_MS, RunWatch
+from inference_consumers.results.retries import LONE_ENDS_OF_POISON, MAX_ENDS
 from tests.unit.driver_bench import OK, PATIENCE, DriverBench, named
 
 STEP_MS = 500

@@ -7,7 +7,7 @@ from fairlane.outcomes import Code
 from fairlane.records import TokenUsage, WorkItem
 from fairlane_server.cost_tokens import cost_tokens
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
-from inference_consumers.capacity import MeasuredRun
+from inference_consumers.capacity.measurement import MeasuredRun
 from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome, Success
 
 _ENGINE_PROBLEMS = frozenset({Code.POISON, Code.ENGINE_ERROR, Code.OVERLOADED})

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from fairlane.records import TokenUsage, WorkItem
-from inference_consumers.capacity import MeasuredRun
-from inference_consumers.runs import measured
+from inference_consumers.capacity.measurement import MeasuredRun
+from inference_consumers.engine_process.runs import measured
 
 WINDOW_MS = 1_000
 

@@ -9,10 +9,10 @@ from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import InferenceReply, WorkItem
 from fairlane_server.kafka.transactions import Settlement
-from inference_consumers.answers import AnswerWriter, EngineRun, outcome_of
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
-from inference_consumers.hand_back import hand_back
+from inference_consumers.results.records import AnswerWriter, EngineRun, outcome_of
+from inference_consumers.results.requeue import hand_back
 
 log = get_logger(__name__)
 

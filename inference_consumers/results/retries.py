@@ -17,7 +17,7 @@ from fairlane.outcomes import Code, Degradation
 from fairlane.records import Passage
 from fairlane_server.conversations.turns import newest_half, use_of_less
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
-from inference_consumers.engine_ends import EngineEnd
+from inference_consumers.engine_process.exits import EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem
 
 _CONVERSATION = "conversation_id"

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference_consumers.batching.received_work import ModelKey
-from inference_consumers.engine_ends import EngineEnd
+from inference_consumers.engine_process.exits import EngineEnd
+from inference_consumers.engine_process.runs import ActiveRuns
+from inference_consumers.engine_process.stall_detection import Patience, RunWatch
 from inference_consumers.engines.protocol import EngineItem
-from inference_consumers.overrun import Patience, RunWatch
-from inference_consumers.runs import ActiveRuns
 
 
 class Host(Protocol):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from fairlane.ownership import Claim
 from inference_consumers.batching.micro_batch import MicroBatcher
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
-from inference_consumers.engine_states import EngineStates
-from inference_consumers.retries import Again, RetryQueue
+from inference_consumers.engine_process.states import EngineStates
+from inference_consumers.results.retries import Again, RetryQueue
 
 
 @dataclass(frozen=True, slots=True)

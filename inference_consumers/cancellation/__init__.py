@@ -1,0 +1,1 @@
+"""Cancelled requests, and the feed that names them."""

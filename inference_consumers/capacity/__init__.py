@@ -1,0 +1,1 @@
+"""Capacity: measured from runs, and reported to the dispatchers."""

@@ -25,7 +25,7 @@ from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, o
 
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.
 WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
-OUR_PACKAGES = ("fairlane", "stream_processors", "inference_consumers", "producers", "deploy")
+OUR_PACKAGES = ("fairlane", "fairlane_server", "stream_processors", "inference_consumers", "producers", "deploy")
 OWN_CONTAINERS = [service for service in services().values() if service.is_ours]
 
 each_service = pytest.mark.parametrize("service", services().values(), ids=lambda service: service.name)

@@ -171,12 +171,12 @@ def installed(site: Path) -> Distribution:
     return found
 
 
-def test_fairlane_is_all_that_is_in_it_and_it_is_typed(wheel: Path) -> None:
+def test_the_client_and_the_operators_commands_are_all_that_is_in_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"fairlane"}
-    assert len(tops) == 2
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"fairlane", "fairlane_server"}
+    assert len(tops) == 3
     assert {"fairlane/py.typed", "fairlane/_data/topics.yaml", "fairlane/_data/schemas/ids.yaml"} <= set(names)
 
 

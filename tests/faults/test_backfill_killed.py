@@ -16,9 +16,9 @@ import pytest
 from fairlane.names import backfill_topic
 from producers.backfill.job import Format, Job, Status
 from producers.backfill.row_ids import RowIds
-from tests.integration.backfill_bench import BackfillBench, backfill_bench, read_lines
-from tests.integration.pipeline import Pipeline
-from tests.integration.processes import ServiceProcess
+from tests.kit.backfill_bench import BackfillBench, backfill_bench, read_lines
+from tests.kit.pipeline import Pipeline
+from tests.kit.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

@@ -12,8 +12,8 @@ from benchmarks.faults.promise import examine
 from benchmarks.faults.traffic import Traffic
 from deploy.local.stack import LocalStack
 from fairlane_server.processes.restarts import RestartPolicy
-from tests.faults.rig import Rig
-from tests.integration.pipeline import Pipeline
+from tests.kit.pipeline import Pipeline
+from tests.kit.rig import Rig
 from tests.stack import PostgresServer
 
 KILLS = 3

@@ -21,10 +21,10 @@ from fairlane.names import requests_topic
 from fairlane.outcomes import Outcome
 from fairlane.records import TenantSpec
 from fairlane_server.processes.restarts import RestartPolicy
-from tests.faults.duties import BROKERS, Duties, all_in_sync, badly_kept, duties
-from tests.faults.rig import CONSUMERS, DISPATCHERS, Rig
-from tests.integration.deployment import write_tenants
-from tests.integration.pipeline import Pipeline
+from tests.kit.deployment import write_tenants
+from tests.kit.duties import BROKERS, Duties, all_in_sync, badly_kept, duties
+from tests.kit.pipeline import Pipeline
+from tests.kit.rig import CONSUMERS, DISPATCHERS, Rig
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

@@ -13,9 +13,9 @@ from deploy.local.layout import PROJECT_ROOT, DataDir
 from deploy.local.status import read_status
 from fairlane.kafka import idempotent_producer
 from fairlane.settings import KafkaSettings
-from tests.faults.duties import BROKERS, badly_kept
-from tests.integration.log_reader import LogReader
-from tests.integration.up_command import running
+from tests.kit.duties import BROKERS, badly_kept
+from tests.kit.log_reader import LogReader
+from tests.kit.up_command import running
 from tests.stack import PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.long]

@@ -17,8 +17,8 @@ from fairlane.names import backfill_topic, requests_topic
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
 from stream_processors.dispatcher.scheduling.capacity import STALE_AFTER_MS
-from tests.faults.load_kit import ENV, NO_ENGINE_TIME, POOL, Load, check_promise
-from tests.integration.pipeline import Pipeline
+from tests.kit.load_kit import ENV, NO_ENGINE_TIME, POOL, Load, check_promise
+from tests.kit.pipeline import Pipeline
 from tests.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]

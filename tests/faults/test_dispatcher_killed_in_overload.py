@@ -14,7 +14,7 @@ from benchmarks.simulated_pool import UNBOUNDED
 from fairlane.clock import now_ms
 from fairlane.outcomes import Outcome
 from fairlane.records import TenantSpec
-from tests.faults.fair_again import (
+from tests.kit.fair_again import (
     OFFERED,
     PUBLISHED_PART,
     RESTORED_WITHIN_MS,
@@ -23,8 +23,8 @@ from tests.faults.fair_again import (
     judge,
     served_again_after_ms,
 )
-from tests.faults.load_kit import ENV, NO_ENGINE_TIME, POOL, SESSION_TIMEOUT_MS, Load, check_promise
-from tests.integration.pipeline import Pipeline
+from tests.kit.load_kit import ENV, NO_ENGINE_TIME, POOL, SESSION_TIMEOUT_MS, Load, check_promise
+from tests.kit.pipeline import Pipeline
 from tests.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]

@@ -10,10 +10,10 @@ import pytest
 from fairlane.clock import now_ms
 from producers.gateway.errors import UNAVAILABLE
 from producers.gateway.reply_errors import UNCERTAIN
-from tests.faults.gateway_traffic import CALLERS, Traffic, check_promise
-from tests.faults.own_part import START_S, OwnPart
-from tests.integration.gateway_kit import Served, serving
-from tests.integration.processes import ServiceProcess
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.gateway_traffic import CALLERS, Traffic, check_promise
+from tests.kit.own_part import START_S, OwnPart
+from tests.kit.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import eventually, until_ms
 

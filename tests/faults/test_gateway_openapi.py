@@ -8,9 +8,9 @@ from schemathesis import GenerationMode
 from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import upgrade
 from producers.gateway.openai.batch_deps import BatchDeps
+from tests.kit.native_kit import authenticate
+from tests.kit.openapi_kit import FILES, HEALTH, NATIVE, OPENAI, Probe, gateway, modes, probing, scripted
 from tests.stack import PostgresServer, empty_database
-from tests.unit.native_kit import authenticate
-from tests.unit.openapi_kit import FILES, HEALTH, NATIVE, OPENAI, Probe, gateway, modes, probing, scripted
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 

@@ -10,9 +10,9 @@ import pytest
 from fairlane.clock import now_ms
 from fairlane_server.api_keys.registry import ApiKeys
 from producers.gateway.errors import UNAVAILABLE
-from tests.faults.gateway_traffic import Traffic, check_promise, degraded
-from tests.faults.own_postgres import OwnPostgres
-from tests.integration.gateway_kit import Served, serving
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.gateway_traffic import Traffic, check_promise, degraded
+from tests.kit.own_postgres import OwnPostgres
 from tests.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]

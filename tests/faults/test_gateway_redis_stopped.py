@@ -9,9 +9,9 @@ import pytest
 
 from fairlane.clock import now_ms
 from fairlane.settings import Settings
-from tests.faults.gateway_traffic import Traffic, check_promise, degraded, until_taken, wait_found
-from tests.integration.gateway_kit import LONG_MS, Served, serving
-from tests.integration.own_redis import OwnRedis, own_redis_server
+from tests.kit.gateway_kit import LONG_MS, Served, serving
+from tests.kit.gateway_traffic import Traffic, check_promise, degraded, until_taken, wait_found
+from tests.kit.own_redis import OwnRedis, own_redis_server
 from tests.stack import PostgresServer
 from tests.waiting import eventually, until_ms
 

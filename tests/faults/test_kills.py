@@ -12,8 +12,8 @@ from benchmarks.faults.campaign import Load, carry_out
 from benchmarks.faults.plan import KILL, Fault, Target, long_plan
 from benchmarks.faults.promise import examine
 from benchmarks.faults.traffic import Traffic
-from tests.faults.rig import CONSUMERS, DISPATCHERS, RECORDER, Rig
-from tests.integration.pipeline import Pipeline
+from tests.kit.pipeline import Pipeline
+from tests.kit.rig import CONSUMERS, DISPATCHERS, RECORDER, Rig
 from tests.stack import PostgresServer
 
 pytestmark = pytest.mark.broker

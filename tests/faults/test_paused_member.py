@@ -10,9 +10,9 @@ from benchmarks.faults.promise import examine, unsettled
 from fairlane import names
 from fairlane.outcomes import Outcome, Priority
 from fairlane.records import InferenceRequest, Parameters
-from tests.integration.log_reader import LogReader
-from tests.integration.pipeline import Pipeline
-from tests.integration.processes import ServiceProcess
+from tests.kit.log_reader import LogReader
+from tests.kit.pipeline import Pipeline
+from tests.kit.processes import ServiceProcess
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

@@ -14,10 +14,10 @@ from fairlane.outcomes import Degradation, Outcome, RetrievalReason
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import upgrade
-from tests.faults.handbook import AROUND_S, BUDGET_MS, WARM_UP_S, Probes, allowed_p99_ms, fill, grounded, p99_ms
-from tests.faults.load_kit import ENV, POOL, Load, check_promise
-from tests.faults.own_postgres import OwnPostgres
-from tests.integration.pipeline import Pipeline
+from tests.kit.handbook import AROUND_S, BUDGET_MS, WARM_UP_S, Probes, allowed_p99_ms, fill, grounded, p99_ms
+from tests.kit.load_kit import ENV, POOL, Load, check_promise
+from tests.kit.own_postgres import OwnPostgres
+from tests.kit.pipeline import Pipeline
 
 pytestmark = [pytest.mark.broker, pytest.mark.model, pytest.mark.alone]
 

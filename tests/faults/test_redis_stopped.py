@@ -13,11 +13,11 @@ from benchmarks.observed import submitted_within
 from fairlane.clock import now_ms
 from fairlane.outcomes import Outcome
 from fairlane.records import TenantSpec
-from tests.faults.handbook import AROUND_S, BUDGET_MS, WARM_UP_S, Probes, allowed_p99_ms, fill, grounded, p99_ms
-from tests.faults.load_kit import ENV, POOL, Load, check_promise
-from tests.integration.own_redis import OwnRedis, own_redis_server
-from tests.integration.pgvector_kit import with_tables
-from tests.integration.pipeline import Pipeline
+from tests.kit.handbook import AROUND_S, BUDGET_MS, WARM_UP_S, Probes, allowed_p99_ms, fill, grounded, p99_ms
+from tests.kit.load_kit import ENV, POOL, Load, check_promise
+from tests.kit.own_redis import OwnRedis, own_redis_server
+from tests.kit.pgvector_kit import with_tables
+from tests.kit.pipeline import Pipeline
 from tests.stack import PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.model, pytest.mark.alone]

@@ -32,7 +32,7 @@ from stream_processors.dispatcher.reading.fetched_partition import CommittedReco
 from tests.fuzz import corpus
 from tests.fuzz.mutation import mutated_bytes, mutated_json
 from tests.fuzz.record_batch import repaired, some_batch
-from tests.unit.dispatcher_bench import PARTITION, Bench
+from tests.kit.dispatcher_bench import PARTITION, Bench
 
 _TENANT, _REQUEST_ID = "acme", "00000000-0000-0000-0000-000000000001"
 _TOPICS = (PARTITION.topic, "backfill.acme", returned_topic("pool"))

@@ -28,7 +28,7 @@ from fairlane.names import requests_topic
 from fairlane.outcomes import Outcome as ReplyOutcome
 from tests.fuzz import corpus, hostile_calls, hostile_records
 from tests.fuzz.report import Outcome
-from tests.integration.gateway_kit import Served, serving
+from tests.kit.gateway_kit import Served, serving
 from tests.stack import choose_stack
 from tests.waiting import eventually
 

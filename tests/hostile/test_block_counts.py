@@ -12,8 +12,8 @@ from fairlane.codec import DecodeProblem
 from fairlane.outcomes import Code, Outcome
 from fairlane.record_bounds import MAX_REQUEST_BYTES
 from fairlane.records import InferenceReply, RequestInput, SourceCoordinate
-from tests.hostile.hostile_kit import assert_undisturbed, calm_p99_s, long, neighbour, requests_topic, string, warm
-from tests.integration.pipeline import Pipeline, header, unique_name
+from tests.kit.hostile_kit import assert_undisturbed, calm_p99_s, long, neighbour, requests_topic, string, warm
+from tests.kit.pipeline import Pipeline, header, unique_name
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
 

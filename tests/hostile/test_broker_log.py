@@ -8,7 +8,7 @@ from aiokafka.record.util import calc_crc32c
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.hostile.broker_log import (
+from tests.kit.broker_log import (
     GZIP,
     PartitionLog,
     Record,

@@ -20,9 +20,9 @@ from fairlane.schema_files import default_codec
 from tests.fuzz import checks, corpus, hostile_calls, hostile_records, in_process, live, record_batch, worker
 from tests.fuzz.__main__ import main
 from tests.fuzz.mutation import mutated_bytes, mutated_json
-from tests.integration.gateway_kit import serving
+from tests.kit.dispatcher_bench import request
+from tests.kit.gateway_kit import serving
 from tests.stack import PostgresServer
-from tests.unit.dispatcher_bench import request
 
 pytestmark = pytest.mark.full
 

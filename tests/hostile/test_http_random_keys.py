@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.attacks.process_memory import resident_bytes
 from fairlane_server.api_keys.api_key import new_key
-from tests.hostile.http_kit import PeakMemory, bound_ms, honest, report
-from tests.integration.gateway_kit import Served, serving
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.http_kit import PeakMemory, bound_ms, honest, report
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 

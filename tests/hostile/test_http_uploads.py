@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.attacks.process_memory import resident_bytes
 from producers.gateway.openai.batch_deps import MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT
-from tests.hostile.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report
-from tests.integration.gateway_kit import Served, serving
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

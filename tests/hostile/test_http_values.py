@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from benchmarks.attacks.process_memory import resident_bytes
-from tests.hostile.http_kit import PeakMemory, bound_ms, connected, honest, report
-from tests.integration.gateway_kit import Served, serving
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.http_kit import PeakMemory, bound_ms, connected, honest, report
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 

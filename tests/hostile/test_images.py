@@ -21,9 +21,9 @@ from deploy.local.services import Service
 from deploy.models.prepare import prepare, recipes
 from fairlane.outcomes import Code, Outcome, Task
 from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, RequestInput
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.processes import ServiceProcess
-from tests.integration.vision_kit import save_exported
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.processes import ServiceProcess
+from tests.kit.vision_kit import save_exported
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model]
 

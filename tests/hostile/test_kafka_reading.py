@@ -18,9 +18,9 @@ from fairlane.kafka import connection
 from fairlane.outcomes import Outcome
 from fairlane.records import SourceCoordinate
 from stream_processors.dispatcher.reading.bounded_fetcher import IDLE_WAIT_MS
-from tests.hostile.broker_log import GZIP, Batch, PartitionLog, noise
-from tests.integration.log_reader import LogReader
-from tests.integration.pipeline import Pipeline, header, unique_name
+from tests.kit.broker_log import GZIP, Batch, PartitionLog, noise
+from tests.kit.log_reader import LogReader
+from tests.kit.pipeline import Pipeline, header, unique_name
 from tests.waiting import until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

@@ -19,8 +19,8 @@ from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane.topic_ids import TopicIds
-from tests.integration import recorder_kit
-from tests.integration.test_transactions import Pool
+from tests.kit import recorder_kit
+from tests.kit.pool_reader import Pool
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

@@ -10,12 +10,12 @@ from fairlane import headers, names
 from fairlane.outcomes import Outcome
 from fairlane.records import WorkItem
 from fairlane.unreadable import BAD_HEADERS
-from tests.hostile.broker_log import PartitionLog
-from tests.hostile.damage import DAMAGES, Damage, KeyAndValue, write_batch
-from tests.integration.log_reader import LogReader, Replies
-from tests.integration.pipeline import Pipeline, header, unique_name
-from tests.integration.processes import ServiceProcess
-from tests.integration.work_items import work_item
+from tests.kit.broker_log import PartitionLog
+from tests.kit.damage import DAMAGES, Damage, KeyAndValue, write_batch
+from tests.kit.log_reader import LogReader, Replies
+from tests.kit.pipeline import Pipeline, header, unique_name
+from tests.kit.processes import ServiceProcess
+from tests.kit.work_items import work_item
 from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

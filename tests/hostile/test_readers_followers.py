@@ -23,11 +23,11 @@ from fairlane.settings import KafkaSettings, Settings
 from fairlane_server.kafka.feeds import Feed
 from producers.gateway.pipeline import reply_reader
 from producers.gateway.pipeline.reply_reader import ReplyReader
-from tests.hostile.broker_log import PartitionLog
-from tests.hostile.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topic, write_batch
-from tests.integration.log_reader import LogReader
-from tests.integration.pipeline import header
-from tests.integration.recorder_kit import delete_reply_topics, delete_topics, make_topics
+from tests.kit.broker_log import PartitionLog
+from tests.kit.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topic, write_batch
+from tests.kit.log_reader import LogReader
+from tests.kit.pipeline import header
+from tests.kit.recorder_kit import delete_reply_topics, delete_topics, make_topics
 from tests.waiting import PATIENCE_S, eventually, eventually_async
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

@@ -11,8 +11,8 @@ from fairlane import metrics
 from fairlane.kafka import ClientConfig, read_committed_consumer
 from fairlane.settings import KafkaSettings
 from fairlane.unreadable import BAD_HEADERS, PassingConsumer, UnreadableRange, message_headers
-from tests.hostile.broker_log import PartitionLog
-from tests.hostile.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topic, write_batch
+from tests.kit.broker_log import PartitionLog
+from tests.kit.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topic, write_batch
 from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

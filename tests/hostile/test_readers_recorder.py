@@ -12,10 +12,10 @@ from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import upgrade
-from tests.hostile.broker_log import PartitionLog
-from tests.hostile.damage import DAMAGES, Damage, KeyAndValue, write_batch
-from tests.integration.processes import ServiceProcess
-from tests.integration.recorder_kit import Tables, delete_reply_topics, make_topics, reply_to
+from tests.kit.broker_log import PartitionLog
+from tests.kit.damage import DAMAGES, Damage, KeyAndValue, write_batch
+from tests.kit.processes import ServiceProcess
+from tests.kit.recorder_kit import Tables, delete_reply_topics, make_topics, reply_to
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

@@ -21,8 +21,8 @@ from producers.gateway.claim_stores import RedisClaims
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits, RedisRateLimits
 from stream_processors.dispatcher.duplicates import RedisDuplicateIndex
-from tests.integration.own_redis import OwnRedis, own_redis_server
-from tests.integration.pipeline import Pipeline
+from tests.kit.own_redis import OwnRedis, own_redis_server
+from tests.kit.pipeline import Pipeline
 from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.broker

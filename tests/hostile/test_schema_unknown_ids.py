@@ -17,8 +17,8 @@ from fairlane.outcomes import Outcome
 from fairlane.registry import subject_of
 from fairlane.schema_files import committed_schemas
 from tests.contract.registry_double import RegistryDouble, running_registry
-from tests.hostile.hostile_kit import assert_undisturbed, calm_p99_s, fill, neighbour, requests_topic, under, warm
-from tests.integration.pipeline import Pipeline, header
+from tests.kit.hostile_kit import assert_undisturbed, calm_p99_s, fill, neighbour, requests_topic, under, warm
+from tests.kit.pipeline import Pipeline, header
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.own_redis import OwnRedis, own_redis_server
+from tests.kit.own_redis import OwnRedis, own_redis_server
 
 # As the engines have it: OpenMP's threads must not spin on cores that the test's servers use as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -14,10 +14,10 @@ from fairlane.outcomes import Code, Decision, Degradation, Outcome, Priority, Ta
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, Retrieval, TenantSpec, WorkItem
 from fairlane_server.control.publisher import ControlTopic
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, service_gap_bound
-from tests.integration.deployment import model_per_task
-from tests.integration.log_reader import Replies
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.processes import ServiceProcess
+from tests.kit.deployment import model_per_task
+from tests.kit.log_reader import Replies
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.processes import ServiceProcess
 from tests.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

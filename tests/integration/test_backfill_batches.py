@@ -12,8 +12,8 @@ from openai.types import Batch
 from deploy.local.services import default_services
 from fairlane.names import backfill_topic
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
-from tests.integration.gateway_kit import Served, serving
-from tests.integration.processes import ServiceProcess
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

@@ -11,7 +11,7 @@ from producers.backfill.job import Fingerprint, Job, JobSpec
 from producers.backfill.job_store import new_job_id
 from producers.backfill.reply_reader import KafkaReplies, reply_partitions
 from producers.backfill.row_ids import RowIds
-from tests.integration.recorder_kit import LogWriter, make_topics
+from tests.kit.recorder_kit import LogWriter, make_topics
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker

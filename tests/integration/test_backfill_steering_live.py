@@ -16,10 +16,10 @@ from fairlane.outcomes import Outcome
 from fairlane_server.processes.service import StopSignal
 from producers.backfill.job import MAX_COST_REACHED, Job, Status
 from producers.backfill.row_ids import RowIds
-from tests.integration.backfill_bench import BackfillBench, Command, backfill_bench, read_lines
-from tests.integration.log_reader import Replies
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.processes import ServiceProcess
+from tests.kit.backfill_bench import BackfillBench, Command, backfill_bench, read_lines
+from tests.kit.log_reader import Replies
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

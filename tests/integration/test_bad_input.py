@@ -14,11 +14,11 @@ from fairlane.codec import DecodeProblem
 from fairlane.kafka import transactional_producer
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import SourceCoordinate, TenantSpec
-from tests.integration.answers_bench import Bench, source_of
-from tests.integration.bad_requests import BAD_IDS, GARBAGE, SECRET, WRONG
-from tests.integration.deployment import model_per_task
-from tests.integration.log_reader import Replies
-from tests.integration.pipeline import Pipeline, header, unique_name
+from tests.kit.answers_bench import Bench, source_of
+from tests.kit.bad_requests import BAD_IDS, GARBAGE, SECRET, WRONG
+from tests.kit.deployment import model_per_task
+from tests.kit.log_reader import Replies
+from tests.kit.pipeline import Pipeline, header, unique_name
 
 pytestmark = pytest.mark.broker
 

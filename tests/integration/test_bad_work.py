@@ -12,12 +12,12 @@ from deploy.local.services import Service
 from fairlane import names
 from fairlane.outcomes import FinishReason, Outcome, Task
 from fairlane.records import InferenceReply, InferenceRequest
-from tests.integration.bad_work import BAD, PATIENCE_MS, UNUSUAL, UNUSUAL_ENCODINGS, WHOLE, Bad, Make
-from tests.integration.log_reader import LogReader, Replies
-from tests.integration.model_kit import ANSWER, real_models, save_models
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.processes import ServiceProcess
-from tests.integration.work_items import work_item, write_work
+from tests.kit.bad_work import BAD, PATIENCE_MS, UNUSUAL, UNUSUAL_ENCODINGS, WHOLE, Bad, Make
+from tests.kit.log_reader import LogReader, Replies
+from tests.kit.model_kit import ANSWER, real_models, save_models
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.processes import ServiceProcess
+from tests.kit.work_items import work_item, write_work
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model, pytest.mark.timeout(2 * 300)]
 

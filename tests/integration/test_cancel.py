@@ -10,7 +10,7 @@ from fairlane.client import Client
 from fairlane.errors import Cancelled
 from fairlane.outcomes import Outcome
 from fairlane.records import UsageEvent
-from tests.integration.pipeline import Pipeline, unique_name
+from tests.kit.pipeline import Pipeline, unique_name
 
 pytestmark = pytest.mark.broker
 

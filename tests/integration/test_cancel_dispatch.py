@@ -14,8 +14,8 @@ from fairlane.kafka import read_committed_consumer
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import AuditEvent, Cancellation, CancelRequest, InferenceRequest, TenantSpec
 from inference_consumers.cancellation.cancellations import CancellationFeed, Cancellations
-from tests.integration.log_reader import LogReader, Replies
-from tests.integration.pipeline import Pipeline, unique_name
+from tests.kit.log_reader import LogReader, Replies
+from tests.kit.pipeline import Pipeline, unique_name
 from tests.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

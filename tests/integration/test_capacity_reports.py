@@ -12,11 +12,11 @@ import pytest
 from fairlane import names
 from fairlane.outcomes import Code, Decision, Health, Outcome
 from fairlane.records import AuditEvent, CapacityReport, TenantSpec, UsageEvent, WorkItem
-from tests.integration.deployment import model_per_task
-from tests.integration.log_reader import LogReader, Replies
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.processes import ServiceProcess
-from tests.integration.work_items import work_item, write_work
+from tests.kit.deployment import model_per_task
+from tests.kit.log_reader import LogReader, Replies
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.processes import ServiceProcess
+from tests.kit.work_items import work_item, write_work
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

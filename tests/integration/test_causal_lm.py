@@ -23,7 +23,7 @@ from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.prompts import PromptEncoder
 from inference_consumers.engines.protocol import Engine, EngineItem, EngineLoadError, Failure, ItemOutcome, Success
 from inference_consumers.engines.registry import create_engine
-from tests.integration.engine_kit import (
+from tests.kit.engine_kit import (
     MODELS_DIR,
     PROJECT,
     THREADS,

@@ -22,8 +22,8 @@ from fairlane.records import Parameters, TokenUsage
 from inference_consumers.engines.causal_lm import CausalLmEngine
 from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.protocol import Cancelled, Failure, RunCost, Success
-from tests.integration.encoder_kit import prepared_tokenizer
-from tests.integration.engine_kit import (
+from tests.kit.encoder_kit import prepared_tokenizer
+from tests.kit.engine_kit import (
     LANGUAGE_MODEL,
     Watcher,
     chat,

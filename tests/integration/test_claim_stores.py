@@ -12,8 +12,8 @@ from redis.backoff import NoBackoff
 
 from fairlane_server.redis.availability import RedisWatch
 from producers.gateway.claim_stores import RedisClaims
-from tests.integration.claim_store_suite import ClaimStoreSuite, OpenStore
-from tests.integration.own_redis import own_redis_server
+from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
+from tests.kit.own_redis import own_redis_server
 from tests.waiting import eventually_async
 
 # Only bounds a hang.

@@ -21,7 +21,7 @@ from fairlane.records import (
     RetrievalUse,
     TokenUsage,
 )
-from tests.integration.other_side import OtherSide, create_topics
+from tests.kit.other_side import OtherSide, create_topics
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -16,8 +16,8 @@ from fairlane.kafka import idempotent_producer
 from fairlane.names import dead_letter_replies_topic, replies_topic
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from tests.integration.log_reader import LogReader
-from tests.integration.other_side import create_topics
+from tests.kit.log_reader import LogReader
+from tests.kit.other_side import create_topics
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -13,7 +13,7 @@ from fairlane.client import Client, RetryPolicy
 from fairlane.client.handler_retries import HandlerRetries
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, TenantSpec
-from tests.integration.pipeline import Pipeline, header, unique_name
+from tests.kit.pipeline import Pipeline, header, unique_name
 
 pytestmark = pytest.mark.broker
 

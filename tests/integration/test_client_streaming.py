@@ -13,7 +13,7 @@ from fairlane.errors import Cancelled
 from fairlane.kafka import read_committed_consumer
 from fairlane.names import chunks_topic, replies_topic, requests_topic
 from fairlane.settings import KafkaSettings
-from tests.integration.other_side import OtherSide, create_topics
+from tests.kit.other_side import OtherSide, create_topics
 
 pytestmark = pytest.mark.broker
 

@@ -19,10 +19,10 @@ from fairlane_server.retrieval import embedders
 from fairlane_server.retrieval.collections import Collections
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.store import CollectionStore
-from tests.integration.collection_store_suite import CollectionStoreSuite
+from tests.kit.collection_store_suite import CollectionStoreSuite
+from tests.kit.memory_collections import LetterEmbedder
+from tests.kit.pdf_kit import pdf
 from tests.stack import PostgresServer
-from tests.unit.memory_collections import LetterEmbedder
-from tests.unit.pdf_kit import pdf
 from tests.waiting import eventually
 
 DOCUMENTS = Path(__file__).parents[2] / "docs"
@@ -122,7 +122,7 @@ PROGRAM = """
 import sys, time
 from fairlane_server.cli import main
 from fairlane_server.retrieval import embedders
-from tests.unit.memory_collections import LetterEmbedder
+from tests.kit.memory_collections import LetterEmbedder
 
 class Slow(LetterEmbedder):
     def embed(self, texts):

@@ -11,12 +11,12 @@ from deploy.local.services import Service
 from fairlane import headers, names
 from fairlane.outcomes import Code, Outcome, Priority
 from fairlane.records import SourceCoordinate, UsageEvent, WorkItem
-from tests.integration.deployment import default_model, model_per_task
-from tests.integration.log_reader import LogReader, Replies
-from tests.integration.pipeline import Pipeline, header, unique_name
-from tests.integration.processes import ServiceProcess
-from tests.integration.troubled_engine import POISON
-from tests.integration.work_items import work_item, write_work
+from tests.kit.deployment import default_model, model_per_task
+from tests.kit.log_reader import LogReader, Replies
+from tests.kit.pipeline import Pipeline, header, unique_name
+from tests.kit.processes import ServiceProcess
+from tests.kit.troubled_engine import POISON
+from tests.kit.work_items import work_item, write_work
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -74,7 +74,7 @@ def publish(pipeline: Pipeline, count: int, **fields: Any) -> list[str]:
 
 
 def troubled(pipeline: Pipeline, env: dict[str, str] | None = None) -> ServiceProcess:
-    arguments = ("-m", "tests.integration.troubled_consumer", "--pool", pipeline.models[0].pool)
+    arguments = ("-m", "tests.kit.troubled_consumer", "--pool", pipeline.models[0].pool)
     return pipeline.launch(Service("consumer-troubled", arguments, env or {}))
 
 

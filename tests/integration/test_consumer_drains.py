@@ -8,8 +8,8 @@ import pytest
 from fairlane import names
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.work_items import work_item, write_work
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.work_items import work_item, write_work
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

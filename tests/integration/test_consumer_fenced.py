@@ -9,7 +9,7 @@ from fairlane import names
 from fairlane.kafka import transactional_producer
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent
-from tests.integration.pipeline import Pipeline
+from tests.kit.pipeline import Pipeline
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.faults.promise import examine
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters
-from tests.integration.pipeline import Pipeline
+from tests.kit.pipeline import Pipeline
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]

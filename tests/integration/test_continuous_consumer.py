@@ -8,9 +8,9 @@ from deploy.local.services import Service
 from fairlane import names
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent, WorkItem
-from tests.integration.pipeline import Pipeline
-from tests.integration.processes import ServiceProcess
-from tests.integration.work_items import work_item, write_work
+from tests.kit.pipeline import Pipeline
+from tests.kit.processes import ServiceProcess
+from tests.kit.work_items import work_item, write_work
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
@@ -24,7 +24,7 @@ PATIENCE_MS = 600_000
 
 
 def continuous(pipeline: Pipeline, number: int, **env: str) -> ServiceProcess:
-    arguments = ("-m", "tests.integration.continuous_consumer", "--pool", pipeline.pool)
+    arguments = ("-m", "tests.kit.continuous_consumer", "--pool", pipeline.pool)
     return pipeline.launch(Service(f"consumer-{pipeline.pool}-{number}", arguments, env))
 
 

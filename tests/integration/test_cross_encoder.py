@@ -18,7 +18,7 @@ from inference_consumers.engines.cross_encoder import CrossEncoderEngine
 from inference_consumers.engines.observing import Outcomes, run_batch
 from inference_consumers.engines.protocol import EngineLoadError, Failure
 from inference_consumers.engines.registry import create_engine
-from tests.integration.encoder_kit import (
+from tests.kit.encoder_kit import (
     ENCODER,
     PROJECT,
     THREADS,

@@ -15,7 +15,7 @@ from fairlane.records import ClassLoad, DispatchReport, PoolLoad, TenantLoad
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from stream_processors.dispatcher.dispatch_reporter import DispatchReporter
-from tests.integration.log_reader import LogReader
+from tests.kit.log_reader import LogReader
 from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.alone

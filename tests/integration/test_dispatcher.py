@@ -17,9 +17,9 @@ from fairlane.clock import now_ms
 from fairlane.kafka import read_committed_consumer
 from fairlane.outcomes import Code, Outcome, Priority
 from fairlane.records import InferenceReply, ModelVersion, SourceCoordinate, TenantSpec, WorkItem
-from tests.integration.deployment import write_tenants
-from tests.integration.log_reader import Replies
-from tests.integration.pipeline import Pipeline, header, unique_name
+from tests.kit.deployment import write_tenants
+from tests.kit.log_reader import Replies
+from tests.kit.pipeline import Pipeline, header, unique_name
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -262,7 +262,7 @@ def handed_back(pipeline: Pipeline, tenant: str, pool: str) -> WorkItem:
 
 def test_one_whose_first_join_never_ends_ends_itself(pipeline: Pipeline) -> None:
     """Its supervisor starts it again, which is the cure."""
-    stuck = pipeline.launch(Service("dispatcher-stuck", ("-m", "tests.integration.stuck_dispatcher"), {}))
+    stuck = pipeline.launch(Service("dispatcher-stuck", ("-m", "tests.kit.stuck_dispatcher"), {}))
     assert stuck.wait_ended(30) == 1
     [event] = stuck.events("dispatcher_failed")
     assert event["error"] == "did not join its group within 1 s"

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.models.distill import distill
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
-from tests.integration.encoder_kit import prepared_tokenizer, save_encoder
+from tests.kit.encoder_kit import prepared_tokenizer, save_encoder
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 

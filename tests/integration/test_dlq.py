@@ -11,9 +11,9 @@ from fairlane import headers, names
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest
 from fairlane_server.cli.dlq_options import DeadLetters
-from tests.integration.dead_letters_bench import DeadLettersBench, dead_letters
-from tests.integration.log_reader import LogReader
-from tests.integration.pipeline import header
+from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
+from tests.kit.log_reader import LogReader
+from tests.kit.pipeline import header
 
 pytestmark = pytest.mark.broker
 

@@ -20,7 +20,7 @@ from fairlane_server.cli.dlq_options import DeadLetters
 from fairlane_server.dead_letters.log import LetterLog, Stretch
 from fairlane_server.dead_letters.replay import Replay, make_replay, mark_record
 from fairlane_server.dead_letters.replayer import Replayer
-from tests.integration.dead_letters_bench import DeadLettersBench, dead_letters
+from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -24,9 +24,9 @@ from deploy.local.supervisor import Supervisor
 from fairlane_server.cli.dlq_options import DeadLetters
 from fairlane_server.dead_letters.replayer import TRANSACTIONAL_ID
 from fairlane_server.topics.families import load_families
-from tests.integration.dead_letters_bench import DeadLettersBench, dead_letters
-from tests.integration.pipeline import unique_name
-from tests.integration.test_security import SecuredKafka
+from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
+from tests.kit.pipeline import unique_name
+from tests.kit.secured_kafka import SecuredKafka
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

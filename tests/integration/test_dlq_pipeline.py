@@ -16,9 +16,9 @@ from fairlane import headers, names
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import AuditEvent, WorkItem
 from fairlane_server.postgres.request_timeline import History, tell
-from tests.integration.pipeline import Pipeline, header
-from tests.integration.processes import ServiceProcess
-from tests.integration.troubled_engine import POISON
+from tests.kit.pipeline import Pipeline, header
+from tests.kit.processes import ServiceProcess
+from tests.kit.troubled_engine import POISON
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 
@@ -32,7 +32,7 @@ def pipeline(broker: str, tmp_path: Path, unique: str) -> Iterator[Pipeline]:
 
 
 def troubled(pipeline: Pipeline) -> ServiceProcess:
-    arguments = ("-m", "tests.integration.troubled_consumer", "--pool", pipeline.pool)
+    arguments = ("-m", "tests.kit.troubled_consumer", "--pool", pipeline.pool)
     return pipeline.launch(Service(f"consumer-{pipeline.pool}-2", arguments, {}))
 
 

@@ -9,8 +9,8 @@ from fairlane import names
 from fairlane.client import Client
 from fairlane.outcomes import CacheMode, Decision, Outcome, Task
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, Parameters, TenantSpec, UsageEvent, WorkItem
-from tests.integration.log_reader import LogReader, Replies
-from tests.integration.pipeline import Pipeline, unique_name
+from tests.kit.log_reader import LogReader, Replies
+from tests.kit.pipeline import Pipeline, unique_name
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker

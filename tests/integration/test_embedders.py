@@ -18,9 +18,9 @@ from fairlane.settings import Settings
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, OpenEmbedder, OpenQueryEmbedder
 from fairlane_server.retrieval.embedders import embedder_for, query_embedder_for
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
-from tests.integration.embedding_server import KEY, embedding_server
-from tests.integration.encoder_kit import MODELS_DIR
-from tests.integration.pipeline import Pipeline, unique_name
+from tests.kit.embedding_server import KEY, embedding_server
+from tests.kit.encoder_kit import MODELS_DIR
+from tests.kit.pipeline import Pipeline, unique_name
 
 pytestmark = [pytest.mark.full, pytest.mark.model, pytest.mark.timeout(2 * 300)]
 

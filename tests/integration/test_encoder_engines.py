@@ -29,7 +29,7 @@ from inference_consumers.engines.protocol import (
     RunCost,
 )
 from inference_consumers.engines.registry import create_engine
-from tests.integration.encoder_kit import (
+from tests.kit.encoder_kit import (
     ENCODER,
     MODELS_DIR,
     PROJECT,

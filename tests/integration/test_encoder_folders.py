@@ -23,7 +23,7 @@ from inference_consumers.engines.embedding import EmbeddingEngine
 from inference_consumers.engines.int8 import Int8Linear, quantize_linears
 from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.protocol import EngineLoadError
-from tests.integration.encoder_kit import (
+from tests.kit.encoder_kit import (
     TEXTS,
     THREADS,
     TINY,

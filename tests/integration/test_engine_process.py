@@ -20,15 +20,15 @@ from inference_consumers.engine_process.hosts import without_settings
 from inference_consumers.engine_process.messages import Ended, EngineSpec, Loaded, Step
 from inference_consumers.engine_process.process_facts import OomKills
 from inference_consumers.engines.protocol import Cancelled, EngineItem, Failure, ItemOutcome, Success
-from tests.integration.continuous_engine import UNJOINABLE
-from tests.integration.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, POISON, TOO_LARGE
+from tests.kit.continuous_engine import UNJOINABLE
+from tests.kit.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, POISON, TOO_LARGE
 from tests.waiting import eventually
 
 MODEL = ModelVersion("m", "1", "p", "simulated", ("generate",), "m", 2048, 512)
 SLOW = EngineSpec(MODEL, "models", "simulated", simulated_decode_tokens_per_s=20)
 FAST = EngineSpec(MODEL, "models", "simulated")
 WAIT_S = 20
-CONTINUOUS = "tests.integration.continuous_engine"
+CONTINUOUS = "tests.kit.continuous_engine"
 QUICK = Backoff(first_s=0.01, longest_s=0.02)
 
 
@@ -81,7 +81,7 @@ def item(prompt: str = "hello", *, tokens: int = 4, stream: bool = False) -> Eng
 
 
 @contextmanager
-def engine(spec: EngineSpec, module: str = "tests.integration.troubled_engine") -> Iterator[tuple[EngineHost, Heard]]:
+def engine(spec: EngineSpec, module: str = "tests.kit.troubled_engine") -> Iterator[tuple[EngineHost, Heard]]:
     """A host whose engine is loaded; its process is gone afterwards."""
     heard = Heard()
     host = EngineHost(spec, EngineCommand(sys.executable, module, without_settings(os.environ)), QUICK)
@@ -221,7 +221,7 @@ def test_a_continuous_engine_runs_several_at_a_time_and_ends_each_by_itself() ->
         assert ended.run_id == 1
 
 
-@pytest.mark.parametrize("module", ["tests.integration.troubled_engine", CONTINUOUS])
+@pytest.mark.parametrize("module", ["tests.kit.troubled_engine", CONTINUOUS])
 def test_an_engine_that_is_closed_finishes_what_runs_if_there_is_time(module: str) -> None:
     with engine(SLOW, module) as (host, heard):
         host.run(1, [item(tokens=4)], host.life)
@@ -232,7 +232,7 @@ def test_an_engine_that_is_closed_finishes_what_runs_if_there_is_time(module: st
         assert heard.told.empty()
 
 
-@pytest.mark.parametrize("module", ["tests.integration.troubled_engine", CONTINUOUS])
+@pytest.mark.parametrize("module", ["tests.kit.troubled_engine", CONTINUOUS])
 def test_what_runs_when_the_time_is_up_gets_no_outcome_at_all(module: str) -> None:
     """So that it stays undone in the log, and whoever owns it next runs it."""
     with engine(SLOW, module) as (host, heard):
@@ -251,7 +251,7 @@ def test_a_listener_that_fails_is_told_and_the_engine_is_not_left_without_one() 
         raise RuntimeError(f"{host.key} {step.run_id}")
 
     heard.engine_stepped = fails  # type: ignore[method-assign] # a defect
-    command = EngineCommand(sys.executable, "tests.integration.troubled_engine", without_settings(os.environ))
+    command = EngineCommand(sys.executable, "tests.kit.troubled_engine", without_settings(os.environ))
     host = EngineHost(FAST, command, QUICK)
     host.start(heard)
     heard.loaded()
@@ -269,7 +269,7 @@ def test_the_process_ends_with_its_consumer() -> None:
         "import os, sys, threading\n"
         "from tests.integration import test_engine_process as t\n"
         "heard = t.Heard()\n"
-        "command = t.EngineCommand(sys.executable, 'tests.integration.troubled_engine')\n"
+        "command = t.EngineCommand(sys.executable, 'tests.kit.troubled_engine')\n"
         "host = t.EngineHost(t.FAST, command)\n"
         "host.start(heard)\n"
         "heard.next()\n"

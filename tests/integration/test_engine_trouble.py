@@ -15,11 +15,11 @@ from fairlane import names
 from fairlane.outcomes import Code, Outcome, Task
 from fairlane.records import Parameters, ReplyChunk
 from fairlane_server.processes.restarts import NOT_AGAIN
-from tests.integration.deployment import model_per_task
-from tests.integration.log_reader import Replies
-from tests.integration.pipeline import Pipeline
-from tests.integration.processes import ServiceProcess
-from tests.integration.troubled_engine import (
+from tests.kit.deployment import model_per_task
+from tests.kit.log_reader import Replies
+from tests.kit.pipeline import Pipeline
+from tests.kit.processes import ServiceProcess
+from tests.kit.troubled_engine import (
     ALWAYS,
     DEADLY,
     ENDLESS,
@@ -47,7 +47,7 @@ def pipeline(broker: str, tmp_path: Path, unique: str) -> Iterator[Pipeline]:
 
 
 def troubled(pipeline: Pipeline, **env: str) -> ServiceProcess:
-    arguments = ("-m", "tests.integration.troubled_consumer", "--pool", pipeline.pool)
+    arguments = ("-m", "tests.kit.troubled_consumer", "--pool", pipeline.pool)
     return pipeline.launch(Service(f"consumer-{pipeline.pool}-2", arguments, env))
 
 

@@ -19,8 +19,8 @@ from inference_consumers.engine_process.failures import is_out_of_memory
 from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.protocol import Cancelled, Engine, EngineLoadError, Failure, RunCost, Success
 from inference_consumers.engines.registry import create_engine
-from tests.integration.encoder_kit import TINY, prepared_tokenizer, save_cross_encoder
-from tests.integration.engine_kit import (
+from tests.kit.encoder_kit import TINY, prepared_tokenizer, save_cross_encoder
+from tests.kit.engine_kit import (
     FARES,
     HOSTILE_TEXTS,
     MODELS_DIR,
@@ -31,7 +31,7 @@ from tests.integration.engine_kit import (
     code_of,
     text_of,
 )
-from tests.integration.vision_kit import save_script
+from tests.kit.vision_kit import save_script
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 

@@ -13,8 +13,8 @@ import pytest
 from deploy.local.services import HOST
 from fairlane.names import GATEWAY_REPLIES, requests_topic
 from fairlane.records import CancelRequest, InferenceRequest
-from tests.integration.gateway_kit import Served, serving
-from tests.integration.processes import ServiceProcess
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 

@@ -19,10 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from fairlane_server.api_keys.registry import ApiKeys, IssuedKey
-from tests.integration.gateway_kit import CALL_TIMEOUT_S, LONG_MS, Served, serving
-from tests.integration.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.unit.identity_kit import (
+from tests.kit.gateway_kit import CALL_TIMEOUT_S, LONG_MS, Served, serving
+from tests.kit.identity_kit import (
     AUDIENCE,
     ISSUER,
     claims,
@@ -33,6 +31,8 @@ from tests.unit.identity_kit import (
     token,
     with_body,
 )
+from tests.kit.processes import ServiceProcess
+from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.broker

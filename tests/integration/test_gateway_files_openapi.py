@@ -8,9 +8,9 @@ from schemathesis import GenerationMode
 from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import upgrade
 from producers.gateway.openai.batch_deps import BatchDeps
+from tests.kit.native_kit import authenticate
+from tests.kit.openapi_kit import FILES, Probe, gateway, modes, probing
 from tests.stack import PostgresServer, empty_database
-from tests.unit.native_kit import authenticate
-from tests.unit.openapi_kit import FILES, Probe, gateway, modes, probing
 
 EXAMPLES = 8
 

@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from fairlane.names import requests_topic
 from fairlane.records import CancelRequest
-from tests.integration.gateway_kit import LONG_MS, Served, serving
+from tests.kit.gateway_kit import LONG_MS, Served, serving
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 

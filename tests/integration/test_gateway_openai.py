@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.integration.gateway_kit import Served, serving
-from tests.integration.openai_suite import QUESTION, OpenAISuite, Service
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.openai_suite import QUESTION, OpenAISuite, Service
 from tests.stack import PostgresServer
 
 pytestmark = pytest.mark.broker

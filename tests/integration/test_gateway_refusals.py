@@ -10,9 +10,9 @@ import pytest
 from fairlane.names import requests_topic
 from fairlane.outcomes import Code
 from fairlane.records import TenantSpec
-from tests.integration.gateway_kit import Served, serving
-from tests.integration.log_reader import LogReader
-from tests.integration.processes import ServiceProcess
+from tests.kit.gateway_kit import Served, serving
+from tests.kit.log_reader import LogReader
+from tests.kit.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 

@@ -12,8 +12,8 @@ import pytest
 
 from fairlane.names import chunks_topic
 from fairlane.records import ReplyChunk
-from tests.integration.gateway_kit import LONG_MS, Served, serving
-from tests.integration.processes import ServiceProcess
+from tests.kit.gateway_kit import LONG_MS, Served, serving
+from tests.kit.processes import ServiceProcess
 from tests.stack import PostgresServer
 from tests.waiting import PATIENCE_S, eventually
 

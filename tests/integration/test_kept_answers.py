@@ -21,10 +21,10 @@ from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.redis.cache import RedisCache, Result
 from inference_consumers.results.cache_writer import TIMEOUT_S, KeptAnswers, kept_answers_for
 from stream_processors.dispatcher.caching.caches import ResponseCache
-from tests.integration.own_redis import OwnRedis
-from tests.integration.pipeline import Pipeline
-from tests.integration.work_items import work_item, write_work
-from tests.unit.cache_kit import MODEL_VERSION, reply, request, work
+from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
+from tests.kit.own_redis import OwnRedis
+from tests.kit.pipeline import Pipeline
+from tests.kit.work_items import work_item, write_work
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker

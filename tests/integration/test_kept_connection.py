@@ -8,7 +8,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from fairlane_server.postgres.connection import DsnError, KeptConnection, connect
-from tests.integration.pgvector_kit import PATIENT_S, paused
+from tests.kit.pgvector_kit import PATIENT_S, paused
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

@@ -33,9 +33,9 @@ from producers.gateway.identity.key_store import (
 )
 from producers.gateway.identity.refusals import Refusal, RefusedError
 from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
-from tests.integration.pgvector_kit import PATIENT_S, paused, with_tables
+from tests.kit.identity_kit import MemoryIdentityStore
+from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
 from tests.stack import PostgresServer, empty_database
-from tests.unit.identity_kit import MemoryIdentityStore
 
 T = TypeVar("T")
 HOUR_MS = 3_600_000

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.local.services import Service
 from fairlane.outcomes import Outcome
-from tests.integration.pipeline import Pipeline
+from tests.kit.pipeline import Pipeline
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

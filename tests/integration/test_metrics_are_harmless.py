@@ -10,9 +10,9 @@ import pytest
 
 from deploy.local.services import HOST
 from fairlane.outcomes import Outcome
-from tests.integration.log_reader import Replies
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.processes import ServiceProcess
+from tests.kit.log_reader import Replies
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.processes import ServiceProcess
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker

@@ -16,29 +16,11 @@ from inference_consumers.engines.memory import main_memory_bytes
 from inference_consumers.engines.model_folder import weight_bytes
 from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.protocol import EngineLoadError, Success
-from tests.integration.encoder_kit import prepared_tokenizer, save
-from tests.integration.engine_kit import LANGUAGE_MODEL, THREADS, TINY, complete, save_parrot, save_tiny_model
+from tests.kit.damaged_models import WEIGHTS, ask_for_a_terabyte, edit, truncate
+from tests.kit.encoder_kit import save
+from tests.kit.engine_kit import THREADS, TINY, complete, save_parrot
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
-
-WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return prepared_tokenizer(LANGUAGE_MODEL)
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_model(folder, tokenizer)
-    return folder
-
-
-@pytest.fixture
-def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
 
 
 def load(folder: Path, **options: object) -> CausalLmEngine:
@@ -47,15 +29,6 @@ def load(folder: Path, **options: object) -> CausalLmEngine:
     engine = CausalLmEngine("tiny", folder, TINY, THREADS, dtype=dtype)
     engine.load()
     return engine
-
-
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def edit(folder: Path, **fields: object) -> None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | fields), encoding="utf-8")
 
 
 def shard(folder: Path) -> None:
@@ -79,16 +52,6 @@ def drop_a_tensor(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-
-
-def ask_for_a_terabyte(folder: Path) -> None:
-    """A whole file as far as anybody can see: its content is a hole that takes no room on the disk."""
-    numbers = 1 << 38
-    header = {"model.norm.weight": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}
-    encoded = json.dumps(header).encode()
-    with (folder / WEIGHTS).open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        file.truncate(8 + len(encoded) + 4 * numbers)
 
 
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [

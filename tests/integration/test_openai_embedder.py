@@ -21,8 +21,8 @@ from fairlane_server.retrieval.openai_embedder import (
     OpenAiServer,
 )
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
-from tests.integration.embedding_server import KEY, Answer, EmbeddingServer, embedding_server
-from tests.integration.encoder_kit import MODELS_DIR
+from tests.kit.embedding_server import KEY, Answer, EmbeddingServer, embedding_server
+from tests.kit.encoder_kit import MODELS_DIR
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 

@@ -11,7 +11,7 @@ from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Found
 from fairlane_server.store_error import StoreError
-from tests.integration.pgvector_kit import (
+from tests.kit.pgvector_kit import (
     DIMENSIONS,
     PATIENT_S,
     TEXTS,

@@ -17,7 +17,7 @@ from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.store import Collection
 from fairlane_server.store_error import StoreError
-from tests.integration.pgvector_kit import (
+from tests.kit.pgvector_kit import (
     DIMENSIONS,
     PATIENT_S,
     TEXTS,

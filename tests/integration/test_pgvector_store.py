@@ -14,8 +14,8 @@ from fairlane_server.retrieval import pgvector_store
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.store import CollectionNotFoundError, NewDocument, NewPassage
 from fairlane_server.store_error import StoreError
-from tests.integration.collection_store_suite import CollectionStoreSuite
-from tests.integration.pgvector_kit import DIMENSIONS, document, number_of, numbered, paused, unit_vectors, with_tables
+from tests.kit.collection_store_suite import CollectionStoreSuite
+from tests.kit.pgvector_kit import DIMENSIONS, document, number_of, numbered, paused, unit_vectors, with_tables
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

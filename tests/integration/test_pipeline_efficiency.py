@@ -17,9 +17,9 @@ from benchmarks.vllm_direct import DirectVllm, VllmMissingError
 from deploy.local.services import MODELS_FILE, Service
 from deploy.models.prepare import prepare, recipes
 from fairlane.settings import Settings
-from tests.integration.engine_kit import LANGUAGE_MODEL, save_tiny_model
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.processes import ServiceProcess
+from tests.kit.engine_kit import LANGUAGE_MODEL, save_tiny_model
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.processes import ServiceProcess
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model]

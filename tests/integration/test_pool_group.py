@@ -10,10 +10,10 @@ from deploy.local.services import Service
 from fairlane import names
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent
-from tests.integration.hasty_consumer import POLL_INTERVAL_S
-from tests.integration.pipeline import Pipeline
-from tests.integration.processes import ServiceProcess
-from tests.integration.work_items import work_item, write_work
+from tests.kit.hasty_consumer import POLL_INTERVAL_S
+from tests.kit.pipeline import Pipeline
+from tests.kit.processes import ServiceProcess
+from tests.kit.work_items import work_item, write_work
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
@@ -96,7 +96,7 @@ def test_a_batch_may_take_longer_than_a_member_may_be_silent(broker: str, tmp_pa
     }
     with Pipeline(broker, tmp_path, unique, tenants=("a",), env=env) as pipeline:
         usage, replies = pipeline.reader(names.LEDGER_USAGE, from_beginning=False), pipeline.replies("a")
-        arguments = ("-m", "tests.integration.hasty_consumer", "--pool", pipeline.pool)
+        arguments = ("-m", "tests.kit.hasty_consumer", "--pool", pipeline.pool)
         requests = [pipeline.request(parameters=Parameters(max_tokens=BATCH_TOKENS)) for _ in range(BATCH_ITEMS)]
         items = [
             work_item(pipeline, request=request, offset=number, deadline_ms=PATIENCE_MS)

@@ -11,8 +11,8 @@ from fairlane.records import Message, Passage, RequestInput
 from inference_consumers.engines.passages import PassagesTemplate
 from inference_consumers.engines.prompts import PromptEncoder, PromptError, has_broken_text
 from inference_consumers.engines.protocol import EngineItem
-from tests.integration.encoder_kit import MODELS_DIR, prepared_tokenizer
-from tests.integration.engine_kit import chat, complete
+from tests.kit.encoder_kit import MODELS_DIR, prepared_tokenizer
+from tests.kit.engine_kit import chat, complete
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 

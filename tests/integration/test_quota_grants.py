@@ -16,8 +16,8 @@ from fairlane_server.redis.availability import RedisWatch
 from stream_processors.dispatcher.local_quotas import LocalQuotas
 from stream_processors.dispatcher.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.scheduling.quotas import Ask
-from tests.integration.nobody_is_asked import NobodyIsAsked
-from tests.unit.dispatcher_bench import NOW_MS, Bench, encoded
+from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded
+from tests.kit.nobody_is_asked import NobodyIsAsked
 
 pytestmark = pytest.mark.broker
 

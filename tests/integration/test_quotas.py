@@ -20,8 +20,8 @@ from fairlane_server.token_bucket import LONGEST_WAIT_MS
 from stream_processors.dispatcher.local_quotas import LocalQuotas, Quotas
 from stream_processors.dispatcher.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.scheduling.quotas import Ask, Exceeded, Quota
-from tests.integration.nobody_is_asked import NobodyIsAsked
-from tests.integration.own_redis import OwnRedis
+from tests.kit.nobody_is_asked import NobodyIsAsked
+from tests.kit.own_redis import OwnRedis
 from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.broker

@@ -14,8 +14,8 @@ from redis.backoff import NoBackoff
 from fairlane_server.redis.availability import RedisWatch
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
 from producers.gateway.limits.rate_limits import MOST_CALLS, PACE_S, LocalRateLimits, RateLimits, RedisRateLimits
-from tests.integration.own_redis import OwnRedis
-from tests.unit.identity_kit import Clock
+from tests.kit.identity_kit import Clock
+from tests.kit.own_redis import OwnRedis
 from tests.waiting import eventually_async
 
 CLIENT_TIMEOUT_S = 30.0

@@ -37,8 +37,8 @@ from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.store import Store, StoreTimeoutError, StoreUnavailableError, SupersededError
-from tests.integration.processes import ServiceProcess
-from tests.integration.recorder_kit import LogWriter, Tables, delete_reply_topics, make_topics, proxied, reply_to
+from tests.kit.processes import ServiceProcess
+from tests.kit.recorder_kit import LogWriter, Tables, delete_reply_topics, make_topics, proxied, reply_to
 from tests.stack import PostgresServer, choose_stack
 from tests.waiting import eventually
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fairlane.names import requests_topic
-from tests.integration.gateway_kit import Served, serving
+from tests.kit.gateway_kit import Served, serving
 from tests.stack import PostgresServer
 
 pytestmark = pytest.mark.broker

@@ -7,7 +7,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fairlane.kafka import connection, idempotent_producer, transactional_producer
 from fairlane.settings import Settings
 from fairlane_server.kafka.reply_partition import new_request_id, partition_of
-from tests.integration.log_reader import LogReader
+from tests.kit.log_reader import LogReader
 
 pytestmark = pytest.mark.broker
 

@@ -30,11 +30,11 @@ from producers.gateway.results.request_store import (
 from producers.gateway.results.results import Results, make_results
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
-from tests.integration.pgvector_kit import paused
-from tests.integration.pipeline import unique_name
-from tests.integration.request_store_suite import Requests, RequestStoreSuite, reply_of
+from tests.kit.native_kit import ID, place, recorded
+from tests.kit.pgvector_kit import paused
+from tests.kit.pipeline import unique_name
+from tests.kit.request_store_suite import Requests, RequestStoreSuite, reply_of
 from tests.stack import PostgresServer, empty_database
-from tests.unit.native_kit import ID, place, recorded
 from tests.waiting import PATIENCE_S, eventually_awaited
 
 TABLES = ("results", "audit_logs")

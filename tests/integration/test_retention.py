@@ -21,7 +21,7 @@ from stream_processors.recorder.removal import OldRows, Removal
 from stream_processors.recorder.retention import INTERVAL_S, Rule, rules_of
 from stream_processors.recorder.store import Store
 from stream_processors.recorder.tables import RESULTS
-from tests.integration.recorder_kit import Tables
+from tests.kit.recorder_kit import Tables
 from tests.stack import PostgresServer
 from tests.waiting import eventually
 

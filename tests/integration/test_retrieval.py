@@ -16,9 +16,9 @@ from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from fairlane_server.retrieval.store import Collection, NewDocument, NewPassage
-from tests.integration.log_reader import Replies
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.recorder_kit import Proxy, proxied
+from tests.kit.log_reader import Replies
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.recorder_kit import Proxy, proxied
 from tests.stack import PostgresServer, empty_database
 from tests.waiting import eventually
 

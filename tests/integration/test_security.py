@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from deploy.local.kafka import HOST, Kafka
+from deploy.local.kafka import HOST
 from deploy.local.layout import PROJECT_ROOT
 from deploy.local.ports import PortClaims
 from deploy.local.supervisor import Supervisor
 from fairlane.outcomes import Outcome
-from tests.integration.pipeline import Pipeline, unique_name
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.secured_kafka import SecuredKafka
 
 pytestmark = pytest.mark.broker
 
@@ -32,28 +33,6 @@ OTHER_SECRETS = {
     "REDIS_URL": "redis://:planted-s3cret-of-redis@127.0.0.1:1/0",
 }
 MARK = "planted-s3cret"
-
-
-@dataclass(frozen=True, slots=True)
-class SecuredKafka(Kafka):
-    """A node that asks clients for SCRAM on one more port."""
-
-    secured_port: int = field(kw_only=True)
-
-    def _properties(self) -> str:
-        plain = f"{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}"
-        secured = f"PLAINTEXT://{plain},SECURED://{HOST}:{self.secured_port}"
-        here = {
-            "listeners": secured,
-            "advertised.listeners": secured,
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_PLAINTEXT",
-            "listener.name.secured.sasl.enabled.mechanisms": "SCRAM-SHA-512",
-            "listener.name.secured.scram-sha-512.sasl.jaas.config": (
-                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-            ),
-        }
-        # The last of two lines counts.
-        return Kafka._properties(self) + "".join(f"{name}={value}\n" for name, value in here.items())
 
 
 @dataclass(frozen=True, slots=True)

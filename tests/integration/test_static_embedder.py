@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from deploy.models.prepare import MANIFEST, prepare, recipes
 from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.retrieval.static_embedder import MOST_CHARACTERS, StaticEmbedder
-from tests.integration.encoder_kit import MODELS_DIR, PROJECT
+from tests.kit.encoder_kit import MODELS_DIR, PROJECT
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 

@@ -13,8 +13,8 @@ from deploy.local.services import Service
 from fairlane.client import Client, TextDelta
 from fairlane.outcomes import Outcome, Task
 from fairlane.records import InferenceReply
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.processes import ServiceProcess
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.processes import ServiceProcess
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -41,7 +41,7 @@ def pipeline(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def start_consumer(pipeline: Pipeline, number: int) -> ServiceProcess:
-    arguments = ("-m", "tests.integration.troubled_consumer", "--pool", pipeline.pool)
+    arguments = ("-m", "tests.kit.troubled_consumer", "--pool", pipeline.pool)
     return pipeline.launch(Service(f"consumer-{pipeline.pool}-{number}", arguments, {}))
 
 

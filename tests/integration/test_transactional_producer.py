@@ -19,7 +19,7 @@ from fairlane_server.kafka.transactional_producer import (
     TransactionalProducer,
 )
 from fairlane_server.processes.watchdog import Watchdog
-from tests.integration.log_reader import LogReader
+from tests.kit.log_reader import LogReader
 
 pytestmark = pytest.mark.broker
 

@@ -22,9 +22,9 @@ from inference_consumers.engines.exported_archive import check_exported
 from inference_consumers.engines.protocol import EngineLimits, EngineLoadError
 from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT
-from tests.integration.encoder_kit import prepared_tokenizer
-from tests.integration.engine_kit import LANGUAGE_MODEL, THREADS, TINY, save_tiny_model
-from tests.integration.vision_kit import save_exported, save_script
+from tests.kit.encoder_kit import prepared_tokenizer
+from tests.kit.engine_kit import LANGUAGE_MODEL, THREADS, TINY, save_tiny_model
+from tests.kit.vision_kit import save_exported, save_script
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 

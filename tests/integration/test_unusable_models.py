@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from deploy.local.services import Service
-from tests.integration.encoder_kit import prepared_tokenizer, save_encoder
-from tests.integration.model_kit import DIGITS, real_models, save_models
-from tests.integration.pipeline import Pipeline, unique_name
-from tests.integration.test_model_folders import WEIGHTS, ask_for_a_terabyte, edit, truncate
+from tests.kit.damaged_models import WEIGHTS, ask_for_a_terabyte, edit, truncate
+from tests.kit.encoder_kit import prepared_tokenizer, save_encoder
+from tests.kit.model_kit import DIGITS, real_models, save_models
+from tests.kit.pipeline import Pipeline, unique_name
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model]
 

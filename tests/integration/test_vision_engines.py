@@ -1,6 +1,6 @@
 """Image classifiers: programs of both formats, pictures in every form, and folders that hold no such program.
 
-Decoding itself is tested in tests/unit/test_images.py.
+Decoding itself is tested in tests/unit/dispatcher/test_images.py.
 """
 
 import math
@@ -39,7 +39,7 @@ from inference_consumers.engines.protocol import (
 )
 from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT
-from tests.integration.vision_kit import describe, save_exported, save_script
+from tests.kit.vision_kit import describe, save_exported, save_script
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 

@@ -25,8 +25,8 @@ from stream_processors.dispatcher.scheduling.in_flight import Reserved, WorkId
 from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION
 from stream_processors.dispatcher.work_events import CapacityHeard, FeedEvent, LogReplaced, PartitionsKnown, WorkSeen
 from stream_processors.dispatcher.work_feed import WorkFeed
-from tests.integration.pipeline import Pipeline
-from tests.integration.work_log import COST, Follower, WorkLog, following
+from tests.kit.pipeline import Pipeline
+from tests.kit.work_log import COST, Follower, WorkLog, following
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker

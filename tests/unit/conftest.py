@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from fairlane.client import Client
-from tests.unit.client_fakes import FakeConnector, FakeProducer
+from tests.kit.client_fakes import FakeConnector, FakeProducer
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Helpers of the tests: doubles, kits and processes. Tests import from here, never from another test."""

@@ -1,0 +1,46 @@
+"""Finders of earlier requests, and a dispatcher that repeats one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec
+from stream_processors.dispatcher.repeats import ReplyUnknownError
+from tests.kit.dispatcher_bench import Bench, request
+
+FIRST = SourceCoordinate("requests.acme", 0, 77)
+
+
+Find = Callable[[str, str, SourceCoordinate], Awaitable[InferenceReply | None]]
+
+
+def repeated(*numbers: int, **settings: int) -> Bench:
+    """These ids were seen before."""
+    bench = Bench(**settings)
+    bench.seen.firsts.update({request(number).request_id: FIRST for number in numbers})
+    return bench
+
+
+def later(bench: Bench, after_ms: int) -> None:
+    """So much later, in an event loop of its own."""
+    bench.now_ms += after_ms
+    bench.dispatcher._something_arrived = asyncio.Event()
+    bench.dispatcher.repeats._arrived = asyncio.Event()
+    asyncio.run(bench.decide())
+
+
+def finds(bench: Bench, find: Find) -> None:
+    bench.archive.find = find  # type: ignore[assignment,method-assign]  # as the test says
+
+
+async def away(_tenant: str, _request_id: str, _source: SourceCoordinate) -> InferenceReply | None:
+    raise ReplyUnknownError("OperationalError")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    made = Bench()
+    made.register([TenantSpec("acme"), TenantSpec("other")])
+    made.assign("requests.other")
+    return made

@@ -1,0 +1,275 @@
+"""The native routes over a scripted way to Kafka, a Redis in a dictionary and a memory of what was recorded."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from starlette.requests import HTTPConnection
+
+from fairlane.clock import now_ms
+from fairlane.outcomes import Decision, Outcome
+from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, LabelScore, Output, SourceCoordinate
+from fairlane_server.postgres.request_timeline import History, RecordedReply
+from fairlane_server.redis.cache import RedisCache
+from fairlane_server.store_error import StoreError
+from producers.gateway.claim_stores import LocalClaims
+from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
+from producers.gateway.edge.error_answers import install
+from producers.gateway.edge.short_path import ShortPath
+from producers.gateway.errors import GatewayError
+from producers.gateway.idempotency import Idempotency
+from producers.gateway.identity.principal import Identity, Role, Scope
+from producers.gateway.native.deps import EventPolicy, NativeDeps
+from producers.gateway.native.event_slots import EventSlots
+from producers.gateway.native.router import router
+from producers.gateway.native.sending_routes import short_answers
+from producers.gateway.reply_errors import was_not_run
+from producers.gateway.results.entries import MOST_ENTRY_BYTES
+from producers.gateway.results.request_store import EndedFilter, EndedPlace
+from producers.gateway.results.results import Results
+from tests.kit.cache_kit import DictRedis
+from tests.kit.openai_kit import MODEL, ScriptedSubmitter, ScriptedWaiting
+from tests.waiting import PATIENCE_S, eventually
+
+T = TypeVar("T")
+
+KEY, OTHER_KEY, VIEWER_KEY, RESULTS_KEY, WORK_KEY = "acme", "globex", "acme-viewer", "acme-results", "acme-work"
+MOST_BODY_BYTES = 65_536
+ID = "0b0f1b52-6a3f-4f0e-9a55-0c6f6f5d8a11"
+QUESTION = {"model": MODEL, "input": {"prompt": "What is the capital of France?"}}
+
+_IDENTITIES = {
+    KEY: Identity("acme", "key-1", Role.TENANT),
+    OTHER_KEY: Identity("globex", "key-2", Role.TENANT),
+    VIEWER_KEY: Identity("acme", "key-3", Role.VIEWER),
+    RESULTS_KEY: Identity("acme", "key-4", Role.TENANT, frozenset({Scope.RESULTS})),
+    WORK_KEY: Identity("acme", "key-5", Role.TENANT, frozenset({Scope.INFERENCE})),
+}
+
+
+class MemoryRequests:
+    """A RequestStore. ``error`` is raised by every question while set."""
+
+    def __init__(self) -> None:
+        self.replies: list[RecordedReply] = []
+        self.decisions: list[AuditEvent] = []
+        self.error: Exception | None = None
+        self.questions = 0
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def record(self, *replies: RecordedReply) -> None:
+        """What the recorder would: a reply that stands in the log twice is one, which was seen twice."""
+        for reply in replies:
+            same = [at for at, one in enumerate(self.replies) if _source(one) == _source(reply)]
+            if same:
+                there = self.replies[same[0]]
+                self.replies[same[0]] = replace(there, replies_seen=there.replies_seen + 1)
+            else:
+                self.replies.append(reply)
+
+    def decide(self, *decisions: AuditEvent) -> None:
+        """Likewise."""
+        self.decisions += decisions
+
+    async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
+        newest = self._of(tenant, request_id)
+        return min(newest, key=lambda one: was_not_run(one.reply), default=None)
+
+    async def history(self, tenant: str, request_id: str) -> History:
+        replies = [replace(one, reply=replace(one.reply, output=None)) for one in self._of(tenant, request_id)]
+        mine = [one for one in self.decisions if (one.tenant, one.request_id) == (tenant, request_id)]
+        return History(tuple(sorted(mine, key=lambda one: one.occurred_at_ms)), replies=tuple(reversed(replies)))
+
+    async def ended(
+        self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+    ) -> Sequence[RecordedReply]:
+        self._asked()
+        found = sorted((one for one in self.replies if one.reply.tenant == tenant), key=place, reverse=True)
+        found = [one for one in found if _is_wanted(one, wanted) and (behind is None or place(one) < _key(behind))]
+        return [replace(one, reply=replace(one.reply, output=None)) for one in found[:most]]
+
+    def _of(self, tenant: str, request_id: str) -> list[RecordedReply]:
+        self._asked()
+        mine = [one for one in self.replies if (one.reply.tenant, one.reply.request_id) == (tenant, request_id)]
+        return sorted(mine, key=place, reverse=True)
+
+    def _asked(self) -> None:
+        self.questions += 1
+        if self.error is not None:
+            raise self.error
+
+
+def _source(recorded: RecordedReply) -> object:
+    """Which record of which tenant it answers."""
+    return recorded.reply.tenant, recorded.reply.request_id, recorded.reply.source
+
+
+def place(recorded: RecordedReply) -> tuple[Any, ...]:
+    """Where it stands among all."""
+    source = recorded.reply.source or SourceCoordinate("", -1, -1)
+    return recorded.replied_at_ms, recorded.reply.request_id, source.topic, source.partition, source.offset
+
+
+def _key(behind: EndedPlace) -> tuple[Any, ...]:
+    return (
+        behind.replied_at_ms,
+        behind.request_id,
+        behind.source_topic,
+        behind.source_partition,
+        behind.source_offset,
+    )
+
+
+def _is_wanted(one: RecordedReply, wanted: EndedFilter) -> bool:
+    return (
+        wanted.outcome in (None, one.reply.outcome)
+        and wanted.model in (None, one.reply.model)
+        and (wanted.since_ms is None or one.replied_at_ms >= wanted.since_ms)
+        and (wanted.until_ms is None or one.replied_at_ms < wanted.until_ms)
+    )
+
+
+class NativeSubmitter(ScriptedSubmitter):
+    """As for OpenAI's routes; cancels by id are kept, and replies come by as they would from the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[tuple[str, str]] = []
+        self.on_reply: Callable[[InferenceReply], None] = lambda _reply: None
+
+    async def submit(self, tenant: str, request: InferenceRequest) -> ScriptedWaiting:
+        waiting = await super().submit(tenant, request)
+        if (reply := self.replies.get((tenant, request.request_id))) is not None:
+            self.on_reply(reply)
+        return waiting
+
+    async def cancel(self, tenant: str, request_id: str) -> None:
+        self.cancelled.append((tenant, request_id))
+
+
+class Bench:
+    """One gateway's native part, and all that is behind it."""
+
+    def __init__(self, **deps: Any) -> None:
+        self.redis = DictRedis()
+        self.store = MemoryRequests()
+        self.submitter = NativeSubmitter()
+        self.now_ms: int | None = None
+        cache = RedisCache(
+            self.redis,  # type: ignore[arg-type]  # the part that is used
+            300,
+            timeout_s=5.0,
+            most_entry_bytes=MOST_ENTRY_BYTES,
+        )
+        self.results = Results(cache, self.store, self.clock)
+        self.submitter.on_reply = lambda reply: self.results.remember((reply,))
+        fields: dict[str, Any] = {"wait_s": PATIENCE_S, "events": EventPolicy(first_look_s=0.02, longest_look_s=0.05)}
+        self.deps = NativeDeps(
+            self.submitter,
+            authenticate,
+            self.results,
+            Idempotency(LocalClaims(), self.results.find_reply),
+            clock_ms=self.clock,
+            slots=EventSlots(deps.pop("most_streams", 100)),
+            **(fields | deps),
+        )
+        self.app = self._app()
+
+    def clock(self) -> int:
+        """The machine's, unless the test has set one."""
+        return now_ms() if self.now_ms is None else self.now_ms
+
+    def away(self, *, redis: bool = False, postgres: bool = False) -> None:
+        """From here on these do not answer."""
+        self.redis.error = ConnectionError("away") if redis else None
+        self.store.error = StoreError("away") if postgres else None
+
+    def _app(self) -> FastAPI:
+        @asynccontextmanager
+        async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+            await self.results.open()
+            yield
+            self.deps.kept.close()
+            await self.results.close()
+
+        app = FastAPI(lifespan=lifespan)
+        install(app)
+        app.include_router(router(self.deps))
+        app.add_middleware(ShortPath, answers=short_answers(self.deps))
+        app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BODY_BYTES, body_budget(2**30, 2**30)))
+        return app
+
+    def run(self, test: Callable[[httpx.AsyncClient], Awaitable[T]], key: str | None = KEY) -> T:
+        """What comes of a test that calls the routes within this process."""
+
+        async def within() -> T:
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            transport = httpx.ASGITransport(self.app)
+            async with (
+                asyncio.timeout(PATIENCE_S),
+                self.app.router.lifespan_context(self.app),
+                httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client,
+            ):
+                return await test(client)
+
+        return asyncio.run(within())
+
+
+async def authenticate(connection: HTTPConnection) -> Identity:
+    """By a key that names its identity."""
+    identity = _IDENTITIES.get(connection.headers.get("authorization", "").removeprefix("Bearer "))
+    if identity is None:
+        raise GatewayError(401, "unauthenticated", "no identity")
+    return identity
+
+
+def recorded(
+    number: int, tenant: str = "acme", request_id: str | None = None, at_ms: int | None = None, **fields: Any
+) -> RecordedReply:
+    """The reply to a tenant's request with this number, a second after the one before."""
+    defaults: dict[str, Any] = {
+        "outcome": Outcome.OK,
+        "model": MODEL,
+        "task": "generate",
+        "output": Output(text=f"answer {number}"),
+        "source": SourceCoordinate(f"requests.{tenant}", 0, number),
+    }
+    reply = InferenceReply(request_id or f"{number:032x}", tenant, **(defaults | fields))
+    return RecordedReply(reply, 1_760_000_000_000 + 1_000 * number if at_ms is None else at_ms)
+
+
+def decided(decision: Decision, at_ms: int, request_id: str = ID, tenant: str = "acme", **fields: Any) -> AuditEvent:
+    """A decision about the request that stands first in its tenant's topic."""
+    source = SourceCoordinate(f"requests.{tenant}", 0, 1)
+    return AuditEvent(request_id, tenant, decision, "dispatcher-1", at_ms, source, **fields)
+
+
+LABELS = Output(labels=(LabelScore("seven", 0.75), LabelScore("one", 0.25)))
+SCORES = Output(scores=(0.25, 0.75, float("nan")))
+
+
+@contextmanager
+def served(bench: Bench) -> Iterator[str]:
+    """Its base URL, with a real server in front of it."""
+    config = uvicorn.Config(bench.app, port=0, log_level="error", ws="websockets-sansio", lifespan="on")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="native-routes", daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: server.started, what="the server")
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not end"

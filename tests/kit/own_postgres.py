@@ -1,0 +1,20 @@
+"""A Postgres of some tests' own, that they may stop."""
+
+from pathlib import Path
+
+from tests.kit.own_part import OwnPart
+from tests.stack import PostgresServer
+
+
+class OwnPostgres(OwnPart):
+    """Without tables."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("postgres", folder)
+
+    @property
+    def server(self) -> PostgresServer:
+        """How it is reached."""
+        return PostgresServer(
+            self.endpoints.postgres_dsn, self.endpoints.postgres_owner_dsn, self.endpoints.postgres_gateway_dsn
+        )

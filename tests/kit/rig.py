@@ -1,0 +1,81 @@
+"""The services of a test's pipeline under a supervisor, to be struck: what ends comes back, as in a deployment.
+
+Two dispatchers, two consumers of one pool and the recorder.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.faults.plan import Cast
+from benchmarks.faults.rig import Rig as AnyRig
+from deploy.local.services import Service, Step
+from deploy.local.stack import LocalStack
+from fairlane_server.processes.restarts import RestartPolicy
+from tests.kit.pipeline import Pipeline
+from tests.stack import PostgresServer
+
+DISPATCHERS = ("dispatcher-1", "dispatcher-2")
+CONSUMERS = ("consumer-1", "consumer-2")
+RECORDER = "recorder-1"
+CAST = Cast(DISPATCHERS, CONSUMERS, RECORDER)
+
+# What is killed every few seconds must not look like a crash loop, and a crash loop must not look like kills: between
+# two kills of the same service lie about six seconds, between two deaths in a loop at most three.
+RESTARTS = RestartPolicy(max_deaths=8, window_s=30.0, max_delay_s=1.0)
+
+
+class Rig(AnyRig):
+    """Runs the services of ``pipeline`` while its context is open; their logs are below ``folder``."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        folder: Path,
+        database: PostgresServer,
+        redis_url: str,
+        *,
+        env: Mapping[str, str],
+    ) -> None:
+        self.pipeline = pipeline
+        shared = {**pipeline.env, **env}
+        consume = ("-m", "inference_consumers", "--pool", pipeline.pool, "--engine", "simulated")
+        stack = LocalStack(
+            data_dir=folder,
+            # Nothing of these is started: they are looked up in ``environ``.
+            parts=("kafka", "postgres", "redis", "redis-cache"),
+            setup=(Step("setup-tables", ("-m", "fairlane_server.cli", "db", "upgrade"), after=(), as_owner=True),),
+            services=(
+                *(Service(name, ("-m", "stream_processors.dispatcher"), shared) for name in DISPATCHERS),
+                *(Service(name, consume, shared) for name in CONSUMERS),
+                Service(RECORDER, ("-m", "stream_processors.recorder"), shared),
+            ),
+            environ={
+                "KAFKA_BOOTSTRAP_SERVERS": pipeline.settings.kafka_bootstrap_servers,
+                "POSTGRES_DSN": database.dsn,
+                "POSTGRES_OWNER_DSN": database.owner_dsn,
+                "REDIS_URL": redis_url,
+                "REDIS_CACHE_URL": redis_url,
+            },
+            policy=RESTARTS,
+        )
+        super().__init__(stack, pipeline, CAST)
+
+    def __enter__(self) -> Self:
+        """Start everything and wait until each service that shares work owns partitions."""
+        self.stack.start()
+        try:
+            assert self.deaths == 0, f"{self.deaths} services died before anything was struck"
+            self.wait_all_own(60)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """SIGKILL everything: what a clean end looks like is tested elsewhere."""
+        self.stack.supervisor.request_stop(now=True)
+        self.stack.stop()

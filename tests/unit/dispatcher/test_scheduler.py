@@ -1,0 +1,510 @@
+"""The scheduler as a whole: window, order, deadlines, predictions, backfill, case by case."""
+
+from collections import Counter
+
+import pytest
+
+from fairlane.names import priority_topic
+from fairlane.outcomes import Code
+from fairlane.records import TenantSpec
+from stream_processors.dispatcher.scheduling.admission import AdmissionPolicy, Admitted, Shed
+from stream_processors.dispatcher.scheduling.fair_queue import Policy
+from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION
+from tests.kit.scheduler_kit import (
+    POLICIES,
+    POOL,
+    Kit,
+    Request,
+    capacity_report,
+    dispatch_report,
+    source_of,
+)
+
+CLASSES = ("high", "normal", "low")
+TENANTS = ("a", "b", "c")
+POOLS = (POOL, "other-pool")
+
+policies = pytest.mark.parametrize("policy", POLICIES)
+
+
+# The window
+
+
+def test_a_pool_that_lives_is_filled_up_to_its_window_and_refilled_as_it_settles() -> None:
+    kit = Kit()
+    kit.report(capacity_report(items=4, tokens=400))
+    kit.push_many(20)
+    first = kit.dispatched()
+    assert [item.claim.offset for item in first] == list(range(1, 9))
+    assert not kit.dispatched()
+    kit.settle(first[3])
+    assert len(kit.dispatched()) == 1
+
+
+def test_one_request_larger_than_the_window_goes_alone() -> None:
+    kit = Kit("fifo")
+    kit.report(capacity_report(tokens=100))
+    small, large, last = kit.push(), kit.push(cost_tokens=5_000), kit.push()
+    assert kit.dispatched() == [small]
+    kit.settle(small)
+    assert kit.dispatched() == [large]
+    kit.settle(large)
+    assert kit.dispatched() == [last]
+
+
+def test_a_lost_pool_gets_nothing_until_it_is_back() -> None:
+    kit = Kit()
+    kit.report(capacity_report())
+    kit.report(capacity_report(draining=True))
+    kit.push()
+    assert not kit.dispatched()
+    kit.report(capacity_report())
+    assert len(kit.dispatched()) == 1
+
+
+def test_a_share_of_the_window_beside_another_dispatcher() -> None:
+    """It has three tenants waiting, this one has one: a quarter of a window of 2,000 tokens."""
+    kit = Kit(specs=[TenantSpec("a")])
+    kit.report(capacity_report(tokens=1_000))
+    kit.scheduler.fleet.report(dispatch_report("other", {"normal": 3.0}, 0), 0)
+    kit.push_many(20)
+    assert len(kit.dispatched()) == 5
+
+
+def test_the_share_grows_when_the_other_dispatcher_falls_silent() -> None:
+    kit = Kit(specs=[TenantSpec("a")])
+    kit.report(capacity_report(tokens=1_000))
+    kit.scheduler.fleet.report(dispatch_report("other", {"normal": 3.0}, 0), 0)
+    kit.push_many(30)
+    kit.turns()
+    kit.now_ms = 1_000
+    assert len(kit.dispatched()) == 15
+
+
+def test_work_goes_to_the_partition_with_least_in_flight() -> None:
+    kit = Kit()
+    kit.push()
+    (turn,) = kit.turns()
+    assert turn.partition == ANY_PARTITION
+    kit.in_flight.set_partitions(priority_topic(POOL, "normal"), 2)
+    kit.push_many(4)
+    assert Counter(turn.partition for turn in kit.turns()) == {0: 2, 1: 2}
+
+
+# The order
+
+
+@policies
+def test_each_policy_has_its_order(policy: Policy) -> None:
+    """Tenant a was first with four requests of 400 tokens, b came with as many of 100; the window is 400."""
+    kit = Kit(policy, [TenantSpec("a"), TenantSpec("b")])
+    kit.report(capacity_report(tokens=200))
+    kit.push_many(4, "a", cost_tokens=400, prompt_tokens=40)
+    kit.push_many(16, "b", cost_tokens=100, prompt_tokens=10)
+    served: list[str] = []
+    tokens: Counter[str] = Counter()
+    while tokens["a"] + tokens["b"] < 1_600:
+        for item in kit.dispatched():
+            served.append(item.tenant)
+            tokens[item.tenant] += item.cost_tokens
+            own = kit.settle(item).own
+            assert own is not None
+            kit.scheduler.correct(own, item.cost_tokens - kit.scheduler.charged_tokens(own))
+    if policy == "fifo":
+        assert served[:4] == ["a"] * 4
+    else:
+        assert abs(tokens["a"] - tokens["b"]) <= 2 * 512 + 400 + 100
+        assert "b" in served[:4]
+
+
+@policies
+def test_a_correction_sets_the_charge_right(policy: Policy) -> None:
+    kit = Kit(policy)
+    item = kit.push()
+    kit.turns()
+    own = kit.settle(item).own
+    assert own is not None
+    assert kit.scheduler.charged_tokens(own) == (10 if policy == "vtc" else 100)
+    kit.scheduler.correct(own, -50)
+
+
+def test_weights_change_while_requests_wait() -> None:
+    kit = Kit(specs=[TenantSpec("a"), TenantSpec("b")])
+    kit.report(capacity_report(tokens=500))
+
+    def served(count: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        while sum(found.values()) < count:
+            for item in kit.dispatched():
+                found[item.tenant] += 1
+                kit.settle(item)
+        return found
+
+    kit.push_many(2_000, "a")
+    kit.push_many(2_000, "b")
+    equal = served(400)
+    assert abs(equal["a"] - equal["b"]) <= 15
+    kit.scheduler.set_tenants({"a": TenantSpec("a", weight=3.0), "b": TenantSpec("b")})
+    weighted = served(400)
+    assert abs(weighted["a"] - 300) <= 30
+
+
+def test_a_tenant_that_is_withdrawn_leaves_nothing_behind() -> None:
+    kit = Kit(specs=[TenantSpec("a", weight=9.0), TenantSpec("b")])
+    kit.push("a")
+    kit.scheduler.set_tenants({"b": TenantSpec("b")})
+    (queue,) = (queue for _, queue, *_ in kit.scheduler.pool_views())
+    kit.turns()
+    kit.push("a")
+    assert queue.backlogged_weight("normal") == 1.0
+
+
+def test_part_of_a_tenants_partitions_is_part_of_its_weight() -> None:
+    kit = Kit()
+    kit.scheduler.set_tenants({"a": TenantSpec("a", weight=4.0)}, {"a": 0.25})
+    kit.push("a")
+    (queue,) = (queue for _, queue, *_ in kit.scheduler.pool_views())
+    assert queue.backlogged_weight("normal") == 1.0
+    kit.scheduler.set_tenants({"a": TenantSpec("a", weight=4.0)})
+    assert queue.backlogged_weight("normal") == 4.0
+
+
+# Those whose partition would block
+
+
+@pytest.mark.parametrize("policy", ["drr", "vtc"])
+def test_an_expedited_request_goes_first_among_its_own(policy: Policy) -> None:
+    kit = Kit(policy)
+    kit.report(capacity_report(tokens=100))
+    items = kit.push_many(4, "a")
+    kit.push_many(4, "b")
+    assert kit.dispatched(items[3].claim)[0] is items[3]
+
+
+@policies
+def test_an_expedited_request_overtakes_nobody_else(policy: Policy) -> None:
+    """Neither another tenant's, nor its own tenant's of a higher class."""
+
+    def turns(*, escalated: bool) -> list[tuple[str, str]]:
+        kit = Kit(policy)
+        kit.report(capacity_report(tokens=500))
+        kit.push_many(8, "a", priority_class="high")
+        kit.push_many(8, "b", priority_class="high")
+        old = kit.push_many(8, "b", priority_class="low")[-1]
+        gone = kit.dispatched(old.claim) if escalated else kit.dispatched()
+        return [(item.tenant, item.priority_class) for item in gone]
+
+    assert turns(escalated=True) == turns(escalated=False)
+
+
+def test_expedited_requests_keep_to_the_window() -> None:
+    kit = Kit()
+    kit.report(capacity_report(tokens=100))
+    items = kit.push_many(5)
+    claims = [item.claim for item in items]
+    assert kit.dispatched(*claims) == items[:2]
+    assert not kit.dispatched(*claims)
+
+
+def test_an_expedited_request_keeps_no_room_free() -> None:
+    """It costs half a window, the others a tenth of one, and a tenth at a time becomes free: that is theirs."""
+    kit = Kit()
+    kit.report(capacity_report(tokens=500))
+    in_flight = kit.push_many(10, "a", priority_class="high") and kit.dispatched()
+    kit.push_many(50, "a", priority_class="high")
+    old = kit.push("b", priority_class="low", cost_tokens=500)
+    for done in in_flight[:4]:
+        kit.settle(done)
+        (gone,) = kit.dispatched(old.claim)
+        assert gone.tenant == "a"
+
+
+def test_an_expedited_claim_that_does_not_wait_is_no_turn() -> None:
+    kit = Kit()
+    item = kit.push()
+    kit.scheduler.discard([item.claim])
+    assert not kit.dispatched(item.claim)
+
+
+# Deadlines
+
+
+def test_what_expired_is_late_and_takes_no_room() -> None:
+    kit = Kit()
+    kit.push(deadline_at_ms=10)
+    kit.now_ms = 11
+    (turn,) = kit.turns()
+    assert turn.is_late
+    assert kit.in_flight.tokens(POOL) == 0
+
+
+def test_what_would_end_too_late_is_late_already() -> None:
+    """1,000 tokens in flight at 1,000 tokens/s, so it would be done after 1.1 s."""
+    kit = Kit()
+    kit.report(capacity_report(rate=1_000.0, tokens=500))
+    kit.push_many(10)
+    kit.turns()
+    kit.push(deadline_at_ms=1_099)
+    good = kit.push(deadline_at_ms=1_100)
+    assert [item.deadline_at_ms for item in kit.scheduler.take_late(0)] == [1_099]
+    assert kit.scheduler.claims() == (good.claim,)
+
+
+def test_late_ones_are_taken_whoevers_turn_it_is() -> None:
+    """Neither pool has room, and the late ones stand in different classes."""
+    kit = Kit()
+    for pool in POOLS:
+        kit.report(capacity_report(rate=0.0, pool=pool, tokens=50))
+        kit.push(pool=pool)
+    kit.turns()
+    for pool in POOLS:
+        kit.push("a", pool=pool, deadline_at_ms=5)
+        kit.push("b", pool=pool, deadline_at_ms=5, priority_class="low")
+        kit.push("a", pool=pool)
+    assert not kit.turns()
+    assert not kit.scheduler.take_late(5)
+    assert len(kit.scheduler.take_late(6)) == 4
+    assert len(kit.scheduler) == 2
+
+
+def test_an_idle_pool_takes_anything_that_has_not_expired() -> None:
+    """Its rate was measured at one token per second: at that it would never be tried again."""
+    kit = Kit()
+    kit.report(capacity_report(rate=1.0))
+    item = kit.request(deadline_at_ms=1_000)
+    assert isinstance(kit.judge(item), Admitted)
+    kit.scheduler.push(item)
+    assert kit.dispatched() == [item]
+    verdict = kit.judge(kit.request(deadline_at_ms=1_000))
+    assert isinstance(verdict, Shed)
+    assert verdict.code == Code.DEADLINE_UNMEETABLE
+
+
+def test_a_pool_that_never_reported_takes_what_comes() -> None:
+    kit = Kit()
+    kit.push_many(500, cost_tokens=1_000)
+    kit.turns()
+    item = kit.request(cost_tokens=100_000, deadline_at_ms=1)
+    assert isinstance(kit.judge(item), Admitted)
+
+
+def test_a_pool_that_was_lost_refuses_what_cannot_wait_for_it() -> None:
+    kit = Kit()
+    kit.report(capacity_report())
+    kit.now_ms = 4_000
+    short = kit.judge(kit.request(deadline_at_ms=kit.now_ms + 5_000))
+    assert isinstance(short, Shed)
+    assert short.code == Code.DEADLINE_UNMEETABLE
+    assert short.retry_after_ms >= 10_000
+    assert isinstance(kit.judge(kit.request(deadline_at_ms=kit.now_ms + 60_000)), Admitted)
+    assert isinstance(kit.judge(kit.request(deadline_at_ms=kit.now_ms + 5_000, is_backfill=True)), Admitted)
+
+
+# Predictions
+
+
+def predicted_wait_ms(kit: Kit, tenant: str) -> float:
+    kit.scheduler.refresh(kit.now_ms)
+    return kit.scheduler.predict(kit.request(tenant))[1].wait_ms
+
+
+@policies
+def test_a_prediction_is_what_lies_before_a_request(policy: Policy) -> None:
+    """At 1,000 tokens/s: 1,000 in flight, 1,000 more waiting of a; before the first of b goes one of a, 100 tokens."""
+    kit = Kit(policy, [TenantSpec("a"), TenantSpec("b")])
+    kit.report(capacity_report(rate=1_000.0, tokens=500))
+    kit.push_many(20, "a")
+    kit.turns()
+    assert kit.in_flight.tokens(POOL) == 1_000
+    assert predicted_wait_ms(kit, "a") == pytest.approx(2_000)
+    assert predicted_wait_ms(kit, "b") == pytest.approx(2_000 if policy == "fifo" else 1_200)
+
+
+def test_a_prediction_counts_ones_own_backlog_at_ones_own_share() -> None:
+    """Of b wait 1,000 tokens, 1,100 with one more: 4.4 s at its quarter of the pool, but no more goes first than all
+    that waits: 2 s."""
+    kit = Kit(specs=[TenantSpec("a", weight=3.0), TenantSpec("b")])
+    kit.report(capacity_report(rate=1_000.0, tokens=500))
+    kit.push_many(10, "a")
+    kit.turns()
+    kit.push_many(10, "a")
+    kit.push_many(10, "b")
+    assert predicted_wait_ms(kit, "b") == pytest.approx(1_000 + 2_000)
+    kit.push_many(100, "a")
+    assert predicted_wait_ms(kit, "b") == pytest.approx(1_000 + 4_400)
+
+
+def test_with_many_tenants_a_newcomer_waits_for_the_turns_of_all() -> None:
+    """A hundred others, each with one of 100 tokens in front of more: 10 s, whether they have 2 or 20 waiting."""
+    others = [f"other-{number}" for number in range(100)]
+    for waiting in (2, 20):
+        kit = Kit(specs=map(TenantSpec, (*others, "b")))
+        kit.report(capacity_report(rate=1_000.0, tokens=50))
+        for other in others:
+            kit.push_many(waiting, other)
+        kit.turns()
+        assert predicted_wait_ms(kit, "b") == pytest.approx(100 + 10_100, rel=0.01)
+
+
+def test_the_window_in_items_holds_before_anything_was_dispatched() -> None:
+    """20,000 tokens/s for 100 ms are 200 requests of 10 tokens."""
+    kit = Kit()
+    kit.report(capacity_report(rate=20_000.0, tokens=16_384, items=32))
+    kit.push_many(1_000, "a", cost_tokens=10)
+    assert len(kit.turns()) == 200
+
+
+def test_the_rank_is_the_place_among_ones_own() -> None:
+    kit = Kit()
+    kit.push_many(3, "a")
+    kit.push_many(2, "b")
+    kit.push("a", priority_class="high")
+    assert [kit.scheduler.rank_at_most(kit.request(tenant)) for tenant in TENANTS] == [4, 3, 1]
+
+
+def test_the_share_that_a_tenant_is_entitled_to() -> None:
+    """Normal and low wait, 3 to 1; in normal a has half of the weight."""
+    kit = Kit(specs=[TenantSpec("a", weight=2.0), TenantSpec("b", weight=2.0)])
+    kit.push("a")
+    kit.push("b")
+    kit.push("b", priority_class="low")
+    kit.scheduler.refresh(0)
+    assert kit.scheduler.entitled_share("a", POOL) == pytest.approx(0.75 / 2)
+    assert kit.scheduler.entitled_share("b", POOL) == pytest.approx(0.75 / 2 + 0.25)
+    assert kit.scheduler.entitled_share("c", POOL) == 0.0
+    assert kit.scheduler.entitled_share("a", "unknown") == 0.0
+
+
+# Backfill
+
+
+def test_backfill_pauses_and_resumes_with_hysteresis() -> None:
+    """Of 100 a tenant alone may hold 50: it pauses at 25 and resumes below 12.5."""
+    kit = Kit(specs=[TenantSpec("a")], admission=AdmissionPolicy(max_waiting_requests=100))
+    kit.report(capacity_report(draining=True))
+    items: list[Request] = []
+
+    def hold(count: int) -> set[str]:
+        while len(items) > count:
+            kit.scheduler.discard([items.pop().claim])
+        items.extend(kit.push_many(count - len(items), "a", is_backfill=True))
+        return kit.scheduler.paused_backfill()
+
+    assert not hold(20)
+    assert hold(40) == {"a"}
+    assert hold(20) == {"a"}
+    assert not hold(5)
+    assert not hold(20)
+
+
+def test_a_pause_ends_with_the_last_that_waits() -> None:
+    kit = Kit(specs=[TenantSpec("a")], admission=AdmissionPolicy(max_waiting_requests=10))
+    items = kit.push_many(10, "a", is_backfill=True)
+    assert kit.scheduler.paused_backfill() == {"a"}
+    kit.scheduler.discard([item.claim for item in items])
+    assert not kit.scheduler.paused_backfill()
+
+
+def test_one_tenants_pause_is_not_anothers() -> None:
+    kit = Kit(specs=map(TenantSpec, TENANTS), admission=AdmissionPolicy(max_waiting_requests=100))
+    kit.push_many(60, "a", is_backfill=True)
+    kit.push("b", is_backfill=True)
+    assert kit.scheduler.paused_backfill() == {"a"}
+
+
+@pytest.mark.parametrize("online", [30, 100])
+def test_backfill_resumes_whatever_waits_online(online: int) -> None:
+    """A queue that stays between a quarter and a half of the tenant's place, or is full."""
+    kit = Kit(specs=[TenantSpec("a", max_queue_requests=100), TenantSpec("b")])
+    kit.push_many(online, "a", priority_class="high")
+    assert not kit.scheduler.paused_backfill()
+    items = kit.push_many(50, "a", is_backfill=True)
+    assert kit.scheduler.paused_backfill() == {"a"}
+    kit.scheduler.discard([item.claim for item in items[:25]])
+    assert kit.scheduler.paused_backfill() == {"a"}
+    kit.scheduler.discard([items[25].claim])
+    assert not kit.scheduler.paused_backfill()
+
+
+def test_no_backfill_gets_an_online_request_refused() -> None:
+    """Neither another tenant's nor its own, however much of it had been fetched before the pauses."""
+    tenants = [f"t{number}" for number in range(40)]
+    kit = Kit(specs=map(TenantSpec, tenants), admission=AdmissionPolicy(max_waiting_requests=400))
+    kit.report(capacity_report(rate=1e6))
+    kit.push_many(20, "t1")
+    for tenant in tenants:
+        kit.push_many(200, tenant, is_backfill=True, size_bytes=10**8)
+    assert isinstance(kit.judge(kit.request("t1")), Admitted)
+    assert kit.scheduler.paused_backfill() == set(tenants)
+
+
+def test_no_backfill_is_read_while_as_much_as_the_bound_waits() -> None:
+    """Also of a tenant with none waiting: what is fetched before a pause would add up over many tenants."""
+    kit = Kit(specs=map(TenantSpec, TENANTS), admission=AdmissionPolicy(max_waiting_requests=100))
+    items = kit.push_many(100, "a", is_backfill=True)
+    assert kit.scheduler.paused_backfill() == set(TENANTS)
+    kit.scheduler.discard([items[0].claim])
+    assert kit.scheduler.paused_backfill() == {"a"}
+    kit.push("a", is_backfill=True, size_bytes=AdmissionPolicy().max_waiting_bytes)
+    assert kit.scheduler.paused_backfill() == set(TENANTS)
+
+
+# Taking out
+
+
+@pytest.mark.parametrize("policy", ["drr", "vtc"])
+def test_what_is_taken_out_is_not_charged(policy: Policy) -> None:
+    kit = Kit(policy, map(TenantSpec, TENANTS))
+    gone = kit.push_many(5, "a", cost_tokens=5_000, prompt_tokens=5_000)
+    for tenant in ("a", "b"):
+        kit.push_many(3, tenant, cost_tokens=600, prompt_tokens=600)
+    assert kit.scheduler.take(lambda item: item.cost_tokens == 5_000) == gone
+    assert len(kit.scheduler) == 6
+    kit.report(capacity_report(tokens=10_000))
+    assert [item.tenant for item in kit.dispatched()] == ["a", "b"] * 3
+
+
+# Forgetting
+
+
+def test_what_is_discarded_may_come_again() -> None:
+    kit = Kit()
+    item = kit.push()
+    kit.scheduler.discard([item.claim])
+    assert not kit.turns()
+    kit.scheduler.push(item)
+    assert kit.dispatched() == [item]
+
+
+def test_a_request_that_waits_is_not_pushed_again() -> None:
+    kit = Kit()
+    item = kit.push()
+    with pytest.raises(ValueError, match="waits already"):
+        kit.scheduler.push(item)
+    assert kit.dispatched() == [item]
+    assert (len(kit.scheduler), kit.scheduler.size_bytes) == (0, 0)
+
+
+def test_a_transaction_that_never_commits_gives_its_room_back() -> None:
+    kit = Kit()
+    kit.report(capacity_report(tokens=50))
+    first = kit.push()
+    kit.turns()
+    kit.push()
+    assert not kit.dispatched()
+    kit.in_flight.release(source_of(first))
+    assert len(kit.dispatched()) == 1
+
+
+def test_backfill_that_was_fetched_before_a_pause_gets_nobody_elses_request_refused() -> None:
+    """It is let in whatever waits, so it may fill more than there is."""
+    kit = Kit(specs=map(TenantSpec, ("a", "b")), admission=AdmissionPolicy(max_waiting_requests=100))
+    kit.report(capacity_report(rate=100_000.0))
+    kit.push_many(1_000, "a", is_backfill=True)
+    for _ in range(25):
+        item = kit.request("b")
+        assert isinstance(kit.judge(item), Admitted)
+        kit.scheduler.push(item)
+    verdict = kit.judge(kit.request("b"))
+    assert isinstance(verdict, Shed)
+    assert verdict.retry_after_ms < 10_000

@@ -1,0 +1,143 @@
+"""A call whose publish was not confirmed: sent again under its key it is published under the same id."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from fairlane.records import InferenceReply, InferenceRequest, RequestInput
+from producers.gateway.claim_stores import LocalClaims
+from producers.gateway.errors import GatewayError
+from producers.gateway.idempotency import Idempotency
+from producers.gateway.pipeline.caller import Caller as HttpCaller
+from producers.gateway.pipeline.caller import present
+from producers.gateway.pipeline.refusals import away, not_confirmed
+from producers.gateway.publish_once import Published, publish_once
+from producers.gateway.seams import Waiting
+from tests.kit.openai_kit import Script, ScriptedWaiting
+
+REQUEST = InferenceRequest("", "chat", "generate", RequestInput(prompt="p"))
+
+
+class Kafka:
+    """Publishes, refuses or leaves in doubt, as the test says."""
+
+    def __init__(self) -> None:
+        self.error: GatewayError | None = None
+        self.published: list[str] = []
+        self._made = 0
+
+    def new_request_id(self) -> str:
+        self._made += 1
+        return f"id-{self._made}"
+
+    async def submit(self, tenant: str, request: InferenceRequest) -> Waiting:
+        if self.error is not None:
+            raise self.error
+        self.published.append(request.request_id)
+        return ScriptedWaiting(request, InferenceReply(request.request_id, tenant, "ok"), Script())
+
+    async def cancel(self, tenant: str, request_id: str) -> None:
+        raise NotImplementedError
+
+
+class Caller:
+    """Sends the same call again and again."""
+
+    def __init__(self) -> None:
+        self.kafka = Kafka()
+        self.replies: dict[str, InferenceReply] = {}
+        self.known: list[str] = []
+        self._idempotency = Idempotency(LocalClaims(), self._find)
+
+    async def _find(self, _tenant: str, request_id: str) -> InferenceReply | None:
+        return self.replies.get(request_id)
+
+    def _know(self, tenant: str, request: InferenceRequest) -> None:
+        assert tenant == "acme"
+        self.known.append(request.request_id)
+
+    async def send(self) -> Published:
+        request = replace(REQUEST, request_id=self.kafka.new_request_id())
+        return await publish_once(
+            self.kafka, self._idempotency, self._know, "acme", "/v1/requests", "key-1", b"body", request
+        )
+
+    async def refused(self, error: GatewayError) -> None:
+        self.kafka.error = error
+        with pytest.raises(GatewayError):
+            await self.send()
+        self.kafka.error = None
+
+
+def test_what_is_in_doubt_is_published_again_under_its_id() -> None:
+    async def test() -> None:
+        caller = Caller()
+        await caller.refused(not_confirmed("id-1"))
+        assert (await caller.send()).request_id == "id-1"
+        with pytest.raises(GatewayError) as raised:
+            await caller.send()
+        assert raised.value.status == 409
+
+    asyncio.run(test())
+
+
+def test_what_is_in_doubt_is_known_by_its_id_and_what_is_refused_is_not() -> None:
+    async def test() -> None:
+        caller = Caller()
+        await caller.refused(away())
+        assert not caller.known
+        await caller.refused(not_confirmed("id-2"))
+        assert caller.known == ["id-2"], "its caller was told to ask for it"
+        caller.replies["id-2"] = InferenceReply("id-2", "acme", "ok")
+        await caller.send()
+        assert caller.known == ["id-2"], "nothing was accepted now"
+
+    asyncio.run(test())
+
+
+def test_a_refusal_after_a_doubt_frees_nothing() -> None:
+    async def test() -> None:
+        caller = Caller()
+        await caller.refused(not_confirmed("id-1"))
+        await caller.refused(away())
+        assert (await caller.send()).request_id == "id-1", "the first may be in the log"
+
+    asyncio.run(test())
+
+
+def test_a_refusal_without_a_doubt_frees_the_key() -> None:
+    async def test() -> None:
+        caller = Caller()
+        await caller.refused(away())
+        assert (await caller.send()).request_id == "id-2"
+
+    asyncio.run(test())
+
+
+def test_what_was_run_meanwhile_is_not_published_again() -> None:
+    async def test() -> None:
+        caller = Caller()
+        await caller.refused(not_confirmed("id-1"))
+        caller.replies["id-1"] = InferenceReply("id-1", "acme", "ok")
+        assert (await caller.send()).source == caller.replies["id-1"]
+        assert not caller.kafka.published
+
+    asyncio.run(test())
+
+
+def test_a_call_that_was_answered_before_is_named_after_its_request() -> None:
+    async def test() -> None:
+        caller = Caller()
+        await caller.send()
+        caller.replies["id-1"] = InferenceReply("id-1", "acme", "ok")
+        call = HttpCaller()
+        token = present.set(call)
+        try:
+            assert (await caller.send()).call.reply is not None
+        finally:
+            present.reset(token)
+        assert call.request_id == "id-1"
+        assert caller.kafka.published == ["id-1"]
+
+    asyncio.run(test())

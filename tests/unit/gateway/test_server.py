@@ -1,0 +1,294 @@
+"""How a gateway ends: what still waits is answered, by whom it was taken, and is not sent again."""
+
+import asyncio
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+from websockets.exceptions import ConnectionClosed
+
+from fairlane.outcomes import Decision
+from fairlane.schema_files import default_codec
+from producers.gateway import server as gateway_server
+from producers.gateway.claim_stores import LocalClaims
+from producers.gateway.edge import error_answers
+from producers.gateway.edge.call_log import CallLog
+from producers.gateway.idempotency import Idempotency
+from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.router import router
+from producers.gateway.pipeline.early_answer import LoadPicture, Registry
+from producers.gateway.pipeline.pending import Pending
+from producers.gateway.pipeline.submitter import LogSubmitter
+from producers.gateway.server import GatewayServer
+from tests.kit.native_kit import ID, Bench, decided
+from tests.kit.native_socket import following, said, socket
+from tests.kit.openai_kit import KEY, MODEL, ScriptedCatalog, authenticate
+from tests.kit.submitter_doubles import Chunks, Log, Recorded
+from tests.waiting import eventually
+
+# Only bounds a hang.
+TIMEOUT_S = 60.0
+
+
+class Gateway:
+    """The routes of OpenAI's over a log that answers nothing."""
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        self.log = Log()
+        recorded = Recorded()
+        self.submitter = LogSubmitter(
+            default_codec(), self.log, Chunks(), Pending(8), Registry, LoadPicture(), recorded.find
+        )
+        self.submitter.owned(frozenset(range(6)), 6)
+        self.calls: CallLog | None = None
+        self.app = FastAPI()
+        error_answers.install(self.app)
+        idempotency = Idempotency(LocalClaims(), recorded.find)
+        deps = OpenAIDeps(self.submitter, authenticate, ScriptedCatalog(), idempotency, TIMEOUT_S, keep_alive_s=0.05)
+        self.app.include_router(router(deps))
+
+        @self.app.get("/stuck")
+        async def stuck(_request: Request) -> Response:
+            await asyncio.sleep(TIMEOUT_S)
+            raise AssertionError("the test is over")
+
+        self.app.add_middleware(self._call_log)
+
+    @property
+    def open_calls(self) -> int:
+        return 0 if self.calls is None else self.calls.open_calls
+
+    def drain(self) -> None:
+        self.submitter.is_draining = True
+
+    def end_waiting(self) -> None:
+        self.submitter.end_waiting()
+
+    def _call_log(self, app: object) -> CallLog:
+        self.calls = CallLog(app)  # type: ignore[arg-type]  # starlette hands the next application to a factory
+        return self.calls
+
+
+class Followed:
+    """The native routes."""
+
+    failure: BaseException | None = None
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.app = CallLog(bench.app)
+
+    @property
+    def open_calls(self) -> int:
+        return self.app.open_calls
+
+    def drain(self) -> None:
+        self._bench.deps.slots.ending.set()
+
+    def end_waiting(self) -> None:
+        raise AssertionError("nobody waits")
+
+
+class Caller(threading.Thread):
+    """One call, which waits."""
+
+    def __init__(self, url: str, *, stream: bool = False, method: str = "POST", path: str = "/v1/chat/completions"):
+        super().__init__(name="caller", daemon=True)
+        self._ask = method, url + path
+        self._body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        self.status: int | None = None
+        self.headers = httpx.Headers()
+        self.body = ""
+        self.start()
+
+    def run(self) -> None:
+        headers = {"authorization": f"Bearer {KEY}"}
+        method, url = self._ask
+        with (
+            httpx.Client(timeout=TIMEOUT_S) as http,
+            http.stream(method, url, json=self._body, headers=headers) as answer,
+        ):
+            self.headers, self.status = answer.headers, answer.status_code
+            self.body = "".join(answer.iter_text())
+
+    def answered(self) -> "Caller":
+        self.join(TIMEOUT_S)
+        assert self.status is not None, "no answer"
+        return self
+
+
+@contextmanager
+def serving(gateway: Gateway | Followed, drain_timeout_s: float) -> Iterator[tuple[str, GatewayServer]]:
+    config = uvicorn.Config(
+        gateway.app, port=0, ws="websockets-sansio", lifespan="off", log_config=None, timeout_graceful_shutdown=1
+    )
+    server = GatewayServer(config, gateway, drain_timeout_s)
+    thread = threading.Thread(target=server.run, name="gateway", daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: server.started, what="the server")
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", server
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive(), "it must end by itself"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(TIMEOUT_S)
+
+
+@pytest.fixture(autouse=True)
+def _no_end_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_server, "exit_after", lambda _timeout_s: None)
+
+
+@pytest.mark.parametrize("why", ["drained", "failed"])
+def test_who_still_waits_at_the_end_is_told_that_the_request_goes_on(why: str) -> None:
+    gateway = Gateway()
+    with serving(gateway, 0.1 if why == "drained" else TIMEOUT_S) as (url, server):
+        waiting, streaming = Caller(url), Caller(url, stream=True)
+        eventually(lambda: len(gateway.log.records) == 2 and streaming.status, what="calls that wait")
+        if why == "drained":
+            server.handle_exit(signal.SIGTERM, None)
+        else:
+            gateway.failure = RuntimeError("a thread has died")
+    ids = {request_id for _, request_id, _, _ in gateway.log.records}
+    answer = waiting.answered()
+    assert answer.status == 504
+    assert answer.headers["x-should-retry"] == "false"
+    assert {answer.headers["x-request-id"], streaming.answered().headers["x-request-id"]} == ids
+    assert streaming.status == 200
+    assert '"code":"timeout"' in streaming.body.replace('": "', '":"'), "the stream ends with an error"
+    assert gateway.open_calls == 0
+
+
+def test_a_signal_handler_only_sets_flags() -> None:
+    """The thread that it interrupts may hold any lock that the work needs."""
+
+    class Counted(Gateway):
+        drained = 0
+
+        def drain(self) -> None:
+            self.drained += 1
+
+    gateway = Counted()
+    server = GatewayServer(uvicorn.Config(gateway.app, log_config=None), gateway, TIMEOUT_S)
+    server.handle_exit(signal.SIGTERM, None)
+    assert gateway.drained == 0
+    # With no call to wait for, the next look ends it.
+    assert asyncio.run(server.on_tick(1))
+    asyncio.run(server.on_tick(2))
+    assert gateway.drained == 1
+    assert not server.force_exit
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.force_exit
+
+
+class StuckServer(GatewayServer):
+    """Its event loop heeds nothing until it is let go; whether it had started before."""
+
+    def __init__(self, *, is_started: bool) -> None:
+        super().__init__(uvicorn.Config("nothing", log_config=None), Gateway(), 30.0)
+        self.started = is_started
+        self.is_running = threading.Event()
+        self.let_go = threading.Event()
+
+    async def serve(self, sockets: Any = None) -> None:
+        self.is_running.set()
+        self.let_go.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(("is_started", "first_s"), [(True, 36.0), (False, 6.0)])
+def test_a_process_ends_though_its_event_loop_heeds_no_signal(
+    is_started: bool, first_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[float] = []
+    monkeypatch.setattr(gateway_server, "exit_after", ends.append)
+    server = StuckServer(is_started=is_started)
+    thread = threading.Thread(target=server.run, name="gateway", daemon=True)
+    thread.start()
+    try:
+        assert server.is_running.wait(TIMEOUT_S)
+        server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: ends == [first_s], what="an end in time")
+        server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: ends == [first_s, 5.0], what="an end soon")
+        server.handle_exit(signal.SIGTERM, None)
+    finally:
+        server.let_go.set()
+        thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+    assert ends == [first_s, 5.0]
+    assert "signals" not in {each.name for each in threading.enumerate()}
+
+
+def test_who_only_listens_does_not_hold_up_the_end() -> None:
+    bench = Bench()
+    bench.store.decide(decided(Decision.ACCEPTED, 1))
+    with (
+        serving(Followed(bench), 10 * TIMEOUT_S) as (url, server),
+        following(url) as events,
+        socket(url) as websocket,
+    ):
+        assert next(events)[0] == said(websocket)[0] == "status"
+        server.handle_exit(signal.SIGTERM, None)
+        assert list(events) == [("timeout", {})]
+        assert said(websocket) == ("timeout", {})
+        with pytest.raises(ConnectionClosed) as caught:
+            websocket.recv(TIMEOUT_S)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1000
+    assert bench.deps.slots.total == 0
+
+
+def test_who_comes_to_listen_too_late_is_sent_elsewhere() -> None:
+    bench = Bench()
+    bench.store.decide(decided(Decision.ACCEPTED, 1))
+
+    async def test(http: httpx.AsyncClient) -> None:
+        bench.deps.slots.ending.set()
+        answer = await http.get(f"/v1/requests/{ID}/events")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+        assert "retry-after" in answer.headers
+
+    bench.run(test)
+
+
+def test_what_is_cut_off_is_not_sent_again_by_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_server, "_ANSWERS_S", 0.1)
+    gateway = Gateway()
+    with serving(gateway, 0.1) as (url, server):
+        stuck = Caller(url, method="GET", path="/stuck")
+        eventually(lambda: gateway.open_calls == 1, what="the call")
+        server.handle_exit(signal.SIGTERM, None)
+    answer = stuck.answered()
+    assert (answer.status, answer.headers["x-should-retry"]) == (503, "false")
+    assert '"uncertain"' in answer.body
+    assert "x-request-id" in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "room"),
+    [
+        (100_000, 100_000, None, 20_000),
+        (1_024, 100_000, 20_512, 20_000),
+        (1_024, resource.RLIM_INFINITY, 20_512, 20_000),
+        (1_024, 4_096, 4_096, 3_584),
+        (256, 256, 256, 1),
+    ],
+)
+def test_there_are_no_more_connections_than_descriptors(
+    soft: int, hard: int, raised: int | None, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _which, limit: limits.append(limit))
+    assert gateway_server._room_for(20_000) == room
+    assert limits == ([] if raised is None else [(raised, hard)])

@@ -1,1 +1,1 @@
-"""OpenAI's API, for programs that have an OpenAI client already."""
+"""OpenAI-compatible HTTP API."""

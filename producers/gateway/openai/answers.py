@@ -1,4 +1,4 @@
-"""Replies as OpenAI's clients read them. Pure."""
+"""OpenAI response bodies and stream events, made from replies. Pure."""
 
 import base64
 import struct
@@ -37,7 +37,7 @@ from producers.gateway.openai.responses import (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer repeats of its request. ``created_s`` is seconds since the epoch."""
+    """Request fields that the response repeats. ``created_s``: seconds since the epoch."""
 
     request_id: str
     model: str
@@ -46,7 +46,7 @@ class Asked:
 
 
 def chat_completion(reply: InferenceReply, asked: Asked) -> bytes:
-    """The body of the answer to a chat, from an ``ok`` reply."""
+    """Response body of a chat completion, from an ``ok`` reply."""
     return (
         ChatCompletion(
             id=_chat_id(asked),
@@ -68,7 +68,7 @@ def chat_completion(reply: InferenceReply, asked: Asked) -> bytes:
 
 
 def completion(reply: InferenceReply, asked: Asked) -> bytes:
-    """The body of the answer to a prompt, from an ``ok`` reply."""
+    """Response body of a completion, from an ``ok`` reply."""
     choice = CompletionChoice(
         index=0, text=text_of(reply), finish_reason=_finish_reason(reply), logprobs=_completion_logprobs(reply)
     )
@@ -81,9 +81,9 @@ def completion(reply: InferenceReply, asked: Asked) -> bytes:
 
 
 def embeddings(reply: InferenceReply, asked: Asked, *, as_base64: bool, dimensions: int | None) -> bytes:
-    """The body of the answer to texts, from an ``ok`` reply.
+    """Response body of an embedding request, from an ``ok`` reply.
 
-    Raises GatewayError: 400, the vectors do not have as many dimensions as were asked for.
+    Raises GatewayError: 400 if the vectors do not have ``dimensions`` dimensions.
     """
     vectors = () if reply.output is None else reply.output.embeddings or ()
     if dimensions is not None and any(len(vector) != dimensions for vector in vectors):
@@ -110,28 +110,28 @@ def embeddings(reply: InferenceReply, asked: Asked, *, as_base64: bool, dimensio
 
 
 def text_of(reply: InferenceReply) -> str:
-    """The text of a reply; empty if it has none."""
+    """Text of a reply; empty if it has none."""
     return "" if reply.output is None else reply.output.text or ""
 
 
 class ChatStream:
-    """The events of a streamed chat."""
+    """Server-sent events of a streamed chat completion."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
 
     def first(self) -> bytes:
-        """Before any text: who speaks."""
+        """The opening event, which carries the role."""
         return self._event(ChatDelta(role="assistant", content=""))
 
     def text(self, text: str) -> bytes:
-        """More text."""
+        """An event with a piece of text."""
         return self._event(ChatDelta(content=text))
 
     def last(self, reply: InferenceReply) -> bytes:
-        """Why it ended, what there is to say of it, and its usage if that was asked for.
+        """The closing events: finish reason, ``fairlane`` field, and usage if requested.
 
-        The log probabilities of all tokens come here: the pipeline has them with the reply alone.
+        They carry the log probabilities of all tokens: the pipeline delivers these only with the reply.
         """
         chunk = self._chunk(
             ChatChunkChoice(
@@ -160,21 +160,21 @@ class ChatStream:
 
 
 class CompletionStream:
-    """The events of a streamed completion."""
+    """Server-sent events of a streamed completion."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
 
     def first(self) -> bytes:
-        """Nothing stands before the text."""
+        """Empty: a completion stream has no opening event."""
         return b""
 
     def text(self, text: str) -> bytes:
-        """More text."""
+        """An event with a piece of text."""
         return _event(self._chunk([CompletionChoice(index=0, text=text, finish_reason=None, logprobs=None)]))
 
     def last(self, reply: InferenceReply) -> bytes:
-        """As that of a chat."""
+        """The closing events, as in ``ChatStream.last``."""
         choice = CompletionChoice(
             index=0, text="", finish_reason=_finish_reason(reply), logprobs=_completion_logprobs(reply)
         )
@@ -192,7 +192,7 @@ Stream = ChatStream | CompletionStream
 
 
 def _event(chunk: ChatChunk | Completion) -> bytes:
-    # What was not set is not there, as in OpenAI's own chunks.
+    # OpenAI's chunks omit unset fields.
     return sse.event(chunk.model_dump_json(exclude_unset=True))
 
 

@@ -1,4 +1,4 @@
-"""What OpenAPI says of files and batches: what their routes answer, with examples."""
+"""OpenAPI models and examples of the file and batch routes."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,8 +18,7 @@ class _Part(BaseModel):
 
 
 class File(_Part):
-    """A file of this tenant: one that was uploaded, or the answers or errors of a batch. Times are seconds since the
-    epoch."""
+    """A file of this tenant: an upload, or the output or errors of a batch. Times are in seconds since the epoch."""
 
     id: str
     object: Literal["file"] = "file"
@@ -33,7 +32,7 @@ class File(_Part):
 
 
 class FileList(_Part):
-    """A page, the newest first."""
+    """A page of files, newest first."""
 
     object: Literal["list"] = "list"
     data: list[File]
@@ -43,7 +42,7 @@ class FileList(_Part):
 
 
 class DeletedFile(_Part):
-    """Nobody finds it any more."""
+    """Confirmation that a file was deleted."""
 
     id: str
     object: Literal["file"] = "file"
@@ -51,7 +50,7 @@ class DeletedFile(_Part):
 
 
 class BatchError(_Part):
-    """Why a batch could not be run."""
+    """Reason of a failed batch."""
 
     code: str
     message: str | None
@@ -60,14 +59,14 @@ class BatchError(_Part):
 
 
 class BatchErrors(_Part):
-    """Of a batch that failed."""
+    """Errors of a failed batch."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]
 
 
 class RequestCounts(_Part):
-    """Lines; ``failed`` are those that failed, expired or were cancelled."""
+    """Numbers of lines; ``failed`` includes expired and cancelled ones."""
 
     total: int
     completed: int
@@ -75,7 +74,7 @@ class RequestCounts(_Part):
 
 
 class BatchAnswer(_Part):
-    """How far a batch is. Times are seconds since the epoch, and null until then."""
+    """State of a batch. Times are in seconds since the epoch, and null before the event."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -100,7 +99,7 @@ class BatchAnswer(_Part):
 
 
 class BatchList(_Part):
-    """A page, the newest first."""
+    """A page of batches, newest first."""
 
     object: Literal["list"] = "list"
     data: list[BatchAnswer]
@@ -199,7 +198,7 @@ ENDED: Mapping[int, Told] = {409: Told("The batch has ended", "conflict", "the b
 
 
 def upload_body(purpose: str, anchor: str, least_ttl_s: int, most_ttl_s: int) -> dict[str, Any]:
-    """What OpenAPI says of an upload, whose file may be kept from ``least_ttl_s`` to ``most_ttl_s``."""
+    """OpenAPI request body of an upload that may be kept for ``least_ttl_s`` to ``most_ttl_s`` seconds."""
     ttl = {"type": "integer", "minimum": least_ttl_s, "maximum": most_ttl_s}
     asked = {"expires_after[anchor]": {"type": "string", "enum": [anchor]}, "expires_after[seconds]": ttl}
     schema = {

@@ -1,4 +1,4 @@
-"""What the routes of files and batches need of the rest of the gateway."""
+"""Dependencies of the file and batch routes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,20 +29,20 @@ T = TypeVar("T")
 UNAVAILABLE = "service_unavailable"
 _RETRY_AFTER_MS = 2_000
 
-# Each has a thread while it waits for Postgres or the storage: together they leave some of the 40 there are.
+# Each holds a thread while it waits for Postgres or storage. Together they leave some of the pool's 40 threads free.
 MOST_CALLS, MOST_CALLS_OF_TENANT = 18, 6
 MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """What bounds the files that are kept.
+    """Limits on stored files.
 
     Attributes:
-        most_files: uploaded files of one tenant.
-        most_bytes: of them together.
-        most_file_bytes: of one that is uploaded.
-        ttl_s: how long a file is kept: an upload from then on, what a batch read or wrote from its end on.
+        most_files: uploaded files per tenant.
+        most_bytes: total size of a tenant's uploaded files.
+        most_file_bytes: size of one upload.
+        ttl_s: retention in seconds: of an upload from its creation, at most; of a batch's output from the batch's end.
     """
 
     most_files: int = 10_000
@@ -63,20 +63,19 @@ def _slots(most: int, most_of_tenant: int, what: str, *, has_reserve: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class BatchDeps:
-    """What ``batch_router.router`` takes.
+    """Dependencies of ``batch_router.router``.
 
     Attributes:
-        authenticate: a dependency of FastAPI: who asks; raises GatewayError.
-        postgres_dsn: where files and batches are known.
+        authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
+        postgres_dsn: database of files and batches.
         files_url: a folder, or ``s3://bucket/prefix``; each tenant's files are below its name.
-        reply_partitions: of the topic of the jobs' replies. Raises AwayError.
+        reply_partitions: number of partitions of the job reply topic. Raises AwayError.
         clock_ms: milliseconds since the epoch.
-        limits: of the files.
-        calls: those that are answered now, each with a thread and a connection to Postgres.
-        transfers: uploads and downloads under way. They may take long, so the last places are for tenants without any.
-        transfer_s: seconds that an upload may take to come, and a download to be taken.
-        spool_dir: where an upload is until it is whole, when ``files_url`` is no folder; None: the system's folder for
-            temporary files.
+        limits: limits on stored files.
+        calls: slots of short calls; each call holds a thread and a connection to Postgres.
+        transfers: slots of uploads and downloads. These may take long, so the last slots are for tenants without any.
+        transfer_s: longest time of an upload or a download, in seconds.
+        spool_dir: folder of incomplete uploads if ``files_url`` is not a folder; None: the system's temporary folder.
     """
 
     authenticate: Authenticate
@@ -97,26 +96,26 @@ class BatchDeps:
     spool_dir: Path | None = None
 
     async def call(self, tenant: str, answer: Callable[[], T]) -> T:
-        """What this gives, in a thread. Raises GatewayError: 429, and what it raises."""
+        """Run ``answer`` in a thread and return its result. Raises GatewayError: 429; and what ``answer`` raises."""
         with self.calls.taken(tenant):
             return await run_in_threadpool(answer)
 
     def url_of(self, tenant: str, file_id: str) -> str:
-        """Where a file is. Both are names that were checked, or made here."""
+        """URL of a file. Both names must be validated, or generated here: they become part of a path."""
         return file_url(self.files_url, tenant, file_id)
 
     def blob_of(self, tenant: str, file_id: str) -> Blob:
-        """The file itself."""
+        """Stored content of a file."""
         return blob_of(self.url_of(tenant, file_id))
 
     @property
     def spool_folder(self) -> Path:
-        """Where an upload is until it is whole: on the volume of the files, if that is one."""
+        """Folder of incomplete uploads: on the volume of the files, if ``files_url`` is a folder."""
         return (self.spool_dir or Path(gettempdir())) if "://" in self.files_url else Path(self.files_url)
 
     @contextmanager
     def store(self, tenant: str) -> Iterator[BatchStore]:
-        """What is known of this tenant's files and batches. Raises GatewayError: 503."""
+        """Store of the tenant's files and batches, for the duration of the block. Raises GatewayError: 503."""
         store = BatchStore(self.postgres_dsn, tenant)
         try:
             yield store
@@ -128,7 +127,7 @@ class BatchDeps:
 
 
 def listed(data: list[dict[str, object]], limit: int) -> dict[str, object]:
-    """A page as OpenAI's clients read it; ``data`` may have one entry more than the page, which says there are more."""
+    """A page in OpenAI's format. One entry more than ``limit`` in ``data`` says that there are more."""
     page = data[:limit]
     ids = [entry["id"] for entry in page]
     return {
@@ -141,7 +140,7 @@ def listed(data: list[dict[str, object]], limit: int) -> dict[str, object]:
 
 
 def unavailable() -> GatewayError:
-    """Postgres or the storage is away."""
+    """503: Postgres or the storage is unavailable."""
     message = "files and batches cannot be reached now"
     return GatewayError(503, UNAVAILABLE, message, retry_after_ms=_RETRY_AFTER_MS)
 

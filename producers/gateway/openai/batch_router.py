@@ -1,4 +1,4 @@
-"""The routes of files and batches, together."""
+"""Router of the file and batch routes."""
 
 from fastapi import APIRouter
 
@@ -7,7 +7,7 @@ from producers.gateway.openai.batch_deps import BatchDeps
 
 
 def router(deps: BatchDeps) -> APIRouter:
-    """All of them, below ``/v1``."""
+    """All routes, below ``/v1``."""
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
     for part in (files, batches):
         api.include_router(part.routes(deps))

@@ -1,4 +1,4 @@
-"""``/v1/batches``: offline jobs under OpenAI's names. `python -m producers.backfill run --all` runs them."""
+"""``/v1/batches``: offline jobs in OpenAI's format. `python -m producers.backfill run --all` runs them."""
 
 import re
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _EXAMPLE = {"input_file_id": answers.FILE_ID, "endpoint": "/v1/chat/completions"
 
 
 class BatchBody(BaseModel):
-    """``POST /v1/batches``."""
+    """Body of ``POST /v1/batches``."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -62,7 +62,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         openapi_extra=documented(BatchBody, {"A batch": _EXAMPLE}) | IDEMPOTENCY_KEY,
     )
     async def create(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
-        """The lines of a file, each answered as its call would be. Under an `Idempotency-Key` there is one batch."""
+        """Answer each line of a file like a call of its own. Calls with the same `Idempotency-Key` create one batch."""
         body = parse(BatchBody, await body_of(request))
         key = checked_key(request.headers.get(HEADER))
         return batch_json(await deps.call(identity.tenant, partial(_created, deps, identity.tenant, body, key)))
@@ -78,7 +78,7 @@ def routes(deps: BatchDeps) -> APIRouter:
 
     @api.get("/batches/{batch_id}", summary="One batch", response_model=None, responses=read | answers.BATCH)
     async def get_batch(batch_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
-        """How far it is, and where its answers are."""
+        """Progress of a batch, and the ids of its output files."""
         return batch_json(await deps.call(identity.tenant, partial(_found, deps, identity.tenant, batch_id)))
 
     @api.post(
@@ -88,7 +88,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         responses=errors((*READING, 400, 409), {**said, **answers.ENDED}) | answers.BATCH,
     )
     async def cancel(batch_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
-        """What is done is kept. A batch that was cancelled before is told as it is."""
+        """Lines already answered are kept. Cancelling a cancelled batch again returns it unchanged."""
         return await deps.call(identity.tenant, partial(_cancel, deps, identity.tenant, batch_id))
 
     return api
@@ -117,7 +117,7 @@ def _cancel(deps: BatchDeps, tenant: str, batch_id: str) -> dict[str, object]:
 
 
 def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> Batch:
-    """A new batch, or the one that there is under this key. Raises GatewayError."""
+    """A new batch, or the one already created under this key. Raises GatewayError."""
     if key is None:
         return _new(deps, tenant, body, new_job_id())
     job_id = _job_id_of(tenant, key)
@@ -127,8 +127,8 @@ def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> 
     try:
         return _new(deps, tenant, body, job_id)
     except GatewayError:
-        # Another call with this key may have been first: nobody makes a second job of the same id. Or this one made
-        # it, and was not told so.
+        # Another call with this key may have created it: job ids are unique. Or this call did, and the confirmation
+        # was lost.
         made = _made(deps, tenant, body, job_id)
         if made is None:
             raise
@@ -136,12 +136,12 @@ def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> 
 
 
 def _job_id_of(tenant: str, key: str) -> str:
-    """The id that the job of this key has, and no other one of any tenant."""
+    """Job id derived from tenant and key; no other key of any tenant gets it."""
     return blake2b(f"{tenant}\n{key}".encode(), digest_size=8).hexdigest()
 
 
 def _made(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch | None:
-    """The batch of a key, if there is one. Raises GatewayError: 422, it was made with another body; 503."""
+    """The batch created under this key, or None. Raises GatewayError: 422 if it had another body; 503."""
     with deps.store(tenant) as store:
         made = store.batch(_batch_id(job_id))
     if made is None:
@@ -167,7 +167,7 @@ def _new(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch:
             window_ms=DEFAULT_WINDOW_MS,
         )
         fingerprint = deps.blob_of(tenant, file.file_id).fingerprint()
-        # The runner counts the rows: until then the batch is being validated.
+        # The runner counts the rows; until then the batch is ``validating``.
         created_at_ms = deps.clock_ms()
         job = Job(
             job_id,
@@ -196,7 +196,7 @@ def _storable(metadata: dict[str, str] | None) -> dict[str, str] | None:
 
 
 def _found(deps: BatchDeps, tenant: str, batch_id: str) -> Batch:
-    """Raises GatewayError: 404, 503."""
+    """The batch. Raises GatewayError: 404, 503."""
     batch = None
     if _ID.fullmatch(batch_id):
         note_object(batch_id)
@@ -208,14 +208,14 @@ def _found(deps: BatchDeps, tenant: str, batch_id: str) -> Batch:
 
 
 def status_of(job: Job) -> str:
-    """OpenAI's word for where a job stands."""
+    """OpenAI's status of a job."""
     if not job.counted and job.status in _STATUS:
         return "validating"
     return _STATUS.get(job.status, job.status.value)
 
 
 def batch_json(batch: Batch) -> dict[str, object]:
-    """As OpenAI's clients read it."""
+    """A batch in OpenAI's format."""
     job, tally = batch.job, batch.job.tally
     failed = tally.failed + tally.expired + tally.cancelled
     ended_at = _seconds(job.ended_at_ms)

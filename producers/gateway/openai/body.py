@@ -1,4 +1,4 @@
-"""Bodies of requests: bytes in, a model out, or an error that names the field. Nothing of a body is quoted."""
+"""Parse and validate request bodies. Errors name the field and never quote the body."""
 
 import re
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ _REFERENCE = "#/$defs/"
 
 
 def parse(model: type[ModelT], raw: bytes) -> ModelT:
-    """The body as this model.
+    """Parse a body as ``model``.
 
     Raises:
-        GatewayError: 400: not UTF-8, no JSON (``NaN`` and ``Infinity`` are none), nested too deeply, a key twice in one
-            object, or not what the model takes; then ``field`` is where.
+        GatewayError: 400: too many values, not UTF-8, invalid JSON (such as ``NaN`` or ``Infinity``), nested too
+            deeply, a duplicate key in an object, or invalid for the model; ``field`` names the place, if known.
     """
     if has_too_many_values(raw):
         raise GatewayError(400, INVALID_JSON, f"the body has more than {MOST_VALUES} values", field="body")
     try:
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        # It says what was expected and where, and shows nothing of the body.
+        # The message says what was expected and where, and quotes nothing of the body.
         raise GatewayError(400, INVALID_JSON, f"the body is no valid JSON: {error}", field="body") from None
     try:
-        # Two readers may take different ones of them. What was read above is UTF-8, and not deep.
+        # Parsers differ in which duplicate they take. The body is known to be UTF-8 and not deep.
         _KEYS.decode(raw.decode())
     except _RepeatedKeyError as error:
         field = error.name if _NAME.fullmatch(error.name) else None
@@ -58,14 +58,14 @@ def _no_key_twice(pairs: list[tuple[str, object]]) -> None:
 
 
 def _nothing(_text: str) -> None:
-    """Python refuses numbers of more than 4,300 digits, and here none matters."""
+    """Ignore a number: Python raises for integers of more than 4,300 digits, and only keys matter here."""
 
 
 _KEYS = JSONDecoder(object_pairs_hook=_no_key_twice, parse_int=_nothing, parse_float=_nothing)
 
 
 def validated(model: type[ModelT], value: object) -> ModelT:
-    """The same of JSON that was read already. Raises GatewayError: 400."""
+    """Validate parsed JSON. Raises GatewayError: 400."""
     if not isinstance(value, dict):
         raise GatewayError(400, INVALID_JSON, "the body must be a JSON object")
     try:
@@ -76,11 +76,11 @@ def validated(model: type[ModelT], value: object) -> ModelT:
 
 
 def documented(model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What OpenAPI says of a route that takes this body.
+    """OpenAPI request body of a route.
 
     Args:
-        model: of the body.
-        examples: bodies by their summary.
+        model: model of the body.
+        examples: example bodies by summary.
     """
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
@@ -104,7 +104,7 @@ def _refusal(error: ErrorDetails) -> GatewayError:
     field = _path(error["loc"]) or None
     if error["type"] == "missing":
         return GatewayError(400, MISSING_PARAMETER, f"{field}: must be given", field=field)
-    # What pydantic says of a value never shows it, without the input.
+    # Without the input, pydantic's message does not show the value.
     return GatewayError(400, Code.INVALID, error["msg"] if field is None else f"{field}: {error['msg']}", field=field)
 
 
@@ -116,13 +116,13 @@ def _path(location: tuple[int | str, ...]) -> str:
         elif _NAME.fullmatch(part):
             path += f".{part}" if path else part
         else:
-            # A key of a mapping is the caller's own text.
+            # A key of a mapping is the caller's text, which is not quoted.
             break
     return path
 
 
 def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """The schema with what it refers to in the place of the references: no body refers to itself."""
+    """The schema with its references replaced by their definitions. No body model is recursive."""
     if isinstance(node, dict):
         reference = node.get("$ref")
         if isinstance(reference, str):

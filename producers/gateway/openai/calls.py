@@ -1,4 +1,4 @@
-"""One call that sends work: authorised, published once, waited for, and cancelled if its caller goes away."""
+"""Steps of a call that sends work: authorize, publish once, wait, and cancel if the client disconnects."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,23 +26,23 @@ log = get_logger(__name__)
 _CANCEL_TIMEOUT_S: Final = 5.0
 
 MakeRequest = Callable[[str], InferenceRequest]
-"""The request under this id. Raises GatewayError: 400."""
+"""Makes the request with this id. Raises GatewayError: 400."""
 
 
 def senders(deps: OpenAIDeps) -> Authenticate:
-    """The dependency of a route that sends work."""
+    """FastAPI dependency that authorizes a route to send work."""
     return require(deps.authenticate, Scope.INFERENCE, writes=True)
 
 
 async def body_of(request: Request) -> bytes:
-    """The body, which is kept nowhere else. Raises GatewayError: 413, 429, 499, 503."""
-    # Not a list of its pieces, each of which may be one byte in an object of its own.
+    """Read the body without caching it on the request. Raises GatewayError: 413, 429, 499, 503."""
+    # Not a list of chunks: each may be a single byte in an object of its own.
     body = bytearray()
     try:
         async for piece in request.stream():
             body += piece
     except BaseException as error:
-        # Whoever keeps the error has this frame with it.
+        # A stored exception keeps this frame alive, and the body with it.
         body.clear()
         if isinstance(error, ClientDisconnect):
             raise client_gone(None) from None
@@ -51,7 +51,7 @@ async def body_of(request: Request) -> bytes:
 
 
 async def publish(deps: OpenAIDeps, request: Request, identity: Identity, raw: bytes, make: MakeRequest) -> Published:
-    """Publish what a body says. Raises GatewayError."""
+    """Publish the request made from a body. Raises GatewayError."""
     record = make(deps.submitter.new_request_id())
     key = request.headers.get(HEADER)
     return await publish_once(
@@ -60,7 +60,7 @@ async def publish(deps: OpenAIDeps, request: Request, identity: Identity, raw: b
 
 
 async def reply_of(published: Published, receive: Receive, wait_s: float) -> InferenceReply:
-    """The reply, which is ``ok``; nobody waits for it any more. Raises GatewayError."""
+    """Wait for an ``ok`` reply, then release the waiter. Raises GatewayError."""
     waiting = published.source
     if isinstance(waiting, InferenceReply):
         return checked(waiting)
@@ -78,19 +78,19 @@ async def reply_of(published: Published, receive: Receive, wait_s: float) -> Inf
 
 
 async def leave(published: Published) -> None:
-    """Its caller went away: nobody wants the answer, unless somebody may come back for it with its key."""
+    """Cancel the request of a disconnected client, unless the client may fetch the answer with its idempotency key."""
     if isinstance(published.source, InferenceReply) or published.call.has_key:
         return
     try:
         async with asyncio.timeout(_CANCEL_TIMEOUT_S):
             await published.source.cancel()
     except (GatewayError, TimeoutError) as error:
-        # It goes on, and its answer is kept for nobody.
+        # The request runs on; nobody reads its answer.
         log.warning("cancel_failed", request_id=published.request_id, error=type(error).__name__)
 
 
 def checked(reply: InferenceReply) -> InferenceReply:
-    """The same reply. Raises GatewayError: it is not ``ok``."""
+    """Return the reply. Raises GatewayError if it is not ``ok``."""
     error = error_of(reply)
     if error is not None:
         raise error
@@ -100,12 +100,12 @@ def checked(reply: InferenceReply) -> InferenceReply:
 def asked(
     deps: OpenAIDeps, published: Published, reply: InferenceReply | None = None, *, with_usage: bool = False
 ) -> Asked:
-    """What the answer to a call repeats. An answer that is given again says the same time again."""
+    """Request fields that the response repeats. The time is the reply's, the same in a repeated response."""
     submitted_at_ms = None if reply is None else reply.timings.submitted_at_ms
     at_ms = deps.clock_ms() if submitted_at_ms is None else submitted_at_ms
     return Asked(published.request_id, published.model, at_ms // 1_000, with_usage)
 
 
 def json_response(reply: InferenceReply, body: bytes) -> Response:
-    """A body of JSON, and the id of the request it answers."""
+    """JSON response with the request id in a header."""
     return Response(body, media_type="application/json", headers={REQUEST_ID_HEADER: reply.request_id})

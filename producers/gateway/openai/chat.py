@@ -77,7 +77,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
         openapi_extra=documented(ChatBody, _EXAMPLES) | IDEMPOTENCY_KEY,
     )
     async def chat_completions(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
-        """The last message is answered; with `stream`, while the answer is made."""
+        """Answer the last message; with `stream`, send the text as it is generated."""
         published, wish = await _publish(deps, request, identity)
         return await text_response(deps, request, published, wish, ChatStream, chat_completion)
 
@@ -85,7 +85,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
 
 
 async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tuple[Published, Wish]:
-    """From here on nothing holds the body."""
+    """Publish the request. Nothing holds the body afterwards."""
     raw = await body_of(request)
     body = parse(ChatBody, raw)
     published = await publish(

@@ -59,7 +59,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
         openapi_extra=documented(CompletionBody, _EXAMPLES) | IDEMPOTENCY_KEY,
     )
     async def completions(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
-        """The prompt is gone on with; with `stream`, while the text is made."""
+        """Continue the prompt; with `stream`, send the text as it is generated."""
         published, wish = await _publish(deps, request, identity)
         return await text_response(deps, request, published, wish, CompletionStream, completion)
 
@@ -67,7 +67,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
 
 
 async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tuple[Published, Wish]:
-    """From here on nothing holds the body."""
+    """Publish the request. Nothing holds the body afterwards."""
     raw = await body_of(request)
     body = parse(CompletionBody, raw)
     published = await publish(

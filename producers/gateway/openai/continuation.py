@@ -1,31 +1,31 @@
-"""What of a streamed answer may be sent to somebody who cannot be told that it began again. Pure."""
+"""Continue a stream whose run restarted, for clients that cannot discard text already sent. Pure."""
 
 from fairlane.client.reassembly import TextDelta
 
 
 class DivergedError(Exception):
-    """The answer began again and became another one: what was sent cannot be taken back."""
+    """The restarted answer differs from the text already sent, which cannot be withdrawn."""
 
 
 class Continuation:
-    """The text that was sent, and the text there is.
+    """Compares the text already sent with the text of a restarted run.
 
-    A run may be lost with its machine; the next one begins anew. Where it says the same again, which is usual without
-    sampling, it is followed silently until it says more. Where it does not, the stream is over.
+    A run may be lost with its machine; the next run starts from the beginning. While it repeats the text already sent,
+    which is usual without sampling, nothing is sent until it goes beyond that text. If it differs, the stream ends.
     """
 
     def __init__(self) -> None:
         self._sent: list[str] = []
         self._again: str | None = None
-        """The text since the last restart, as long as it is not all that was sent."""
+        """Text since the last restart, until it covers all that was sent."""
 
     @property
     def sent(self) -> str:
-        """All text that was sent."""
+        """All text sent so far."""
         return "".join(self._sent)
 
     def feed(self, delta: TextDelta) -> str:
-        """The text to send now; may be empty. Raises DivergedError."""
+        """Return the text to send now; may be empty. Raises DivergedError."""
         if delta.restarted:
             self._again = ""
         if self._again is None:
@@ -42,6 +42,6 @@ class Continuation:
         return again[len(sent) :]
 
     def finish(self) -> None:
-        """No more deltas come, and the answer was ``ok``. Raises DivergedError: it is shorter than what was sent."""
+        """Check the end of an ``ok`` answer. Raises DivergedError: it is shorter than the text sent."""
         if self._again is not None and self._again != self.sent:
             raise DivergedError

@@ -1,4 +1,4 @@
-"""What these routes need of the rest of the gateway."""
+"""Dependencies of the inference and model routes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ KEEP_ALIVE_S = 10.0
 
 
 class Catalog(Protocol):
-    """Which models there are."""
+    """Models of the deployment."""
 
     def models_of(self, tenant: str) -> Sequence[ModelVersion]:
-        """Those that this tenant may use, in any order."""
+        """Models that this tenant may use, in any order."""
         ...
 
 
@@ -28,16 +28,16 @@ def _nobody(_tenant: str, _request: InferenceRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIDeps:
-    """What ``router`` takes.
+    """Dependencies of ``router``.
 
     Attributes:
-        submitter: the way into the log and back.
-        authenticate: a dependency of FastAPI: who asks; raises GatewayError.
-        catalog: the models.
-        idempotency: the calls that have a key.
-        wait_s: longest a call waits for its answer, and a stream for its next piece.
-        keep_alive_s: how long a stream may be silent; also how long the status of a stream is held back, so that a
-            request that is refused soon is refused with a status of its own.
+        submitter: publishes requests and waits for replies.
+        authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
+        catalog: models by tenant.
+        idempotency: deduplicates calls by key.
+        wait_s: longest wait of a call for its answer, and of a stream for its next piece.
+        keep_alive_s: longest silence of a stream before a keep-alive. The status of a stream is held back as long, so
+            that a request that fails by then gets an error status.
         clock_ms: milliseconds since the epoch.
         on_accepted: see ``publish_once``.
     """

@@ -1,4 +1,4 @@
-"""What OpenAPI says of these routes beside their bodies."""
+"""OpenAPI responses, headers and examples of the OpenAI routes."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ _KEY = "Idempotency-Key"
 
 
 class Told(NamedTuple):
-    """An error of a route: when it comes, and an example of what is said."""
+    """Documented error of a route: when it occurs, and an example."""
 
     description: str
     code: str
@@ -114,11 +114,11 @@ _EVENT = {
 
 
 def errors(statuses: tuple[int, ...], said: Mapping[int, Told] | None = None) -> Responses:
-    """The answers that are no success: these, and any other in the same shape.
+    """OpenAPI error responses: the given statuses, and a default of the same shape.
 
     Args:
-        statuses: those that the route is known to answer with.
-        said: of these what is not as elsewhere.
+        statuses: error statuses of the route.
+        said: rows that replace or extend the common ones.
     """
     rows = {**_ERRORS, **(said or {})}
     told: Responses = {}
@@ -134,7 +134,7 @@ def errors(statuses: tuple[int, ...], said: Mapping[int, Told] | None = None) ->
 
 
 def success(model: type[object], example: dict[str, Any], streamed: str | None = None) -> Responses:
-    """The answer that is one; ``streamed`` is what a stream begins with."""
+    """OpenAPI success response; ``streamed`` is an example of a stream's first event."""
     content: dict[str, Any] = {"application/json": {"example": example}}
     if streamed is not None:
         content["text/event-stream"] = {"itemSchema": _EVENT, "example": streamed}

@@ -43,7 +43,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
         openapi_extra=documented(EmbeddingBody, _EXAMPLES) | IDEMPOTENCY_KEY,
     )
     async def create_embeddings(request: Request, identity: Annotated[Identity, Depends(sender)]) -> Response:
-        """One vector per text, in their order."""
+        """One vector per text, in the order of the texts."""
         published, as_base64, dimensions = await _publish(deps, request, identity)
         reply = await reply_of(published, request.receive, deps.wait_s)
         answer = embeddings(reply, asked(deps, published, reply), as_base64=as_base64, dimensions=dimensions)
@@ -53,7 +53,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
 
 
 async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tuple[Published, bool, int | None]:
-    """And how the vectors are wanted. From here on nothing holds the body."""
+    """Publish the request; returns also ``as_base64`` and ``dimensions``. Nothing holds the body afterwards."""
     raw = await body_of(request)
     body = parse(EmbeddingBody, raw)
     published = await publish(

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, with the words that its clients look for."""
+"""Errors in OpenAI's format, with the codes and headers that its clients read."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -17,7 +17,7 @@ MISSING_PARAMETER = "missing_required_parameter"
 INVALID_JSON = "invalid_json"
 MODEL_NOT_FOUND = "model_not_found"
 STREAM_RESTARTED = "stream_restarted"
-"""The gateway's own code: a stream cannot go on, because the answer began anew with other text."""
+"""The gateway's own code: the answer restarted with other text, so the stream cannot continue."""
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -31,7 +31,7 @@ _CODES: Mapping[str, str] = {
     Code.QUOTA_EXCEEDED: "rate_limit_exceeded",
 }
 
-# A field of our records, and what it is called in a body of OpenAI's.
+# OpenAI's name of a record field.
 _PARAMS: Mapping[str, str] = {"texts": "input"}
 _FAIRLANE_FIELDS = frozenset(
     {"priority", "timeout_ms", "retrieval", "cache", "conversation_id", "conversation_after", "group"}
@@ -39,7 +39,7 @@ _FAIRLANE_FIELDS = frozenset(
 
 
 def speaks_openai(path: str) -> bool:
-    """Whether errors of this path are told in OpenAI's shape."""
+    """Whether errors of this path use OpenAI's format."""
     return any(path == known or path.startswith(known + "/") for known in _PATHS)
 
 
@@ -56,33 +56,33 @@ def error_body(error: GatewayError) -> dict[str, object]:
 
 
 def error_type(status: int) -> str:
-    """OpenAI's kind of error for a status of HTTP."""
+    """OpenAI's error type for an HTTP status."""
     return "server_error" if status >= 500 else _TYPES.get(status, "invalid_request_error")
 
 
 def error_headers(error: GatewayError) -> dict[str, str]:
-    """When to try again, and which request it is about. Clients of OpenAI's read ``retry-after-ms`` first."""
+    """Retry and request id headers. OpenAI's clients read ``retry-after-ms`` first."""
     headers = {}
     if error.retry_after_ms is not None:
         headers = {"retry-after": str(ceil(error.retry_after_ms / 1_000)), "retry-after-ms": str(error.retry_after_ms)}
     if error.request_id is not None:
         headers[REQUEST_ID_HEADER] = error.request_id
     if error.code in (WAITED_TOO_LONG, UNCERTAIN):
-        # The work may go on; OpenAI's clients would send it again by themselves, and have it done twice.
+        # The request may still run; OpenAI's clients would retry on their own and run it twice.
         headers["x-should-retry"] = "false"
     return headers
 
 
 def error_response(error: GatewayError) -> "JSONResponse":
-    """The whole answer."""
-    # Offline jobs use the other words of this module, and have no web framework.
+    """The error response."""
+    # Imported here: offline jobs use this module without a web framework.
     from starlette.responses import JSONResponse
 
     return JSONResponse(error_body(error), status_code=error.status, headers=error_headers(error))
 
 
 def param_of(field: str) -> str:
-    """What a field of ``InferenceRequest`` is called in the body that it was made from."""
+    """Name in an OpenAI body of a field of ``InferenceRequest``."""
     name = field.removeprefix("parameters.").removeprefix("input.")
     head = name.split(".", 1)[0].split("[", 1)[0]
     if head in _FAIRLANE_FIELDS:

@@ -1,4 +1,4 @@
-"""Fields of OpenAI's bodies that Fairlane has nothing for: which may be there, and with what value. Pure data."""
+"""OpenAI fields that Fairlane does not implement, with the values it accepts. Pure data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from producers.gateway.errors import GatewayError
 from producers.gateway.openai.errors import UNKNOWN_PARAMETER, UNSUPPORTED_PARAMETER
 
 Neutral = Mapping[str, Sequence[object] | None]
-"""By field, the values that change nothing; None: any does."""
+"""Accepted values by field, those that change nothing; None: any value."""
 
 _SAMPLING: Neutral = {
     "n": (1, None),
@@ -48,7 +48,7 @@ MESSAGE: Neutral = {
     "function_call": (None,),
     "tool_calls": ([], None),
 }
-"""What an assistant's message of an earlier answer brings along."""
+"""Includes the fields that an assistant message of an earlier answer carries."""
 
 COMPLETION: Neutral = {
     **_SAMPLING,
@@ -62,15 +62,15 @@ EMBEDDING: Neutral = {"user": None}
 
 
 def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: Neutral, within: str = "") -> None:
-    """Refuse what would be expected to change the answer and cannot.
+    """Reject fields that would be expected to change the answer and cannot.
 
     Args:
-        extra: the fields of a body that its model does not have.
-        neutral: those that may be there.
-        within: where they stand, with the dot after it.
+        extra: fields of a body that its model does not have.
+        neutral: accepted fields and values.
+        within: path of the fields, with a trailing dot.
 
     Raises:
-        GatewayError: 400, naming the first of them.
+        GatewayError: 400, naming the first such field.
     """
     for name, value in (extra or {}).items():
         if name not in neutral:
@@ -83,7 +83,7 @@ def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: Neutral, within
 
 
 def described(neutral: Neutral) -> dict[str, Any]:
-    """The properties of a JSON schema that these fields are."""
+    """JSON schema properties of these fields."""
     return {
         name: {"description": "Taken, and changes nothing."} if allowed is None else {"enum": _distinct(allowed)}
         for name, allowed in neutral.items()
@@ -91,7 +91,7 @@ def described(neutral: Neutral) -> dict[str, Any]:
 
 
 def _distinct(values: Sequence[object]) -> list[object]:
-    # 0 and 0.0 are one value of JSON.
+    # 0 and 0.0 are the same JSON value.
     return [value for index, value in enumerate(values) if value not in values[:index]]
 
 

@@ -1,4 +1,4 @@
-"""``/v1/files``: what batches are made from, and what they are answered with."""
+"""``/v1/files``: input and output files of batches."""
 
 import asyncio
 import re
@@ -39,15 +39,14 @@ from producers.gateway.reply_errors import client_gone
 log = get_logger(__name__)
 
 QUOTA_REACHED = "insufficient_quota"
-"""OpenAI's word."""
+"""OpenAI's code."""
 
 LEAST_TTL_S = 3_600
 _ANCHOR = "created_at"
 LENGTH_REQUIRED = "length_required"
 """The gateway's own code."""
 _COMING_MS = 2 * 3_600_000
-"""How long an upload that is not written, because its gateway died, has its place in the quota: longer than one may
-take."""
+"""How long an unfinished upload counts toward the quota if its gateway died: longer than an upload may take."""
 
 _PURPOSES = (None, INPUT_PURPOSE, OUTPUT_PURPOSE)
 _ID = re.compile(r"file-[0-9a-f]{24}")
@@ -71,7 +70,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         openapi_extra=answers.upload_body(INPUT_PURPOSE, _ANCHOR, LEAST_TTL_S, deps.limits.ttl_s),
     )
     async def upload(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
-        """JSON lines for a batch. The body goes to disk as it comes, once it has its place there."""
+        """Upload JSON lines for a batch. Quota is reserved first; then the body is written to disk as it arrives."""
         declared = declared_bytes(request.scope)
         if declared is None:
             raise GatewayError(411, LENGTH_REQUIRED, "the length of the body must be given", field="content-length")
@@ -107,7 +106,7 @@ def routes(deps: BatchDeps) -> APIRouter:
 
     @api.get("/files/{file_id}", summary="One file", response_model=None, responses=read | answers.FILE)
     async def get_file(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
-        """Its size and its name."""
+        """Metadata of a file, such as size and name."""
         return file_json(await deps.call(identity.tenant, partial(found_file, deps, identity.tenant, file_id)))
 
     @api.get(
@@ -117,13 +116,13 @@ def routes(deps: BatchDeps) -> APIRouter:
         responses=read | answers.CONTENT,
     )
     async def get_content(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> StreamingResponse:
-        """Block by block."""
+        """Content of a file, streamed in blocks."""
         blob, fingerprint = await deps.call(identity.tenant, partial(_opened, deps, identity.tenant, file_id))
         return _Download(blob, fingerprint, deps.transfers.taken(identity.tenant), deps.transfer_s)
 
     @api.delete("/files/{file_id}", summary="Delete a file", response_model=None, responses=read | answers.DELETED)
     async def delete_file(file_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
-        """A batch that is still to read it fails."""
+        """A batch that has yet to read the file fails."""
         await deps.call(identity.tenant, partial(_delete, deps, identity.tenant, file_id))
         return {"id": file_id, "object": "file", "deleted": True}
 
@@ -131,8 +130,8 @@ def routes(deps: BatchDeps) -> APIRouter:
 
 
 class _Download(StreamingResponse):
-    """The content of a file; a transfer for as long as it takes, or may: then it is cut off. If it is refused, then
-    before it begins."""
+    """Content of a file. Holds a transfer slot while it is sent, and is cut off after ``transfer_s`` seconds. Without a
+    free slot, the call fails before the response starts."""
 
     def __init__(
         self, blob: Blob, fingerprint: Fingerprint, transfer: AbstractContextManager[None], transfer_s: float
@@ -148,7 +147,7 @@ class _Download(StreamingResponse):
 
 
 def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
-    """A file that is whole. Raises GatewayError: 404, 503."""
+    """A complete file. Raises GatewayError: 404, 503."""
     if not _ID.fullmatch(file_id):
         raise _not_found()
     note_object(file_id)
@@ -168,7 +167,7 @@ def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
 
 
 def file_json(file: StoredFile) -> dict[str, object]:
-    """As OpenAI's clients read it."""
+    """A file in OpenAI's format."""
     return {
         "id": file.file_id,
         "object": "file",
@@ -183,12 +182,12 @@ def file_json(file: StoredFile) -> dict[str, object]:
 
 
 def stored_name(given: str | None) -> str:
-    """What an uploaded file is called: as its owner calls it, if Postgres and JSON can say that."""
+    """Name of an uploaded file: the given one, cut and without characters that Postgres or JSON cannot hold."""
     return without_nul(clean_text(given or "batch.jsonl"))[:_MOST_NAME_CHARS]
 
 
 def asked_ttl_s(form: FormData, most_s: int) -> int:
-    """How long an uploaded file is to be kept. Raises GatewayError: 400."""
+    """Requested retention of an upload, in seconds. Raises GatewayError: 400."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return most_s
@@ -216,22 +215,22 @@ def _opened(deps: BatchDeps, tenant: str, file_id: str) -> tuple[Blob, Fingerpri
         try:
             return blob, blob.fingerprint()
         except NoSuchInputError:
-            # Deleted just now.
+            # Deleted since it was found.
             raise _not_found() from None
 
 
 def _delete(deps: BatchDeps, tenant: str, file_id: str) -> None:
     file = found_file(deps, tenant, file_id)
     with deps.store(tenant) as store:
-        # First: nothing is stored that nobody can find.
+        # Content first: no content is stored without an entry that names it.
         deps.blob_of(tenant, file.file_id).delete()
         store.remove_file(file.file_id)
 
 
 def _reserve(deps: BatchDeps, tenant: str, declared_bytes: int) -> StoredFile:
-    """The place of an upload in the quota, before any of it comes. Raises GatewayError: 403, 503."""
+    """Reserve quota for an upload before its body is read. Raises GatewayError: 403, 503."""
     now_ms, limits = deps.clock_ms(), deps.limits
-    # What else is in the form is not known yet: its file has at least this, and is measured when it is whole.
+    # The size of the other form fields is not known yet. The file is measured when it is complete.
     size_bytes = max(0, declared_bytes - MOST_FORM_BYTES)
     file = StoredFile(new_file_id(), tenant, INPUT_PURPOSE, stored_name(None), size_bytes, now_ms)
     with deps.store(tenant) as store:
@@ -243,13 +242,13 @@ def _reserve(deps: BatchDeps, tenant: str, declared_bytes: int) -> StoredFile:
 
 
 def _leave(deps: BatchDeps, file: StoredFile) -> None:
-    """Give the place back. If Postgres is away just now, the sweep does."""
+    """Release the reserved quota. If Postgres is unavailable, the sweep does it later."""
     with suppress(GatewayError), deps.store(file.tenant) as store:
         store.remove_file(file.file_id)
 
 
 async def _received(deps: BatchDeps, request: Request) -> FormData:
-    """The form, with its file on the disk; close it. Raises GatewayError."""
+    """Receive the form, with its file on disk; the caller must close it. Raises GatewayError."""
     try:
         async with asyncio.timeout(deps.transfer_s):
             return await form_of(request, deps.spool_folder)
@@ -261,12 +260,12 @@ async def _received(deps: BatchDeps, request: Request) -> FormData:
         log.error("upload_not_spooled", error=errorcode.get(error.errno or 0, "unknown"))
         raise unavailable() from None
     except (MultiPartException, ValueError):
-        # ValueError: the charset that a body names may be any that Python has, also one that decodes no text.
+        # ValueError: a body may name any codec of Python as its charset, also one that decodes no text.
         raise _no_form() from None
 
 
 def _described(deps: BatchDeps, coming: StoredFile, form: FormData) -> tuple[UploadFile, StoredFile]:
-    """The file of a form, and what it is to be stored as. Raises GatewayError: 400."""
+    """The file of a form, and its entry. Raises GatewayError: 400, 413."""
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
         raise _invalid("file", "must be given, as a file")
@@ -292,7 +291,7 @@ def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> dict[str, ob
         try:
             blob.write(_blocks(upload.file))
         except BaseException:
-            # S3 may have it though it did not say so. If that cannot be deleted now, its place is kept for the sweep.
+            # S3 may have stored it without confirming. If it cannot be deleted now, the entry stays for the sweep.
             with suppress(AwayError, JobFailedError):
                 blob.delete()
                 store.remove_file(file.file_id)

@@ -1,24 +1,24 @@
-"""How many values a text of JSON has, before any of them is made. Pure.
+"""Bound the number of values in a JSON text before it is parsed. Pure.
 
-Two bytes of JSON become an object of some 60, and the event loop makes a million of them a second: a bound on the
-bytes of a body bounds neither.
+Two bytes of JSON become an object of about 60 bytes, and the event loop makes about a million of them a second: a bound
+on the bytes of a body bounds neither memory nor time.
 """
 
 from typing import Final
 
 MOST_VALUES: Final = 50_000
-"""Of one body: 512 messages of several parts have some thousands. Read in some 50 ms."""
+"""Per body. 512 messages of several parts have a few thousand. Parsed in about 50 ms."""
 
 _OPENING: Final = (b",", b"[", b"{")
-"""Each value stands behind one of these, but for those of keys, which their keys are counted for, and the whole."""
+"""Each value follows one of these, except the value of a key, counted with its key, and the outermost value."""
 
 
 def has_too_many_values(raw: bytes, most: int = MOST_VALUES) -> bool:
-    """Whether it has more than so many values. For invalid JSON the result is meaningless, but just as fast."""
+    """Whether the text has more than ``most`` values. For invalid JSON the result is meaningless, but as fast."""
     if _count(raw) <= most:
-        # With what stands in its strings.
+        # An upper bound: it includes marks inside strings.
         return False
-    # From here on every quotation mark begins or ends a string.
+    # Without escapes, every quotation mark begins or ends a string.
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > 4 * most:
         return True

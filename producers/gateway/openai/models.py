@@ -25,7 +25,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
         responses={200: {"content": {"application/json": {"example": {"object": "list", "data": [_MODEL]}}}}},
     )
     async def list_models(identity: Annotated[Identity, Depends(deps.authenticate)]) -> ModelList:
-        """Those that this tenant may use, in the order of their names."""
+        """Models that this tenant may use, sorted by name."""
         names = sorted(model.model for model in deps.catalog.models_of(identity.tenant))
         return ModelList(data=[Model(id=name) for name in names])
 
@@ -40,7 +40,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
         },
     )
     async def get_model(request: Request, identity: Annotated[Identity, Depends(deps.authenticate)]) -> Model:
-        """Whether this tenant may use it."""
+        """A model that this tenant may use."""
         model: str = request.path_params["model"]
         if all(model != known.model for known in deps.catalog.models_of(identity.tenant)):
             raise GatewayError(404, Code.UNKNOWN_MODEL, "no such model, or not for this tenant", field="model")

@@ -1,4 +1,4 @@
-"""The bodies that OpenAI's clients send, and the requests they become."""
+"""OpenAI request bodies, and their conversion to ``InferenceRequest``."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ _SOME_TEXT_SCHEMA = {"type": "string", "minLength": 1}
 
 
 def _text_of_parts(content: object) -> object:
-    """The text of a message: a string, or text parts, one after the other."""
+    """Text of a message: a string, or concatenated text parts."""
     if not isinstance(content, list):
         return content
     texts = []
@@ -115,7 +115,7 @@ MaxTokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 
 
 def _taking(neutral: Neutral) -> ConfigDict:
-    """A model whose other fields are for ``refuse_unsupported``, and are told in its schema."""
+    """Config of a model whose extra fields are left to ``refuse_unsupported`` and listed in the schema."""
 
     def add(schema: dict[str, Any]) -> None:
         schema["properties"] |= described(neutral)
@@ -128,7 +128,7 @@ _CLOSED = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
 class RetrievalOptions(BaseModel):
-    """Where to look for context first."""
+    """Retrieval of context before generation."""
 
     model_config = _CLOSED
 
@@ -138,7 +138,7 @@ class RetrievalOptions(BaseModel):
 
 
 class EmbeddingOptions(BaseModel):
-    """What Fairlane can be told beyond OpenAI's fields."""
+    """Fairlane's options beyond OpenAI's fields."""
 
     model_config = _CLOSED
 
@@ -154,7 +154,7 @@ class EmbeddingOptions(BaseModel):
 
 
 class GenerateOptions(EmbeddingOptions):
-    """The same, for text."""
+    """Fairlane's options for text generation."""
 
     retrieval: RetrievalOptions | None = None
     conversation_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -162,7 +162,7 @@ class GenerateOptions(EmbeddingOptions):
 
 
 class StreamOptions(BaseModel):
-    """What a stream brings beside its text."""
+    """Content of a stream besides text."""
 
     model_config = _CLOSED
 
@@ -171,7 +171,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn. ``developer`` is ``system``."""
+    """One turn. ``developer`` is treated as ``system``."""
 
     model_config = _taking(MESSAGE)
 
@@ -192,12 +192,12 @@ class _Generate(BaseModel):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with what was used."""
+        """Whether a stream ends with usage."""
         return self.stream_options is not None and self.stream_options.include_usage is True
 
 
 class ChatBody(_Generate):
-    """``POST /v1/chat/completions``."""
+    """Body of ``POST /v1/chat/completions``."""
 
     model_config = _taking(CHAT)
 
@@ -209,7 +209,7 @@ class ChatBody(_Generate):
 
 
 class CompletionBody(_Generate):
-    """``POST /v1/completions``."""
+    """Body of ``POST /v1/completions``."""
 
     model_config = _taking(COMPLETION)
 
@@ -218,7 +218,7 @@ class CompletionBody(_Generate):
 
 
 class EmbeddingBody(BaseModel):
-    """``POST /v1/embeddings``."""
+    """Body of ``POST /v1/embeddings``."""
 
     model_config = _taking(EMBEDDING)
 
@@ -232,7 +232,7 @@ class EmbeddingBody(BaseModel):
 
 
 def chat_request(body: ChatBody, tenant: str, request_id: str) -> InferenceRequest:
-    """The request of a chat. Raises GatewayError: 400."""
+    """Request of a chat. Raises GatewayError: 400."""
     refuse_unsupported(body.model_extra, CHAT)
     for index, message in enumerate(body.messages):
         refuse_unsupported(message.model_extra, MESSAGE, f"messages[{index}].")
@@ -256,14 +256,14 @@ def chat_request(body: ChatBody, tenant: str, request_id: str) -> InferenceReque
 
 
 def completion_request(body: CompletionBody, tenant: str, request_id: str) -> InferenceRequest:
-    """The request of a completion. Raises GatewayError: 400."""
+    """Request of a completion. Raises GatewayError: 400."""
     refuse_unsupported(body.model_extra, COMPLETION)
     max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     return _generate(body, tenant, request_id, prompt=body.prompt, max_tokens=max_tokens, logprobs=body.logprobs)
 
 
 def embedding_request(body: EmbeddingBody, tenant: str, request_id: str) -> InferenceRequest:
-    """The request of embeddings. Raises GatewayError: 400."""
+    """Request for embeddings. Raises GatewayError: 400."""
     refuse_unsupported(body.model_extra, EMBEDDING)
     options = body.fairlane or EmbeddingOptions()
     return _built(

@@ -1,4 +1,4 @@
-"""What OpenAI's clients are answered with. ``fairlane`` is a field of our own, which they keep and do not need."""
+"""OpenAI response models. ``fairlane`` is an extra field, which OpenAI's clients keep."""
 
 from typing import Literal
 
@@ -10,13 +10,13 @@ class _Part(BaseModel):
 
 
 class TokenDetails(_Part):
-    """How many of the prompt's tokens were in the model's cache."""
+    """Number of prompt tokens found in the model's cache."""
 
     cached_tokens: int
 
 
 class Usage(_Part):
-    """Tokens as the model's own tokenizer counted them."""
+    """Token counts by the model's tokenizer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -25,14 +25,14 @@ class Usage(_Part):
 
 
 class UsedPassage(_Part):
-    """A passage that the answer was given to go by."""
+    """A passage given to the model as context."""
 
     passage_id: str
     score: float
 
 
 class UsedRetrieval(_Part):
-    """How far the search for passages went, and why not as far as it was asked to."""
+    """Retrieval as it was done, and the reason if that is less than requested."""
 
     collection: str
     mode: str
@@ -40,7 +40,7 @@ class UsedRetrieval(_Part):
 
 
 class UsedCache(_Part):
-    """Whose answer this is: that of an earlier request."""
+    """The earlier request whose answer this is."""
 
     mode: str
     request_id: str
@@ -49,14 +49,14 @@ class UsedCache(_Part):
 
 
 class UsedHistory(_Part):
-    """How many messages of the conversation were added, and why not all."""
+    """Number of conversation messages added, and the reason if not all were."""
 
     messages: int
     reason: str | None
 
 
 class About(_Part):
-    """What Fairlane says of the request."""
+    """Fairlane's details of the request."""
 
     request_id: str
     model_version: str | None
@@ -69,7 +69,7 @@ class About(_Part):
 
 
 class TopLogprobPart(_Part):
-    """A token that could have stood here; ``bytes`` are its UTF-8."""
+    """A candidate token at this position; ``bytes`` is its UTF-8."""
 
     token: str
     logprob: float
@@ -77,7 +77,7 @@ class TopLogprobPart(_Part):
 
 
 class TokenLogprobPart(TopLogprobPart):
-    """A token of the answer, and the likeliest at its place."""
+    """A token of the answer, and the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprobPart]
 
@@ -98,7 +98,7 @@ class AssistantMessage(_Part):
 
 
 class ChatChoice(_Part):
-    """The one choice there is."""
+    """The only choice."""
 
     index: int = 0
     message: AssistantMessage
@@ -119,14 +119,14 @@ class ChatCompletion(_Part):
 
 
 class ChatDelta(_Part):
-    """What is new of the answer."""
+    """The next piece of the answer."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChatChunkChoice(_Part):
-    """The one choice there is."""
+    """The only choice."""
 
     index: int
     delta: ChatDelta
@@ -135,7 +135,7 @@ class ChatChunkChoice(_Part):
 
 
 class ChatChunk(_Part):
-    """One event of a stream. ``usage`` is there if it was asked for, and null in all but the last."""
+    """One event of a stream. ``usage`` is present only if requested, and null in all but the last."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -156,7 +156,7 @@ class CompletionLogprobs(_Part):
 
 
 class CompletionChoice(_Part):
-    """The one choice there is."""
+    """The only choice."""
 
     index: int
     text: str
@@ -177,7 +177,7 @@ class Completion(_Part):
 
 
 class Embedding(_Part):
-    """One text's vector: numbers, or in base64 its little-endian 32-bit floats."""
+    """Vector of one text: numbers, or base64 of its little-endian 32-bit floats."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -185,14 +185,14 @@ class Embedding(_Part):
 
 
 class EmbeddingUsage(_Part):
-    """Tokens of all texts."""
+    """Token counts over all texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(_Part):
-    """One vector per text, in their order."""
+    """One vector per text, in the order of the texts."""
 
     object: Literal["list"] = "list"
     model: str
@@ -202,7 +202,7 @@ class EmbeddingList(_Part):
 
 
 class Model(_Part):
-    """A model that this tenant may use. ``created`` is 0: nobody keeps when it came."""
+    """A model that this tenant may use. ``created`` is 0: the time is not recorded."""
 
     id: str
     object: Literal["model"] = "model"
@@ -211,14 +211,14 @@ class Model(_Part):
 
 
 class ModelList(_Part):
-    """In the order of their names."""
+    """Models, sorted by name."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class ErrorDetail(_Part):
-    """``param`` is the field at fault; ``code`` is for programs."""
+    """``param`` is the invalid field; ``code`` is machine-readable."""
 
     message: str
     type: str
@@ -227,6 +227,6 @@ class ErrorDetail(_Part):
 
 
 class ErrorBody(_Part):
-    """Every answer that is not a success."""
+    """Body of every error response."""
 
     error: ErrorDetail

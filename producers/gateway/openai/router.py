@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, together."""
+"""Router of the inference and model routes."""
 
 from fastapi import APIRouter
 
@@ -7,7 +7,7 @@ from producers.gateway.openai.deps import OpenAIDeps
 
 
 def router(deps: OpenAIDeps) -> APIRouter:
-    """All of them, below ``/v1``."""
+    """All routes, below ``/v1``."""
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
     for part in (chat, completions, embeddings, models):
         api.include_router(part.routes(deps))

@@ -1,16 +1,16 @@
-"""Server-sent events, as OpenAI's clients read them (WHATWG HTML, "Server-sent events")."""
+"""Server-sent events in OpenAI's format (WHATWG HTML, "Server-sent events")."""
 
 import json
 from collections.abc import Mapping
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: clients skip it, and what stands between sees that the connection is in use."""
+"""A comment: clients ignore it, and proxies see that the connection is in use."""
 
 HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    # nginx would hold the events back.
+    # nginx would buffer the events.
     "x-accel-buffering": "no",
 }
 
@@ -21,5 +21,5 @@ def event(data: str) -> bytes:
 
 
 def error_event(body: Mapping[str, object]) -> bytes:
-    """The last event of a stream that failed after it began."""
+    """Last event of a stream that failed after it began."""
     return f"event: error\ndata: {json.dumps(body)}\n\n".encode()

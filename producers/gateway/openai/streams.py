@@ -1,4 +1,4 @@
-"""Answers that are sent while they are made."""
+"""Streamed responses."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -29,25 +29,25 @@ from producers.gateway.seams import Waiting
 
 
 class Silence(Enum):
-    """Nothing came for a while."""
+    """No delta arrived in time."""
 
     SILENCE = "silence"
 
 
 class HasDeltas(Protocol):
-    """What of ``Waiting`` is needed here. Who asks for deltas again gets those that were not given before."""
+    """The part of ``Waiting`` that ``Deltas`` uses. A new call of ``deltas`` continues where the last one ended."""
 
     def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]: ...
 
 
 class Deltas:
-    """The deltas of one answer, one by one, with a look at the clock between them.
+    """Deltas of one answer, and the silences between them.
 
-    However long it is, it goes on as long as something of it comes in every ``wait_s``.
+    An answer may take any time, as long as a delta arrives in every ``wait_s``.
 
     Args:
-        waiting: for the answer.
-        wait_s: longest it is waited for, in seconds.
+        waiting: waiter for the answer.
+        wait_s: longest wait without a delta, in seconds.
     """
 
     def __init__(self, waiting: HasDeltas, wait_s: float) -> None:
@@ -55,11 +55,11 @@ class Deltas:
         self._wait_s = wait_s
         self._deltas = waiting.deltas(wait_s)
         self._goes_on = False
-        """Whether something came since it was last asked for deltas."""
+        """Whether a delta arrived since ``deltas`` was last called."""
         self._coming: asyncio.Task[TextDelta | None] | None = None
 
     async def next(self, patience_s: float) -> TextDelta | Silence | None:
-        """The next; None when there are no more. Raises TimeoutError: nothing came in time."""
+        """The next delta, ``SILENCE`` after ``patience_s``, or None at the end. Raises TimeoutError: see ``wait_s``."""
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._take())
         done, _ = await asyncio.wait((self._coming,), timeout=patience_s)
@@ -69,7 +69,7 @@ class Deltas:
         return await coming
 
     async def close(self) -> None:
-        """No more are wanted."""
+        """Stop reading."""
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()
@@ -93,7 +93,7 @@ class Deltas:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How a text is to be answered; the rest of its body is not kept while it is made."""
+    """Response options of a text request, kept after its body is released."""
 
     is_streamed: bool
     with_usage: bool
@@ -111,7 +111,7 @@ async def text_response(
     stream_of: Callable[[Asked], Stream],
     whole: Callable[[InferenceReply, Asked], bytes],
 ) -> Response:
-    """The answer to a text that is made: while it is made, if that is wished. Raises GatewayError."""
+    """Response to a text request: streamed if requested, else whole. Raises GatewayError."""
     if wish.is_streamed:
         stream = stream_of(asked(deps, published, with_usage=wish.with_usage))
         return await stream_response(deps, request, published, stream)
@@ -122,8 +122,8 @@ async def text_response(
 async def stream_response(deps: OpenAIDeps, request: Request, published: Published, stream: Stream) -> Response:
     """The answer as server-sent events.
 
-    The status waits for the first text, or for ``keep_alive_s``: what is refused before that is refused as any call.
-    Raises GatewayError.
+    The status is sent with the first text or after ``keep_alive_s``: a request that fails before that gets an error
+    status. Raises GatewayError.
     """
     headers = dict(sse.HEADERS) | {REQUEST_ID_HEADER: published.request_id}
     waiting = published.source
@@ -149,10 +149,10 @@ async def stream_response(deps: OpenAIDeps, request: Request, published: Publish
 
 
 class _Relay:
-    """One answer on its way.
+    """One streamed answer.
 
     Attributes:
-        ended: all was sent that is to be sent; a caller who goes away before that wants no more of it.
+        ended: the answer or its error is complete; a client that disconnects before that leaves its request.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class _Relay:
     async def events(
         self, first: TextDelta | Silence | None, reply: InferenceReply | None
     ) -> AsyncGenerator[bytes, None]:
-        """All events, from the first delta or silence on, or of a reply that came without any."""
+        """All events, starting with the first delta or silence, or those of a reply without deltas."""
         if begin := self._stream.first():
             yield begin
         sent = Continuation()
@@ -195,13 +195,13 @@ class _Relay:
         yield end
 
     async def final_reply(self) -> InferenceReply:
-        """The reply that the deltas ended with. Raises TimeoutError."""
+        """The reply after the last delta. Raises TimeoutError."""
         reply = await self._waiting.reply(self._deps.wait_s)
         await self._published.call.settle(reply)
         return reply
 
     async def close(self) -> None:
-        """Nothing is sent any more."""
+        """Release the waiter; leave the request if the client disconnected early."""
         try:
             await self._deltas.close()
             if not self.ended:
@@ -212,7 +212,7 @@ class _Relay:
 
 
 class EventStream(StreamingResponse):
-    """Events, and what is to be done when they were sent or nobody takes them."""
+    """Streams events, and calls ``close`` when they are sent or the client has disconnected."""
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], headers: dict[str, str], close: Callable[[], Awaitable[None]]
@@ -223,7 +223,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # Who takes nothing is cut off by the connection's own bounds.
+            # The connection's limits cut off a client that does not read.
             with suppress(ClientDisconnect):
                 await super().__call__(scope, receive, send)
         finally:
@@ -234,13 +234,13 @@ class EventStream(StreamingResponse):
 
 
 def _whole(stream: Stream, reply: InferenceReply) -> bytes:
-    """The events of an answer that is there already."""
+    """All events of a reply that is already known."""
     text = text_of(reply)
     return stream.first() + (stream.text(text) if text else b"") + stream.last(reply)
 
 
 def _failed(error: GatewayError) -> bytes:
-    """The last event of a stream whose status was told long ago."""
+    """Last event of a stream that fails after its status was sent."""
     note_error(error)
     return sse.error_event(error_body(error))
 

@@ -1,1 +1,1 @@
-"""The gateway's way into the log and back: publishing, replies, streamed text, and what is known of the load."""
+"""Kafka pipeline of the gateway: publishing, replies, streamed text, and load."""

@@ -1,4 +1,4 @@
-"""Puts the way into the log and back together, for the gateway's composition root."""
+"""Assembly of the Kafka pipeline, for the gateway's composition root."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -23,11 +23,11 @@ NOT_ACKNOWLEDGED = "the log does not acknowledge what is published"
 
 
 class LogPipeline:
-    """Nothing is connected before ``start``.
+    """Publisher, readers and load watch of one gateway. Nothing is connected before ``start``.
 
     Args:
         find_reply: finds replies that this instance has not read, see ``pipeline.waiting``.
-        on_replies: is given every reply that is read, on a thread of the reader.
+        on_replies: called with every reply read, on a thread of the reader.
         on_failure: called in the event loop when a thread has died: the process must end.
     """
 
@@ -73,7 +73,7 @@ class LogPipeline:
         self._load.start()
 
     async def close(self) -> None:
-        """Disconnect; what is on its way gets a moment."""
+        """Disconnect, after a short wait for records in flight."""
         loop = asyncio.get_running_loop()
         await asyncio.gather(
             self.publisher.close(),
@@ -84,12 +84,12 @@ class LogPipeline:
         )
 
     def end_waiting(self) -> None:
-        """Have every call that waits answered now: its request goes on."""
+        """End the wait of every call now; the requests go on."""
         self.submitter.end_waiting()
         self.publisher.end_waiting()
 
     def trouble(self) -> str | None:
-        """Why no request can be taken at present; None if one can."""
+        """Why no request can be accepted at present; None if one can."""
         if not self.submitter.owns_partitions:
             return NO_PARTITIONS
         return None if self.publisher.is_available else NOT_ACKNOWLEDGED
@@ -109,7 +109,7 @@ class LogPipeline:
 
 
 def _chunk_consumer(settings: Settings) -> Consumer:
-    """In no group, whatever it is called."""
+    """A consumer that joins no group, despite its group id."""
     consumer = KafkaConnector(settings).chunk_reader(f"{settings.group_prefix}.gateway.chunks")
     assert isinstance(consumer, Consumer)  # noqa: S101 - a mistake in this package, not of a caller
     return consumer

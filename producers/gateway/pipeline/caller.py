@@ -1,4 +1,4 @@
-"""What is known of the call that is being answered, for its line in the log and the headers of what it publishes."""
+"""Context of the current call, for the access log and the headers of records it publishes."""
 
 from contextvars import ContextVar
 
@@ -11,21 +11,20 @@ class Caller:
     """One call of HTTP.
 
     Args:
-        trace: what of its trace goes on with its request.
+        trace: trace headers to pass on with its request.
 
     Attributes:
-        trace: the same.
-        tenant, subject: who calls, once that is known.
-        request_id: of the request that it is about: that was published for it, had been under its key, or that it asks
-            for, where a request can have this id.
-        object_id: of the file or batch that it is about, likewise.
-        reply: to its request, once somebody has waited for it, or that was given before.
-        is_repeat: it was given before, under the same key: this call cost nothing.
-        code: of the error that it was answered with, as the gateway has it.
-        answer_id: in ``x-request-id`` of an answer that is about no request.
+        trace: as above.
+        tenant, subject: the caller, once authenticated.
+        request_id: request that the call is about: published for it, found under its key, or asked for with a valid id.
+        object_id: file or batch that the call is about, likewise.
+        reply: reply to the request, once awaited, or the earlier reply.
+        is_repeat: the reply is an earlier one under the same key: this call cost nothing.
+        code: error code of the response, as in ``GatewayError``.
+        answer_id: ``x-request-id`` of a response that is about no request.
     """
 
-    # Of the class while they are not known: every call makes one of these.
+    # Class attributes as defaults keep the constructor cheap: every call creates one instance.
     tenant: str | None = None
     subject: str | None = None
     request_id: str | None = None
@@ -40,23 +39,23 @@ class Caller:
 
 
 present: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""The call that is being answered; None outside of any."""
+"""The current call; None outside of a call."""
 
 
 def note_request(request_id: str) -> None:
-    """The call is about this request. An id that was checked: whatever else a caller sends is in no log."""
+    """Record the request that the call is about. The id must be validated: no other input of a caller is logged."""
     if (caller := present.get()) is not None:
         caller.request_id = request_id
 
 
 def note_object(object_id: str) -> None:
-    """The call is about this file or batch; the id was checked."""
+    """Record the file or batch that the call is about. The id must be validated."""
     if (caller := present.get()) is not None:
         caller.object_id = object_id
 
 
 def note_error(error: GatewayError) -> None:
-    """The call is answered with this."""
+    """Record the error of the response."""
     if (caller := present.get()) is not None:
         caller.code = error.code
         if error.request_id is not None:

@@ -1,6 +1,6 @@
-"""Reads the chunk topics of the tenants that are being streamed to, on one thread and with one consumer.
+"""Reader of the chunk topics of tenants with open streams: one thread, one consumer.
 
-Chunks only make an answer come sooner. When a topic cannot be read that is logged, and answers come in one piece.
+Chunks only make an answer arrive sooner. If a topic cannot be read, that is logged, and answers arrive in one piece.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from producers.gateway.pipeline.record_decoder import RecordDecoder
 log = get_logger(__name__)
 
 Chunk = tuple[str, ReplyChunk]
-"""The tenant on whose topic it stood, and the chunk."""
+"""Tenant of the chunk topic, and the chunk."""
 
 MOST_TENANTS = 256
 _KEPT_S = 60.0
@@ -41,7 +41,7 @@ _AGAIN_S = 1.0
 
 @dataclass(slots=True)
 class _Followed:
-    """A tenant whose chunks are read. Known to the event loop alone."""
+    """A tenant whose chunks are read. Used in the event loop only."""
 
     ready: "asyncio.Future[bool]"
     streams: int = 0
@@ -49,13 +49,13 @@ class _Followed:
 
 
 class ChunkReader:
-    """``follow`` and ``leave`` are for the event loop that ``start`` was called in.
+    """Call ``follow`` and ``leave`` in the event loop that ``start`` was called in.
 
     Args:
-        consumer: in no group, and ``read_uncommitted``: chunks stand in no transaction.
-        is_wanted: whether anybody streams this request; asked on the thread.
-        deliver: called in the event loop with chunks of those. While it has no time for them, they wait in Kafka.
-        on_failure: called on the thread when nothing is read any more: the process must end.
+        consumer: makes a consumer without a group, ``read_uncommitted``: chunks are not transactional.
+        is_wanted: whether a call waits for this request; called on the thread.
+        deliver: called in the event loop with wanted chunks. While the loop is busy, chunks wait in Kafka.
+        on_failure: called on the thread when it has died: the process must end.
     """
 
     def __init__(
@@ -75,34 +75,34 @@ class ChunkReader:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._orders: SimpleQueue[tuple[str, asyncio.Future[bool] | None]] = SimpleQueue()
-        """Tenants to read, with whom to tell, and to read no more."""
+        """Tenants to start reading, each with the future to resolve, and with None tenants to stop reading."""
         self._followed: dict[str, _Followed] = {}
         self._assigned: dict[str, list[TopicPartition]] = {}
-        """By topic; known to the thread alone."""
+        """Partitions by topic. Used on the thread only."""
         self._passed: set[tuple[str, int]] = set()
-        """Partitions that are not read until reading goes on at their ends: retention ran past us."""
+        """Partitions to seek to their end: retention has deleted the records at our position."""
         self._go_on_at_s = 0.0
         self._handover: Handover[Chunk] | None = None
         self._log = LimitedLog(log)
         self._loop_log = LimitedLog(log)
 
     def start(self) -> None:
-        """Begin, with nothing to read yet."""
+        """Start the thread, with nothing to read yet."""
         self._loop = asyncio.get_running_loop()
         self._handover = Handover(self._deliver, self._stopping)
         self._thread = threading.Thread(target=self._run, name="chunks", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop the thread."""
         self._stopping.set()
         self._decoder.close()
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
 
     async def follow(self, tenant: str) -> bool:
-        """Read a tenant's chunks; whether ``leave`` must be called. Returns when a chunk that is written from now on is
-        seen, or it is not known soon whether it is."""
+        """Read a tenant's chunks; returns whether ``leave`` must be called. Waits until chunks written from now on are
+        read, but not for longer than a second."""
         followed = self._followed.get(tenant)
         if followed is None or (followed.ready.done() and not followed.ready.result()):
             followed = self._begin(tenant)
@@ -114,7 +114,7 @@ class ChunkReader:
         return True
 
     def leave(self, tenant: str) -> None:
-        """One stream of this tenant is over. Its chunks are read for a while longer, for the next."""
+        """End one stream of this tenant. Its chunks are read for a while longer, for the next stream."""
         followed = self._followed.get(tenant)
         if followed is not None and followed.streams > 0:
             followed.streams -= 1
@@ -186,7 +186,7 @@ class ChunkReader:
             try:
                 consumer.incremental_unassign(gone)
             except KafkaException as error:
-                # What still comes of it, nobody wants.
+                # Nobody wants the chunks that still arrive.
                 self._log.warning("chunks_not_left", topic=topic, reason=reason_of(error))
 
     def _read(self, consumer: Consumer) -> None:
@@ -198,7 +198,7 @@ class ChunkReader:
             self._go_on(consumer)
 
     def _go_on(self, consumer: Consumer) -> None:
-        """Read on at the end, where retention ran past us."""
+        """Seek to the end where retention has deleted the records at our position."""
         for topic, partition in tuple(self._passed):
             try:
                 consumer.seek(TopicPartition(topic, partition, OFFSET_END))
@@ -213,7 +213,7 @@ class ChunkReader:
         if error is not None:
             if error.fatal():
                 raise KafkaException(error)
-            # It may come of a topic that was left meanwhile.
+            # The topic may have been unassigned meanwhile.
             if error.code() == KafkaError._AUTO_OFFSET_RESET and topic in self._assigned:
                 self._passed.add((topic, message.partition() or 0))
             return None

@@ -1,8 +1,8 @@
-"""Whether a request would be refused anyway, from what is known of the load. Pure: what was heard and ``now_ms`` in.
+"""Early rejection of requests that the dispatcher would reject, from heartbeats and ``now_ms``. Pure.
 
-The dispatcher decides what is let in; this only saves a caller the way there. So nothing is refused that the dispatcher
-might let in: not while it is not known how things stand, not where a step of the degradation ladder might still serve
-it, and not for a pool that never reported, since work that comes is its reason to start.
+The dispatcher decides on admission; this only saves the caller the way there. So nothing is rejected that the
+dispatcher might admit: not while the load is unknown, not where a step of the degradation ladder might still serve the
+request, and not for a pool that never reported, since incoming work is its reason to start.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
 from fairlane_server.kafka.load_board import CAPACITY_TTL_MS, LoadView, PoolRow, TenantRow
 
 NO_CAPACITY = "no_capacity"
-"""The gateway's own code: the pool had consumers and has lost them."""
+"""The gateway's own code: the pool has lost its last consumer."""
 
 FRESH_MS = 2_500
-"""What was heard longer ago says nothing any more."""
+"""Age beyond which a view is ignored."""
 
 SLACK_MS = 2_000
-"""How long a heartbeat may be on its way: so much may have drained since."""
+"""Longest delay of a heartbeat: as much work may have drained since."""
 
 LEAST_OUTAGE_MS = 10_000
-"""As the dispatcher has it: a pool that was just lost is not expected back sooner."""
+"""As in the dispatcher: a pool that has just lost its consumers is not expected back sooner."""
 
 _FULL_AGAIN_PART = 0.1
 _LEAST_RETRY_MS = 500
@@ -33,7 +33,7 @@ _JITTER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What the caller is told at once."""
+    """Rejection of a request, as an HTTP error."""
 
     status: int
     code: str
@@ -44,7 +44,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The tenants and models there are. None: not known yet."""
+    """Tenants and models by name. None: not known yet."""
 
     tenants: Mapping[str, TenantSpec] | None = None
     models: Mapping[str, ModelVersion] | None = None
@@ -52,7 +52,7 @@ class Registry:
 
 @dataclass(slots=True)
 class LoadPicture:
-    """How things stood when the heartbeats were last looked at, and since when pools are without consumers."""
+    """The latest view of the load, and when each pool last had consumers."""
 
     _view: LoadView | None = None
     _pools: Mapping[str, PoolRow] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class LoadPicture:
     _lived_at_ms: dict[str, int] = field(default_factory=dict)
 
     def look(self, view: LoadView) -> None:
-        """Take in a newer view."""
+        """Replace the view by a newer one."""
         self._view = view
         self._pools = {row.pool: row for row in view.pools}
         self._tenants = {(row.tenant, row.pool): row for row in view.tenants if row.pool is not None}
@@ -69,19 +69,19 @@ class LoadPicture:
                 self._lived_at_ms[row.pool] = view.at_ms
 
     def view(self, now_ms: int) -> LoadView | None:
-        """None when it is too old to say anything."""
+        """The view; None if there is none or it is too old."""
         return self._view if self._view is not None and now_ms - self._view.at_ms <= FRESH_MS else None
 
     def pool(self, name: str) -> PoolRow | None:
-        """None for a pool of which nothing was heard."""
+        """Row of the pool; None if the view has none."""
         return self._pools.get(name)
 
     def tenant(self, tenant: str, pool: str) -> TenantRow | None:
-        """None for a tenant of which no dispatcher spoke there."""
+        """Row of the tenant in this pool; None if no dispatcher reports it."""
         return self._tenants.get((tenant, pool))
 
     def lost_for_ms(self, pool: str, now_ms: int) -> int | None:
-        """Since its last consumer was heard of; None for a pool that lives, and for one that was never seen alive."""
+        """Time since the pool's last consumer reported; None if it has consumers, or never had any while observed."""
         lived_at_ms = self._lived_at_ms.get(pool)
         row = self._pools.get(pool)
         if lived_at_ms is None or (row is not None and row.consumers):
@@ -92,12 +92,12 @@ class LoadPicture:
 def early_answer(
     tenant: str, request: InferenceRequest, registry: Registry, picture: LoadPicture, now_ms: int
 ) -> Refusal | None:
-    """Why this request would be refused; None if it may be let in.
+    """Why this request would be rejected; None if it may be admitted.
 
-    - 403 for a tenant that is not registered, and for a model that it may not use; 404 for a model there is not.
-    - 503 ``no_capacity`` if its pool has lost its last consumer, and is not expected back within its time.
-    - 429 ``overloaded`` if as much of the tenant waits as may, and the dispatcher refuses it for that.
-    - 429 ``deadline_unmeetable`` if what must be served before it takes longer than it has time.
+    - 403 for an unregistered tenant, and for a model that it may not use; 404 for an unknown model.
+    - 503 ``no_capacity`` if its pool has lost its last consumer and is not expected back within the request's timeout.
+    - 429 ``overloaded`` if the tenant's queue is full and the dispatcher has recently rejected for that.
+    - 429 ``deadline_unmeetable`` if the work ahead of it takes longer than its timeout.
     """
     if registry.tenants is None or registry.models is None:
         return None
@@ -125,7 +125,7 @@ def early_answer(
 
 
 def pool_of(spec: TenantSpec, model: ModelVersion) -> str | None:
-    """The pool that serves the tenant; None if it is not sure that one does."""
+    """Pool that serves the tenant; None if that is uncertain."""
     if spec.pool is None:
         return model.pool
     return spec.pool if spec.pool in (model.pool, *model.dedicated_pools) else None
@@ -135,7 +135,7 @@ def _no_capacity(pool: str, timeout_ms: int, request_id: str, picture: LoadPictu
     lost_for_ms = picture.lost_for_ms(pool, now_ms)
     if lost_for_ms is None:
         return None
-    # An outage of unknown length is expected to last as long again as it has lasted.
+    # An outage of unknown length is expected to last as long again as it has lasted so far.
     back_in_ms = max(LEAST_OUTAGE_MS, lost_for_ms)
     if back_in_ms - SLACK_MS <= timeout_ms:
         return None
@@ -145,7 +145,7 @@ def _no_capacity(pool: str, timeout_ms: int, request_id: str, picture: LoadPictu
 
 def _queue_is_full(spec: TenantSpec, pool: str, request_id: str, picture: LoadPicture) -> Refusal | None:
     row = picture.tenant(spec.tenant, pool)
-    # Offline work counts among what waits and has a place of its own: only with a refusal is it sure.
+    # The backlog includes backfill, which has a limit of its own: only a recent rejection proves the queue full.
     if row is None or row.waiting_requests < spec.max_queue_requests or not row.shed_recently.get(Code.OVERLOADED):
         return None
     rate = row.tokens_per_s or 0.0
@@ -164,7 +164,7 @@ def _too_late(
     all_ms = 1_000 * row.waiting_tokens / rate
     own = picture.tenant(tenant, pool)
     own_ms = 0.0
-    # What waits of a tenant is not told by class: it is known where nothing waits of any other.
+    # A tenant's backlog is not reported by class: it is known only where no other class waits in the pool.
     if own is not None and own.entitled_share and set(row.waiting_by_class) <= {request.priority}:
         own_ms = 1_000 * own.waiting_tokens / (rate * own.entitled_share)
     wait_ms = 1_000 * row.in_flight_tokens / rate + min(all_ms, own_ms)

@@ -1,4 +1,4 @@
-"""From a thread that reads to the event loop, a few batches at a time: what the loop has no time for waits in Kafka."""
+"""Thread-to-loop bridge with backpressure: a few batches at a time, while the rest waits in Kafka."""
 
 import asyncio
 import threading
@@ -13,11 +13,11 @@ _LOOK_S = 0.1
 
 
 class Handover(Generic[ItemT]):
-    """Made in the event loop.
+    """Passes batches from reader threads to the event loop that it was created in.
 
     Args:
-        take: called in the loop with each batch, in the order in which they were given.
-        stopping: nobody waits for room any more once it is set.
+        take: called in the loop with each batch, in order.
+        stopping: once set, ``give`` no longer waits for room.
     """
 
     def __init__(self, take: Callable[[list[ItemT]], None], stopping: threading.Event) -> None:
@@ -27,7 +27,7 @@ class Handover(Generic[ItemT]):
         self._room = threading.BoundedSemaphore(MOST_BATCHES)
 
     def give(self, batch: list[ItemT]) -> None:
-        """Hand it over; waits while the loop has not taken the last few. On other threads than the loop's."""
+        """Pass a batch to the loop; blocks while ``MOST_BATCHES`` are pending. Not for the loop's own thread."""
         while not self._room.acquire(timeout=_LOOK_S):
             if self._stopping.is_set():
                 return

@@ -1,4 +1,4 @@
-"""The load of the pipeline and its tenants and models, followed on threads; what is known of them at any moment."""
+"""Current load, tenants and models, followed on threads."""
 
 import random
 import threading
@@ -25,7 +25,7 @@ _THREAD_TIMEOUT_S = 5.0
 
 
 class Directory:
-    """The tenants and models that there are. ``start`` blocks; the rest is for any thread."""
+    """Registered tenants and models. ``start`` blocks; the rest is thread-safe."""
 
     def __init__(self, settings: KafkaSettings, codec: Codec, on_failure: Callable[[BaseException], None]) -> None:
         self._tenants = Feed(settings, codec, CONTROL_TENANTS, TenantSpec)
@@ -44,11 +44,11 @@ class Directory:
 
     @property
     def registry(self) -> Registry:
-        """As of now."""
+        """Current tenants and models."""
         return Registry(self._tenants.snapshot, self._models.snapshot)
 
     def models_of(self, tenant: str) -> tuple[ModelVersion, ...]:
-        """What a tenant may ask for, by name; nothing for one that is not registered."""
+        """Models that a tenant may use, sorted by name; empty for an unregistered tenant."""
         spec, models = self._tenants.snapshot.get(tenant), self._models.snapshot
         if spec is None:
             return ()
@@ -56,12 +56,13 @@ class Directory:
 
 
 class LoadWatch:
-    """Tells a listener how the load stands, a few times a second. Without Kafka, or a schema that only a registry that
-    is away knows, it tells nothing and tries again.
+    """Reports the load to a listener a few times a second.
+
+    While Kafka, or a schema registry that it needs, is unavailable, it reports nothing and retries.
 
     Args:
         listener: called on the watch's thread.
-        on_failure: called there when nothing is told any more: the process must end.
+        on_failure: called there when the thread has died: the process must end.
     """
 
     def __init__(

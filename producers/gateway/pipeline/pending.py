@@ -1,4 +1,4 @@
-"""The calls that wait for a reply, and the texts that are being streamed. Of one event loop; no I/O."""
+"""Calls that wait for a reply, with their streamed text. For one event loop; no I/O."""
 
 import asyncio
 from collections.abc import Collection
@@ -9,21 +9,21 @@ from producers.gateway.pipeline.refusals import busy, busy_with_tenant
 from producers.gateway.tenant_slots import TenantSlots
 
 MOST_UNTAKEN_CHARS = 65_536
-"""Of a streamed text that nobody takes; the rest comes with the reply."""
+"""Bound on streamed text that the call has not taken; the rest comes with the reply."""
 
 
 class Call:
     """One call that waits for the reply to a request.
 
     Attributes:
-        partition: where its reply will stand.
-        is_lost: the reply may stand where this instance has not read, so it must be looked for elsewhere as well.
+        partition: reply partition of the request.
+        is_lost: this instance may miss the reply, so it must be looked up elsewhere as well.
         follows_chunks: whether its tenant's chunks are read for it.
-        text: what came of it, if it is streamed.
-        reply: the final one, once it is here.
-        news: set, and replaced by another, whenever any of this changes.
-        look_up: bounds the look-up of its reply that is under way.
-        is_given_up: it is not waited for any more, though no reply is here.
+        text: streamed text, if the request streams.
+        reply: final reply, once it has arrived.
+        news: event that is set, and replaced by a new one, whenever any of this changes.
+        look_up: timeout of the reply look-up in progress.
+        is_given_up: the wait has ended without a reply.
     """
 
     __slots__ = (
@@ -58,8 +58,8 @@ class Call:
         self._left_out = False
 
     def add(self, chunk: ReplyChunk) -> None:
-        """A piece of its text came. What nobody takes is left out beyond a bound, and all that comes after it: the
-        reply has it."""
+        """Add a chunk of text. Once the untaken text exceeds ``MOST_UNTAKEN_CHARS``, this chunk and all later ones are
+        dropped: the reply has them."""
         if self.text is None or self.reply is not None:
             return
         if self._is_cut:
@@ -72,17 +72,17 @@ class Call:
             self.tell()
 
     def take(self) -> TextDelta | None:
-        """The text that came since the last time; None if there is none."""
+        """Text that arrived since the last call; None if there is none."""
         self._untaken_chars = 0
         return None if self.text is None else self.text.take()
 
     def still_comes(self) -> bool:
-        """Whether text came since this was last asked that is left out: there is none to take, and it goes on."""
+        """Whether chunks were dropped since the last call: the answer goes on, though there is nothing to take."""
         left_out, self._left_out = self._left_out, False
         return left_out
 
     def settle(self, reply: InferenceReply) -> None:
-        """The reply is here. The first one counts."""
+        """Set the reply. Only the first one counts."""
         if self.reply is None:
             self.reply = reply
             if self.text is not None:
@@ -90,23 +90,23 @@ class Call:
             self.tell()
 
     def give_up(self) -> None:
-        """Let whoever waits wait no longer."""
+        """End the wait."""
         self.is_given_up = True
         if self.look_up is not None and not self.look_up.expired():
             self.look_up.reschedule(0)
         self.tell()
 
     def tell(self) -> None:
-        """Wake whoever waits for news."""
+        """Wake all waiters of ``news``."""
         told, self.news = self.news, asyncio.Event()
         told.set()
 
 
 class Pending:
-    """Every call that waits at this instance, at most ``max_calls``, and of one tenant half of them.
+    """Waiting calls of this instance: at most ``max_calls``, and half of them per tenant.
 
-    Replies and chunks of any request may be handed in: those that nobody waits for are ignored, and so is what names
-    another tenant than the one that waits. The tenant of a reply was set from the topic that its request stood on.
+    Replies and chunks of any request may be passed in. They are ignored if no call waits for them, or only calls of
+    another tenant. The tenant of a reply was set from the topic of its request.
     """
 
     def __init__(self, max_calls: int) -> None:
@@ -118,15 +118,15 @@ class Pending:
         return self._slots.total
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether somebody waits for this request. May be asked on any thread."""
+        """Whether a call waits for this request. Thread-safe."""
         return request_id in self._calls
 
     def open(
         self, tenant: str, request_id: str, partition: int, *, is_lost: bool = False, streamed: bool = False
     ) -> Call:
-        """Wait for the reply to a request, before it is published.
+        """Add a call that waits for the reply, before its request is published.
 
-        Raises GatewayError: 429 as many calls of this tenant wait as may, 503 as many of all.
+        Raises GatewayError: 429 at the tenant's limit, 503 at the limit of the instance.
         """
         self._slots.take(tenant)
         call = Call(tenant, request_id, partition, is_lost=is_lost, streamed=streamed)
@@ -135,7 +135,7 @@ class Pending:
         return call
 
     def close(self, call: Call) -> None:
-        """Nobody waits there any more. May be called again."""
+        """Remove a call. Idempotent."""
         same_id = self._calls.get(call.request_id)
         if same_id is None or call not in same_id:
             return
@@ -145,27 +145,27 @@ class Pending:
             del self._calls[call.request_id]
 
     def settle(self, reply: InferenceReply) -> bool:
-        """A reply came; whether anybody of its tenant waited for it."""
+        """Deliver a reply; returns whether a call of its tenant waited for it."""
         waiting = [call for call in self._calls.get(reply.request_id, ()) if call.tenant == reply.tenant]
         for call in waiting:
             call.settle(reply)
         return bool(waiting)
 
     def add(self, tenant: str, chunk: ReplyChunk) -> None:
-        """A piece of text came on the chunk topic of this tenant."""
+        """Deliver a chunk from the chunk topic of this tenant."""
         for call in self._calls.get(chunk.request_id, ()):
             if call.tenant == tenant:
                 call.add(chunk)
 
     def end_waiting(self) -> None:
-        """Give all calls up, and those that are opened from here on."""
+        """Give up all calls, also those opened later."""
         self._has_ended = True
         for same_id in self._calls.values():
             for call in same_id:
                 call.give_up()
 
     def lose(self, partitions: Collection[int]) -> int:
-        """What stands in these partitions from now on is not read here for a while; how many calls that concerns."""
+        """Mark the calls of these partitions, whose replies this instance may miss; returns how many were marked."""
         lost = [call for same_id in self._calls.values() for call in same_id if call.partition in partitions]
         lost = [call for call in lost if not call.is_lost]
         for call in lost:

@@ -1,4 +1,4 @@
-"""Publishing from an event loop: every record's acknowledgement is awaited, thousands at a time, by one producer."""
+"""Publish from an event loop: one producer, thousands of records in flight, each acknowledgement awaited."""
 
 import asyncio
 import random
@@ -28,13 +28,13 @@ log = get_logger(__name__)
 DELIVERY_TIMEOUT_MS = 10_000
 _STALLED_MS = 2_500
 _LOOK_S = 0.002
-"""Between two looks for acknowledgements. A thread that waits for them takes the interpreter from the event loop for
-every single one, and wakes it afterwards, which costs a good part of a call."""
+"""Interval of polls for acknowledgements. A thread that waited for them would take the interpreter from the event loop
+for every single one, and then wake the loop, which costs a good part of a call."""
 _IDLE_LOOK_S = 0.1
-"""While nothing is on its way: for errors of the connection."""
+"""Interval while nothing is in flight: for connection errors."""
 _LINGER_MS = 2
 _LAST_RECORDS_TIMEOUT_S = 5.0
-# What librdkafka's own queue holds beyond our bounds, so that it is never the first to be full.
+# Capacity of librdkafka's queue beyond our limits, so that it is never the first to be full.
 _SPARE_MESSAGES = 1_000
 _SPARE_KBYTES = 16_384
 
@@ -53,14 +53,14 @@ class ProducerSeam(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishLimits:
-    """How much may be published and not acknowledged at a time; of one topic, which is one tenant's, half of it."""
+    """Limits on unacknowledged records; one topic, which is one tenant's, gets half."""
 
     max_records: int = 10_000
     max_bytes: int = 134_217_728
 
 
 def producer_config(settings: Settings, limits: PublishLimits, on_error: Callable[[KafkaError], None]) -> ClientConfig:
-    """A producer that gives a record up soon enough for its caller to hear of it."""
+    """Configuration of a producer whose delivery timeout ends while the caller still waits."""
     return idempotent_producer(settings) | {
         "client.id": f"{settings.instance_id}-publisher",
         "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
@@ -74,7 +74,7 @@ def producer_config(settings: Settings, limits: PublishLimits, on_error: Callabl
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """One record on its way."""
+    """One record in flight."""
 
     acknowledged: "asyncio.Future[None]"
     topic: str
@@ -85,15 +85,15 @@ class _Record:
 
 @dataclass(slots=True)
 class Publisher:
-    """Publishes for all calls of a process. ``publish`` is for the event loop that ``start`` was called in.
+    """Publishes for all calls of a process. Call ``publish`` in the event loop that ``start`` was called in.
 
-    When records are not acknowledged any more, nothing else is taken: first because the oldest waits for too long,
-    then, when records were given up, by a circuit breaker that lets one through now and then. Where only one topic's
-    are not, nothing else is taken for that topic alone.
+    When acknowledgements stop, new records are rejected: first because the oldest record is overdue, then, once records
+    time out, by a circuit breaker that lets one through now and then. If they stop for one topic only, only new records
+    for that topic are rejected.
 
     Args:
         make_producer: makes the producer, given its ``error_cb``.
-        limits: of what is on its way.
+        limits: limits on records in flight.
         on_failure: called when nothing can be published any more: the process must end.
     """
 
@@ -109,29 +109,29 @@ class Publisher:
     _looks_often: bool = field(default=False, init=False)
     _has_failed: bool = field(default=False, init=False)
     _on_the_way: dict[_Record, None] = field(default_factory=dict, init=False)
-    """The oldest first."""
+    """Oldest first."""
     _of_topic: dict[str, dict[_Record, None]] = field(default_factory=dict, init=False)
-    """The same; no topic has none."""
+    """The same by topic; topics without records are removed."""
     _answered_at_ms: int | None = field(default=None, init=False)
-    """When the brokers last said anything of a record."""
+    """When the brokers last answered for a record."""
     _bytes: int = field(default=0, init=False)
     _bytes_of_topic: Counter[str] = field(default_factory=Counter, init=False)
     _reports: list[tuple[_Record, KafkaError | None]] = field(default_factory=list, init=False)
-    """Of the look that is under way."""
+    """Delivery reports of the poll in progress."""
 
     @property
     def on_the_way(self) -> int:
-        """Records that are not acknowledged yet."""
+        """Number of records in flight."""
         return len(self._on_the_way)
 
     def start(self) -> None:
-        """Begin to take records from the running event loop."""
+        """Create the producer and accept records from the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._producer = self.make_producer(self._on_error)
         self._look_in(_IDLE_LOOK_S)
 
     async def close(self) -> None:
-        """Wait a moment for what is on its way, then stop."""
+        """Wait a few seconds for records in flight, then stop."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_RECORDS_TIMEOUT_S):
                 await asyncio.gather(*(record.acknowledged for record in self._on_the_way), return_exceptions=True)
@@ -140,16 +140,16 @@ class Publisher:
         self._producer = self._next_look = None
 
     async def publish(self, topic: str, request_id: str, value: bytes, headers: KafkaHeaders) -> None:
-        """Publish a record with the request's id as its key; return when the brokers have it.
+        """Publish a record keyed by the request id; return when it is acknowledged.
 
         Raises:
-            GatewayError: 503 ``unavailable`` or ``overloaded``, 429 ``too_many_calls``: it is not in the log, and never
-                will be; 503 ``uncertain``: nobody knows, and the error names the request.
+            GatewayError: 503 ``unavailable`` or ``overloaded``, 429 ``too_many_calls``, 413 ``invalid``: the record is
+                not in Kafka and never will be; 503 ``uncertain``: that is unknown, and the error names the request.
         """
         now_ms = self.clock()
         size = len(value)
         if self._refusal(topic, size, now_ms) is not None:
-            # It may be this process that did not look.
+            # Acknowledgements may have arrived that this process has not polled yet.
             self._take_reports()
             if (refusal := self._refusal(topic, size, now_ms)) is not None:
                 raise refusal
@@ -176,19 +176,19 @@ class Publisher:
         await record.acknowledged
 
     def end_waiting(self) -> None:
-        """Wait for no acknowledgement any more: who still does is told that nobody knows."""
+        """Stop waiting for acknowledgements: pending calls of ``publish`` fail as uncertain."""
         for record in self._on_the_way:
             if not record.acknowledged.done():
                 record.acknowledged.set_exception(not_confirmed(record.request_id))
 
     @property
     def is_available(self) -> bool:
-        """Whether records were acknowledged of late, or none had to be."""
+        """Whether the circuit breaker is closed and publishing is not stalled."""
         return not self.breaker.is_open and not self.is_stalled(self.clock())
 
     def is_stalled(self, now_ms: int) -> bool:
-        """Whether the log as a whole does not answer: the oldest record waits for its acknowledgement for too long, and
-        nothing was answered for as long, or those of other topics wait as well."""
+        """Whether Kafka as a whole does not acknowledge: the oldest record is overdue, and either no record was
+        acknowledged for as long, or records of several topics are overdue."""
         if not self._is_late(self._on_the_way, now_ms):
             return False
         if not self._answered_of_late(now_ms):
@@ -196,8 +196,8 @@ class Publisher:
         return sum(self._is_late(records, now_ms) for records in self._of_topic.values()) > 1
 
     def _refusal(self, topic: str, size_bytes: int, now_ms: int) -> GatewayError | None:
-        """Why nothing more is taken for this topic."""
-        # A record that is alone, of its topic or of all, may be of any size.
+        """Why this topic gets no more records; None if it does."""
+        # A record may be of any size if nothing else of its topic, or at all, is in flight.
         of_topic, limits = self._of_topic.get(topic, {}), self.limits
         if of_topic and (
             2 * len(of_topic) >= limits.max_records or 2 * (self._bytes_of_topic[topic] + size_bytes) > limits.max_bytes
@@ -216,7 +216,7 @@ class Publisher:
 
     @staticmethod
     def _is_late(records: "Iterable[_Record]", now_ms: int) -> bool:
-        """Whether the first of them, the oldest, waits for too long."""
+        """Whether the first record, the oldest, is overdue."""
         oldest = next(iter(records), None)
         return oldest is not None and now_ms - oldest.sent_at_ms > _STALLED_MS
 
@@ -237,7 +237,7 @@ class Publisher:
             self._look_in(_LOOK_S if self._on_the_way else _IDLE_LOOK_S)
 
     def _take_reports(self) -> bool:
-        """See what was acknowledged or given up since the last time; whether it can be seen again."""
+        """Poll for delivery reports and settle their records; returns whether polling can go on."""
         if self._producer is None or self._has_failed:
             return False
         try:
@@ -252,7 +252,7 @@ class Publisher:
         return True
 
     def _reported(self, record: _Record, error: KafkaError | None, _message: Message) -> None:
-        # Inside ``poll``, which must not be left before all its reports were taken.
+        # Runs inside ``poll``: only collect, so that no exception ends ``poll`` before its last report.
         self._reports.append((record, error))
 
     def _settle(self, reports: list[tuple[_Record, KafkaError | None]]) -> None:
@@ -268,12 +268,12 @@ class Publisher:
             self._bytes -= record.size_bytes
             uncertain = error is not None and error.code() in MAY_BE_PUBLISHED
             if uncertain and self._answered_of_late(now_ms):
-                # Its topic is stalled, and the others are not.
+                # Only this topic is stalled, others are not.
                 self.breaker.abandoned()
             elif uncertain:
                 self.breaker.failed(now_ms, random.random())  # noqa: S311 - jitter, no secret
             else:
-                # A broker that refuses a record answers.
+                # A broker that rejects a record is available.
                 self._answered_at_ms = now_ms
                 self.breaker.succeeded()
             if record.acknowledged.done():
@@ -286,7 +286,7 @@ class Publisher:
 
 
 def _error_of(error: KafkaError, request_id: str) -> GatewayError:
-    """Of a delivery that failed."""
+    """Error of a failed delivery."""
     if error.code() in MAY_BE_PUBLISHED:
         return not_confirmed(request_id)
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

@@ -1,4 +1,4 @@
-"""Decodes what a reader reads. No record ends its reader, and no schema registry that is away holds it up."""
+"""Record decoding that survives unreadable records and an unavailable schema registry."""
 
 import threading
 from collections.abc import Callable
@@ -22,16 +22,16 @@ RecordT = TypeVar("RecordT")
 MOST_HELD = 500
 MOST_HELD_BYTES = 16_777_216
 REGISTRY_AWAY = "registry_away"
-"""Of a record beyond those that wait for the schema registry."""
+"""Problem of a record that is skipped because the schema registry is unavailable."""
 
 _AGAIN = Backoff(first_s=0.25, longest_s=10.0)
-# Of Confluent's framing: a zero and the id of the schema.
+# Confluent's framing: a zero byte and the schema id.
 _FRAME_BYTES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One that was read."""
+    """A consumed record."""
 
     topic: str
     partition: int | None
@@ -40,18 +40,18 @@ class _Record:
 
 
 class RecordDecoder(Generic[RecordT]):
-    """Of one reader's thread.
+    """Decoder for the thread of one reader.
 
-    What is no record of this type is counted, logged without its content, and passed over. What has a schema that only
-    the registry knows, and the registry does not answer, is held back, within bounds; the registry is asked again with
-    backoff on a thread of its own, while records of other schemas go on.
+    A record that is not of this type is counted, logged without its content, and skipped. A record whose schema must
+    come from the registry is held, within bounds, while the registry does not answer. The registry is retried with
+    backoff on a separate thread, while records of other schemas are decoded.
 
     Args:
         codec: decodes the records.
-        record_type: what they must be.
-        late: given records that were held back, each with its topic, on that other thread.
-        on_failure: called there when it has died: the process must end.
-        again: when the registry is asked again.
+        record_type: type they must have.
+        late: called on the separate thread with records that were held, each with its topic.
+        on_failure: called there when that thread has died: the process must end.
+        again: backoff of the retries.
     """
 
     def __init__(
@@ -70,22 +70,22 @@ class RecordDecoder(Generic[RecordT]):
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._held: dict[bytes, list[_Record]] = {}
-        """By the frame that they begin with."""
+        """Held records by their frame."""
         self._held_records = 0
         self._held_bytes = 0
         self._asks = False
-        """Whether the other thread is there."""
+        """Whether the separate thread runs."""
         self._log = LimitedLog(log)
 
     def close(self) -> None:
-        """Ask for nothing again."""
+        """Stop the retries."""
         self._stopping.set()
 
     def decode(self, topic: str, message: Message) -> RecordT | None:
-        """The record; None for one that is passed over, or comes later."""
+        """The record; None if it is skipped or held."""
         record = _Record(topic, message.partition(), message.offset(), message.value())
         with self._lock:
-            # Asked for already: a registry that is away may take many seconds to be so.
+            # Retried already: a call to an unavailable registry may block for many seconds.
             if self._is_held(record):
                 self._hold(record)
                 return None
@@ -109,7 +109,7 @@ class RecordDecoder(Generic[RecordT]):
         return bool(self._held) and _frame(record) in self._held
 
     def _hold(self, record: _Record) -> None:
-        """With the lock."""
+        """Call with the lock held."""
         held = self._held.setdefault(_frame(record), [])
         size = len(record.value or b"")
         if self._held_records >= MOST_HELD or self._held_bytes + size > MOST_HELD_BYTES:
@@ -123,7 +123,7 @@ class RecordDecoder(Generic[RecordT]):
             threading.Thread(target=self._ask_again, name="schemas", daemon=True).start()
 
     def _pass_over(self, record: _Record, problem: str) -> None:
-        """With the lock."""
+        """Call with the lock held."""
         kind = self._record_type.__name__
         metrics.GATEWAY_UNREADABLE.labels(record=kind, problem=problem).inc()
         self._log.warning(
@@ -145,11 +145,11 @@ class RecordDecoder(Generic[RecordT]):
                 if first is not None and not self._is_known(first):
                     failures += 1
                     with self._lock:
-                        # The next one's turn.
+                        # Move it to the end, so that the next schema is tried.
                         self._held[frame] = self._held.pop(frame)
                     continue
                 failures = 1
-                # From here on the reader's thread decodes such records itself.
+                # From here on the reader's thread decodes records of this schema itself.
                 records, is_last = self._let_go(frame)
                 if found := [(topic, record) for topic, record in map(self._again_decoded, records) if record]:
                     log.info("schema_known", records=len(found))
@@ -161,7 +161,7 @@ class RecordDecoder(Generic[RecordT]):
             self._on_failure(error)
 
     def _is_known(self, record: _Record) -> bool:
-        """Whether the registry has answered, whatever it said."""
+        """Whether the registry answers, with a schema or without."""
         try:
             self._codec.decode_as(self._record_type, record.value)
         except DecodeError:
@@ -179,7 +179,7 @@ class RecordDecoder(Generic[RecordT]):
             return record.topic, None
 
     def _let_go(self, frame: bytes) -> tuple[list[_Record], bool]:
-        """Those that are not held any more, and whether none are."""
+        """Remove and return the held records of a frame, and whether no others are held."""
         with self._lock:
             records = self._held.pop(frame)
             self._held_records -= len(records)

@@ -1,18 +1,18 @@
-"""What a caller is told whose request does not get into the log, or perhaps does not."""
+"""Errors of requests that were not published, or possibly not."""
 
 from fairlane.outcomes import Code
 from producers.gateway.errors import UNAVAILABLE, GatewayError
 from producers.gateway.reply_errors import UNCERTAIN
 
 TOO_MANY_CALLS = "too_many_calls"
-"""The gateway's own code: one tenant has as much under way at this instance as one may; others have room."""
+"""The gateway's own code: the tenant is at its limit at this instance; others have room."""
 
 _RETRY_AFTER_MS = 1_000
 _BUSY_RETRY_AFTER_MS = 250
 
 
 def away() -> GatewayError:
-    """Kafka takes nothing."""
+    """503: Kafka does not take records."""
     return GatewayError(
         503,
         UNAVAILABLE,
@@ -22,12 +22,12 @@ def away() -> GatewayError:
 
 
 def draining() -> GatewayError:
-    """This instance is about to end, and others go on."""
+    """503: this instance is shutting down; others go on."""
     return GatewayError(503, Code.DRAINING, "this gateway is about to end", retry_after_ms=_RETRY_AFTER_MS)
 
 
 def busy() -> GatewayError:
-    """More is on its way than may be."""
+    """503: this instance is at its limit."""
     return GatewayError(
         503,
         Code.OVERLOADED,
@@ -37,7 +37,7 @@ def busy() -> GatewayError:
 
 
 def busy_with_tenant() -> GatewayError:
-    """More of this tenant is on its way than may be of one."""
+    """429: this tenant is at its limit at this instance."""
     return GatewayError(
         429,
         TOO_MANY_CALLS,
@@ -47,7 +47,7 @@ def busy_with_tenant() -> GatewayError:
 
 
 def not_confirmed(request_id: str) -> GatewayError:
-    """It may be in the log."""
+    """503: the publish was not acknowledged; the request may be in Kafka."""
     return GatewayError(
         503,
         UNCERTAIN,

@@ -1,7 +1,7 @@
-"""Reads the partitions of the gateway's reply topic that this instance owns, as a member of the gateways' group.
+"""Reader of the gateway's reply topic: the partitions of this instance, as a member of the gateways' consumer group.
 
-Nothing is committed: who gets a partition begins at its end, since a reply that stands before it was waited for
-elsewhere, and is in Postgres. An instance that gets a partition back goes on where it was.
+No offsets are committed: a new owner starts at the end of a partition, since earlier replies were awaited elsewhere and
+are in Postgres. An instance that gets a partition back resumes at its last position.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from producers.gateway.pipeline.record_decoder import RecordDecoder
 log = get_logger(__name__)
 
 MOST_BEHIND_RECORDS = 50_000
-"""How far behind the end of a partition that came back an instance goes on; what is older it finds in Postgres."""
+"""Largest lag at which an instance resumes a partition; beyond it starts at the end. Older replies are in Postgres."""
 
 _POLL_S = 0.1
 _MAX_RECORDS = 500
@@ -40,28 +40,28 @@ _CLASSIC_SESSION_TIMEOUT_MS = 6_000
 
 
 class ReplySink(Protocol):
-    """What is done with what is read. All of it is called in the event loop."""
+    """Receiver of replies and partition changes. Called in the event loop."""
 
     def owned(self, partitions: frozenset[int], partition_count: int) -> None:
-        """These partitions, of so many, are read from now on; that may be none."""
+        """Exactly these of ``partition_count`` partitions are read from now on; may be empty."""
         ...
 
     def lost(self, partitions: frozenset[int]) -> None:
-        """Of these, records may pass unread from now on. Comes before the ``owned`` that is without them."""
+        """Replies in these may be missed from now on. Called before the ``owned`` without them."""
         ...
 
     def replies(self, replies: list[InferenceReply]) -> None:
-        """These were read."""
+        """These replies were read."""
         ...
 
 
 class ReplyReader:
-    """One member, on a thread of its own.
+    """One group member, on a thread of its own.
 
     Args:
-        on_replies: is given whatever is read, on a thread of the reader's and before the sink is; it must be short and
+        on_replies: called with all replies read, on a thread of the reader and before the sink; must be fast and must
             not raise.
-        on_failure: called on that thread when nothing is read any more: the process must end.
+        on_failure: called on such a thread when it has died: the process must end.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class ReplyReader:
         self._stopping = threading.Event()
         self._partition_count = 0
         self._new: set[int] = set()
-        """Assigned, and not read yet."""
+        """Assigned, not read yet."""
         self._passed: set[int] = set()
-        """Assigned, and not read until it is known where they end: retention ran past us."""
+        """Assigned, to be sought to the end: retention has deleted the records at our position."""
         self._owned: set[int] = set()
         self._positions: dict[int, int] = {}
-        """Where reading goes on, of every partition that was ever owned."""
+        """Next offset of every partition ever owned."""
         self._handover: Handover[InferenceReply] | None = None
         self._log = LimitedLog(log)
 
     def start(self) -> None:
-        """Join the group. The running event loop is told of partitions and replies."""
+        """Join the group. The sink is called in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._handover = Handover(self._sink.replies, self._stopping)
         self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
@@ -133,7 +133,7 @@ class ReplyReader:
             if self._passed:
                 self._go_on(consumer)
         except KafkaException as error:
-            # Tried again after the next poll; until then no ids are made for them.
+            # Retried after the next poll; until then no request ids are made for these partitions.
             self._log.warning("positions_not_known", reason=reason_of(error))
 
     def _take(self, message: Message) -> InferenceReply | None:
@@ -161,7 +161,7 @@ class ReplyReader:
             return
         if partition not in self._owned:
             return
-        # Retention ran past us. What was there is in Postgres.
+        # Retention has deleted the records at our position. The replies are in Postgres.
         log.error("replies_passed_unread", partition=partition)
         self._owned.discard(partition)
         self._passed.add(partition)
@@ -176,16 +176,16 @@ class ReplyReader:
         self._handover.give(replies)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # Acknowledged, and begun when the poll is over: a call in here that waits for a broker would crash the client
-        # library at the next callback of the same poll.
+        # Only acknowledge here, and start reading after the poll: a call that waits for a broker in this callback would
+        # crash the client library at the next callback of the same poll.
         consumer.incremental_assign([])
         self._new.update(partition.partition for partition in partitions)
 
     def _take_up(self, consumer: Consumer) -> None:
-        """Begin to read what was assigned."""
+        """Start reading the newly assigned partitions."""
         new = sorted(self._new)
         starts = {number: self._start(consumer, number) for number in new}
-        # A topic that grew is assigned anew.
+        # A topic with new partitions is reassigned.
         present = ask(
             lambda timeout_s: partitions_of(consumer, GATEWAY_REPLIES, timeout_s), monotonic() + _POSITION_TIMEOUT_S
         )
@@ -198,7 +198,7 @@ class ReplyReader:
         self._call(self._sink.owned, frozenset(self._owned), self._partition_count)
 
     def _go_on(self, consumer: Consumer) -> None:
-        """Read on at the end, where retention ran past us."""
+        """Seek to the end where retention has deleted the records at our position."""
         for number in sorted(self._passed):
             end = end_of(consumer, GATEWAY_REPLIES, number, monotonic() + _POSITION_TIMEOUT_S)
             consumer.seek(TopicPartition(GATEWAY_REPLIES, number, end))
@@ -224,7 +224,7 @@ class ReplyReader:
         return known if known is not None and 0 <= end - known <= MOST_BEHIND_RECORDS else end
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """In the event loop, after what was called before."""
+        """Call in the event loop, in order."""
         assert self._loop is not None  # noqa: S101 - a mistake in this package, not of a caller
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
@@ -235,7 +235,7 @@ def _config(settings: Settings) -> ClientConfig:
         "client.id": settings.instance_id
     }
     if settings.consumer_group_protocol == "consumer":
-        # Uniform: as few partitions as can be change their owner when an instance comes or goes.
+        # Uniform moves the fewest partitions when an instance joins or leaves.
         return config | {"group.protocol": "consumer", "group.remote.assignor": "uniform"}
     return config | {
         "partition.assignment.strategy": "cooperative-sticky",

@@ -1,4 +1,4 @@
-"""The way into the log and back, for routes: see ``producers.gateway.seams.Submitter``."""
+"""Kafka implementation of ``producers.gateway.seams.Submitter``."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,18 +28,18 @@ from producers.gateway.pipeline.waiting import LOOK_UPS, FindReply, LoggedWaitin
 
 log = get_logger(__name__)
 
-# The limit of a tenant's request topic; a record has its key, its headers and its frame beside the value.
+# Record size limit of a request topic, less room for key, headers and framing.
 _MOST_VALUE_BYTES = 4 * 1024 * 1024 - 8_192
 
 
 class RecordPublisher(Protocol):
-    """See ``Publisher``."""
+    """The part of ``Publisher`` used here."""
 
     async def publish(self, topic: str, request_id: str, value: bytes, headers: KafkaHeaders) -> None: ...
 
 
 class TenantChunks(Protocol):
-    """See ``ChunkReader``."""
+    """The part of ``ChunkReader`` used here."""
 
     async def follow(self, tenant: str) -> bool: ...
 
@@ -48,11 +48,11 @@ class TenantChunks(Protocol):
 
 @dataclass(slots=True)
 class LogSubmitter:
-    """Of one event loop. It is also the sink of the reply reader.
+    """Submits requests from one event loop. Also the sink of the reply reader.
 
     Args:
-        registry: the tenants and models there are now.
-        picture: how the load stands.
+        registry: returns the current tenants and models.
+        picture: current load.
         find_reply: finds replies that this instance has not read.
     """
 
@@ -74,7 +74,7 @@ class LogSubmitter:
 
     def new_request_id(self) -> str:
         if not self._owned:
-            # Its reply is found where it is recorded.
+            # No partition to route to: the reply is looked up where it is recorded.
             return str(uuid4())
         return new_request_id(self._owned, self._partition_count)
 
@@ -113,7 +113,7 @@ class LogSubmitter:
         await self.publisher.publish(requests_topic(tenant), request_id, value, headers)
 
     def end_waiting(self) -> None:
-        """Take nothing, and wait for nothing any more: what was taken goes on, and its callers are told so."""
+        """Reject new requests and end all waits. Accepted requests go on, as the error of their callers says."""
         self.is_draining = True
         self.pending.end_waiting()
 
@@ -147,7 +147,7 @@ class LogSubmitter:
 
     @property
     def owns_partitions(self) -> bool:
-        """Whether replies can come back here."""
+        """Whether replies can arrive at this instance."""
         return bool(self._owned)
 
     def _encoded(self, request: InferenceRequest, tenant: str) -> bytes:
@@ -171,7 +171,7 @@ class LogSubmitter:
             tenant,
             request.request_id,
             partition,
-            # An id that was made elsewhere, or before its partition moved on.
+            # The id was made elsewhere, or before its partition was reassigned.
             is_lost=partition not in self._owned,
             streamed=request.parameters.stream,
         )

@@ -1,4 +1,4 @@
-"""A request that was accepted, as the call that waits for it sees it."""
+"""Waiter for the reply to an accepted request."""
 
 import asyncio
 import random
@@ -16,16 +16,16 @@ from producers.gateway.pipeline.caller import Caller
 from producers.gateway.pipeline.pending import Call
 
 FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
-"""The recorded reply to a request of this tenant with this id, if there is one. May raise: then it is asked again."""
+"""Finds the recorded reply by tenant and request id; None if there is none. If it raises, it is called again."""
 
 LOOK_UPS = 8
-"""Look-ups at a time, of all calls of a process."""
+"""Concurrent look-ups of all calls of a process."""
 
 _LOOK_UP_TIMEOUT_S = 3.0
 
 
 class Desk(Protocol):
-    """What a call that waits needs of where it was taken."""
+    """The part of ``LogSubmitter`` that a waiter uses."""
 
     @property
     def find_reply(self) -> FindReply: ...
@@ -35,20 +35,20 @@ class Desk(Protocol):
 
     @property
     def lines(self) -> LimitedLog:
-        """What many calls meet at once is logged there."""
+        """Rate-limited log, for failures that many calls meet at once."""
         ...
 
     def leave(self, call: Call) -> None:
-        """Nobody waits there any more. May be called again."""
+        """Remove the call. Idempotent."""
         ...
 
     async def cancel(self, tenant: str, request_id: str) -> None:
-        """Raises GatewayError."""
+        """Cancel a request. Raises GatewayError."""
         ...
 
 
 class LoggedWaiting:
-    """See ``producers.gateway.seams.Waiting``."""
+    """Implements ``producers.gateway.seams.Waiting``."""
 
     def __init__(self, call: Call, desk: Desk, caller: Caller | None) -> None:
         self._call = call
@@ -97,7 +97,7 @@ class LoggedWaiting:
         self._desk.leave(self._call)
 
     async def _news(self, deadline_s: float) -> None:
-        """Return when something has changed, or may have. Raises TimeoutError: it is too late, or given up."""
+        """Return when something has changed, or may have. Raises TimeoutError: past the deadline, or given up."""
         # Taken before anything is awaited, so that no news is missed.
         news = self._call.news
         left_s = deadline_s - asyncio.get_running_loop().time()
@@ -112,7 +112,7 @@ class LoggedWaiting:
                     await news.wait()
 
     async def _look_up(self, timeout_s: float) -> None:
-        """Its reply may stand where nobody here reads: ask whether it was recorded."""
+        """Look up the recorded reply: it may be in a partition that this instance does not read."""
         self._look_ups += 1
         try:
             async with asyncio.timeout(timeout_s) as bound:

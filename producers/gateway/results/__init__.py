@@ -1,1 +1,1 @@
-"""What became of requests: from the replies seen here, from Redis for a while, from Postgres after that."""
+"""Status and replies of requests: from memory, then Redis, then Postgres."""

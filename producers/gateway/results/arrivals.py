@@ -1,4 +1,4 @@
-"""Who waits here for which reply, told by whoever reads the replies."""
+"""Waiters by request id, resolved by the reply reader."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ Arrival = asyncio.Future[RecordedReply]
 
 
 class Arrivals:
-    """Any number may wait for the same reply. It tells of those that this instance reads: a reply that comes to another
-    one is never told here, so who waits looks elsewhere too. When waiting has ended, all futures are cancelled."""
+    """Any number may wait for the same reply. Only replies read by this instance resolve a waiter, so waiters must look
+    elsewhere too. After ``end_waiting`` all futures are cancelled."""
 
     def __init__(self) -> None:
         self._has_ended = False
@@ -19,7 +19,7 @@ class Arrivals:
 
     @contextmanager
     def awaited(self, tenant: str, request_id: str) -> Iterator[Arrival]:
-        """A future of the reply, for the while of this block. On the event loop."""
+        """A future of the reply, for the duration of the block. Call in the event loop."""
         key = tenant, request_id
         arrival: Arrival = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, set()).add(arrival)
@@ -35,23 +35,23 @@ class Arrivals:
             arrival.cancel()
 
     def came(self, recorded: RecordedReply) -> None:
-        """Tell who waits for it. From any thread."""
+        """Resolve the waiters of a reply. Thread-safe."""
         key = recorded.reply.tenant, recorded.reply.request_id
         # A copy: the event loop may change the set meanwhile.
         for arrival in tuple(self._waiting.get(key, ())):
-            # A loop that has ended has nobody who waits.
+            # Raised by a closed loop, in which nobody waits.
             with suppress(RuntimeError):
                 arrival.get_loop().call_soon_threadsafe(_tell, arrival, recorded)
 
     def end_waiting(self) -> None:
-        """Nothing is told any more: now and from here on nobody need wait. On the event loop."""
+        """Cancel all futures, also later ones. Call in the event loop."""
         self._has_ended = True
         for waiting in self._waiting.values():
             for arrival in waiting:
                 arrival.cancel()
 
     def __len__(self) -> int:
-        """Requests that are waited for."""
+        """Number of requests waited for."""
         return len(self._waiting)
 
 

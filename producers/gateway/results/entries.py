@@ -1,4 +1,4 @@
-"""What the gateway keeps of a request in Redis: that it was taken, and its reply. Pure."""
+"""Redis entries of a request: its acceptance and its reply. Pure."""
 
 from dataclasses import replace
 
@@ -10,15 +10,15 @@ from fairlane_server.caching.keys import CacheKey
 from fairlane_server.postgres.request_timeline import RecordedReply
 
 MOST_ENTRY_BYTES = 1_048_576
-"""Larger replies are found in Postgres alone."""
+"""Larger replies are in Postgres only."""
 
 _ENTRY_BYTES, _NUMBER_BYTES, _ITEM_BYTES = 512, 9, 48
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False):
-    """A request that was published, or may have been; it is known by this until the recorder knows it.
+    """A request that was published, or may have been. It is known by this entry until the recorder stores it.
 
-    Tens of thousands are kept, of texts and numbers alone: the garbage collector does not look at them.
+    Tens of thousands are kept; they hold only strings and numbers, so the garbage collector does not track them.
     """
 
     request_id: str
@@ -38,7 +38,7 @@ _accepted_decoder = msgspec.msgpack.Decoder(Accepted)
 
 
 def size_of_reply(reply: InferenceReply) -> int:
-    """About how many bytes its entry takes, told at a glance."""
+    """Approximate size of its entry in bytes, without encoding it."""
     output = reply.output
     if output is None:
         return _ENTRY_BYTES
@@ -48,12 +48,12 @@ def size_of_reply(reply: InferenceReply) -> int:
 
 
 def encode_reply(recorded: RecordedReply) -> bytes:
-    """The payload of an entry. Without what its conversation is to remember, which is text of the request."""
+    """Payload of a reply's entry. Omits the conversation turn, which holds text of the request."""
     return _encoder.encode(_Replied(recorded.replied_at_ms, replace(recorded.reply, turn=None)))
 
 
 def decode_reply(key: CacheKey, request_id: str, payload: bytes) -> RecordedReply | None:
-    """What ``encode_reply`` made of the reply to this request of the key's tenant; None for anything else."""
+    """Inverse of ``encode_reply``; None if the payload is unreadable, or of another request or tenant."""
     try:
         found = _reply_decoder.decode(payload)
     except UNREADABLE:
@@ -64,12 +64,12 @@ def decode_reply(key: CacheKey, request_id: str, payload: bytes) -> RecordedRepl
 
 
 def encode_accepted(accepted: Accepted) -> bytes:
-    """The payload of an entry."""
+    """Payload of an acceptance entry."""
     return _encoder.encode(accepted)
 
 
 def decode_accepted(request_id: str, payload: bytes) -> Accepted | None:
-    """What ``encode_accepted`` made of this request; None for anything else."""
+    """Inverse of ``encode_accepted``; None if the payload is unreadable or of another request."""
     try:
         found = _accepted_decoder.decode(payload)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""The latest replies that were read here: found at once, before Redis has them and the recorder knows them."""
+"""Replies that this instance has just read, before Redis or Postgres has them."""
 
 from collections import OrderedDict
 from threading import Lock
@@ -7,7 +7,7 @@ from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.reply_errors import was_not_run
 
 KEEP_MS = 5_000
-"""By then they are in Redis or recorded."""
+"""By then they are in Redis or Postgres."""
 MOST_REPLIES = 1_000
 MOST_BYTES = 4_194_304
 
@@ -15,8 +15,8 @@ _Key = tuple[str, str]
 
 
 class RecentReplies:
-    """Bounded in number and size; the oldest goes first. The latest of each request counts, but no refusal takes the
-    place of what was run. From any thread."""
+    """Bounded in number and size; evicts the oldest. A later reply replaces the earlier one of its request, unless the
+    later was not run and the earlier was. Thread-safe."""
 
     def __init__(self, most: int = MOST_REPLIES, most_bytes: int = MOST_BYTES, keep_ms: int = KEEP_MS) -> None:
         self._most = most
@@ -27,9 +27,9 @@ class RecentReplies:
         self._bytes = 0
 
     def put(self, recorded: RecordedReply, size_bytes: int) -> bool:
-        """Keep it for its time, unless it is too large; it takes about so many bytes.
+        """Store a reply of about ``size_bytes``, unless it is too large.
 
-        Returns whether it says more than what was there.
+        Returns False if an earlier reply takes precedence.
         """
         key = recorded.reply.tenant, recorded.reply.request_id
         with self._lock:
@@ -46,7 +46,7 @@ class RecentReplies:
             return True
 
     def get(self, tenant: str, request_id: str, now_ms: int) -> RecordedReply | None:
-        """The reply, if it is not too old."""
+        """The reply; None if there is none or it is too old."""
         with self._lock:
             found = self._replies.get((tenant, request_id))
             if found is None:

@@ -1,4 +1,4 @@
-"""Where a request stands, from what is recorded of it. Pure."""
+"""Status of a request, from what is recorded of it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ from producers.gateway.results.entries import Accepted
 
 
 class Status(StrEnum):
-    """Where a request stands."""
+    """Status of a request."""
 
     QUEUED = "queued"
     RUNNING = "running"
-    """It was sent to an engine: it runs there, or is next."""
+    """Dispatched to an engine: it runs, or is next."""
     FINISHING = "finishing"
-    """It was decided, and its reply is on its way here."""
+    """Decided; its reply is on its way."""
     DONE = "done"
-    """There is a reply; its outcome says how it ended."""
+    """Replied; the outcome says how it ended."""
 
 
 _STATUS_OF_STATE: Mapping[str, Status] = {
@@ -43,17 +43,17 @@ _RAN_STATES = frozenset(Outcome) - frozenset(NOT_RUN)
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """One request.
+    """Status of one request.
 
     Attributes:
-        request_id: of the request.
-        status: where it stands.
-        reply: once it is done and as long as it is kept, without its output where that was not looked up.
-        submitted_at_ms: when the broker took it, as far as that is known; None before anything is recorded.
+        request_id: its id.
+        status: its status.
+        reply: once done, while it is retained; without its output if that was not looked up.
+        submitted_at_ms: when the broker took it, or its first recorded event; None before anything is recorded.
         ended_at_ms: when it was answered.
-        model: that was asked for or, of one that is done, that answered; None where neither is known.
+        model: model requested or, once done, the one that answered; None if neither is known.
         task: likewise.
-        events: what happened, in order: decisions with their reasons, stages and costs. No text of it.
+        events: timeline in order: decisions with their reasons, stages and costs. No text of the request.
     """
 
     request_id: str
@@ -73,14 +73,14 @@ def status_of(
     accepted: Accepted | None = None,
     kept_since_ms: int = 0,
 ) -> RequestStatus | None:
-    """None when nothing is known of it.
+    """Status of a request; None if nothing is known of it.
 
     Args:
-        request_id: of the request.
+        request_id: its id.
         history: what is recorded of it, for one tenant.
-        seen: its reply, if it is known from elsewhere.
-        accepted: that the gateway took it.
-        kept_since_ms: replies from before this are removed, while decisions and costs are kept longer.
+        seen: its reply, if known from elsewhere.
+        accepted: its acceptance by the gateway, if known.
+        kept_since_ms: older replies have been removed, while decisions and costs are retained longer.
     """
     if seen is not None and all(_source(reply) != _source(seen) for reply in history.replies):
         history = replace(history, replies=(*history.replies, seen))
@@ -96,7 +96,7 @@ def status_of(
     submitted = next((event.at_ms for event in events if event.event == "arrived"), events[0].at_ms)
     if recorded is None:
         status = _STATUS_OF_STATE.get(place.state, Status.QUEUED)
-        # Its reply was removed: that it ended is known from its decisions and costs.
+        # Its reply has been removed: decisions and costs show that it ended.
         ended_at_ms = events[-1].at_ms if status is Status.FINISHING and events[-1].at_ms < kept_since_ms else None
         if ended_at_ms is not None:
             status = Status.DONE
@@ -107,8 +107,8 @@ def status_of(
 
 
 def _telling(places: tuple[Place, ...]) -> Place:
-    """The newest; but a record that was dropped because the id had been there already says nothing of the request, and
-    one that was refused or expired nothing of what was run before it."""
+    """The publication that describes the request: the newest, except that duplicates are skipped, and a rejected or
+    expired one does not hide an earlier one that ran."""
     newest_first = [place for place in reversed(places) if place.state != Decision.DUPLICATE] or [places[-1]]
     newest = newest_first[0]
     if newest.state not in _NOT_RUN_STATES:

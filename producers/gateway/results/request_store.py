@@ -1,4 +1,4 @@
-"""Requests as the recorder has them: one by its id, and those that ended, newest first."""
+"""Recorded requests: by id, and pages of ended ones, newest first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from producers.gateway.reply_errors import NOT_RUN
 LOOK_UP_TIMEOUT_S = 2.0
 PAGE_TIMEOUT_S = 5.0
 MOST_ROWS = 100
-"""Of each table for one id; an id that was sent again without end is told by its newest rows."""
+"""Rows per table for one id; an id sent more often is described by its newest rows."""
 
 _NAME = "fairlane-gateway"
 _LOOK_UP_CONNECTIONS = 4
 _PAGE_CONNECTIONS = 2
 
-# The names are our own; of the values only parameters come from outside. A copy of a reply says no more than the reply,
-# and a refusal of an id that was sent again nothing of the first: what was run comes before it.
+# All names are constants; values from outside are parameters. One row is enough: copies of a reply are equal, and
+# replies of requests that ran sort before the rejection of a repeated id.
 _REPLY = f"""
 SELECT {REPLY_COLUMNS}, output FROM results WHERE tenant = %s AND request_id = %s
 ORDER BY outcome IN ({", ".join(f"'{outcome}'" for outcome in NOT_RUN)}), replied_at_ms DESC, source_offset DESC LIMIT 1
@@ -47,7 +47,7 @@ AND (replied_at_ms, request_id, source_topic, source_partition, source_offset) <
 
 @dataclass(frozen=True, slots=True)
 class EndedPlace:
-    """Where a request that ended stands among all of its tenant's: no two stand at the same."""
+    """Position of an ended request in the order of its tenant's; unique."""
 
     replied_at_ms: int
     request_id: str
@@ -58,7 +58,7 @@ class EndedPlace:
 
 @dataclass(frozen=True, slots=True)
 class EndedFilter:
-    """Which of them are wanted; None is any. From ``since_ms`` on, and before ``until_ms``, by when they ended."""
+    """Filter of ended requests; None matches any. End times from ``since_ms`` on, and before ``until_ms``."""
 
     outcome: str | None = None
     model: str | None = None
@@ -67,34 +67,34 @@ class EndedFilter:
 
 
 class RequestStore(Protocol):
-    """What is recorded, of one tenant at a time. Every question raises StoreError and TimeoutError."""
+    """Recorded requests of one tenant at a time. Every query raises StoreError and TimeoutError."""
 
     async def open(self) -> None:
-        """Begin to connect; nobody need be there."""
+        """Start to connect; Postgres may be unavailable."""
         ...
 
     async def close(self) -> None:
-        """Let go of what was opened."""
+        """Close the connections."""
         ...
 
     async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
-        """The newest reply under an id, with its output; of one that was run, where there is any."""
+        """Newest reply to an id, with its output; replies of requests that ran come first."""
         ...
 
     async def history(self, tenant: str, request_id: str) -> History:
-        """Everything under an id, without outputs."""
+        """Everything recorded of an id, without outputs."""
         ...
 
     async def ended(
         self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
     ) -> Sequence[RecordedReply]:
-        """Those that ended, the newest first, without their outputs: the first of all, or of those behind a place."""
+        """A page of ended requests, newest first, without outputs: the first page, or the one after ``behind``."""
         ...
 
 
 class PgRequestStore:
-    """A RequestStore over the recorder's tables. Pages have connections of their own: what searches far holds up no
-    look-up of an id."""
+    """``RequestStore`` over the recorder's tables. Pages have connections of their own, so that a long search does not
+    block look-ups by id."""
 
     def __init__(self, dsn: str) -> None:
         self._look_ups = PromptPool(dsn, _NAME, _LOOK_UP_CONNECTIONS)
@@ -116,7 +116,7 @@ class PgRequestStore:
         return recorded_reply(tuple(columns), None if output is None else output_of(output))
 
     async def history(self, tenant: str, request_id: str) -> History:
-        # Replies first: the decisions before a reply were recorded before it, or are now.
+        # Replies are read first: the decisions before a reply are recorded by the time they are read.
         of_id = request_id, MOST_ROWS
         asks = [(REPLIES, of_id), (USAGE, of_id), (DECISIONS, of_id)]
         replies, usage, decisions = await self._ask(tenant, asks)
@@ -134,7 +134,7 @@ class PgRequestStore:
 
 
 def ended_question(tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int) -> Question:
-    """The statement for a page, and its parameters."""
+    """SQL statement of a page, and its parameters."""
     parts, parameters = [_ENDED], [tenant]  # type: tuple[list[str], list[str | int]]
     for condition, value in (
         ("AND model = %s", wanted.model),
@@ -146,7 +146,7 @@ def ended_question(tenant: str, wanted: EndedFilter, behind: EndedPlace | None, 
             parts.append(condition)
             parameters.append(value)
     if wanted.outcome not in (None, Outcome.OK):
-        # Spelled out, so that the index of those alone is used.
+        # Redundant, so that the partial index is used.
         parts.append("AND outcome <> 'ok'")
     if behind is not None:
         parts.append(_BEHIND)
@@ -156,7 +156,7 @@ def ended_question(tenant: str, wanted: EndedFilter, behind: EndedPlace | None, 
 
 
 def output_of(stored: Mapping[str, Any]) -> Output:
-    """An output as the recorder stored it; its numbers that are none stand there as text."""
+    """Output as the recorder stored it; non-finite numbers are stored as text."""
     embeddings, scores = stored.get("embeddings"), stored.get("scores")
     labels, logprobs = stored.get("labels"), stored.get("logprobs")
     return Output(

@@ -1,4 +1,4 @@
-"""The gateway's view of requests that it, or another instance, sent: replies, where they stand, and what ended."""
+"""Look-up of requests that any gateway instance sent: replies, status, and ended requests."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -42,9 +42,9 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 MOST_ACCEPTED = 20_000
-"""Requests that this instance took and remembers by itself; beyond it the tenant with most of them loses its oldest."""
+"""Accepted requests in memory; beyond this, the tenant with the most loses its oldest."""
 
-# Fewer than may wait for a connection of the store's: being full is no failure of Postgres, and stops no other tenant.
+# Below the store's limit of waiting callers: a full pool would count as a failure of Postgres, for all tenants.
 MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT = 48, 16
 MOST_PAGES, MOST_PAGES_OF_TENANT = 24, 6
 
@@ -55,13 +55,13 @@ _NOBODY, _NOTHING = "nobody", "00000000-0000-0000-0000-000000000000"
 
 
 class Results:
-    """Redis is asked first, and Postgres where it has nothing. On one event loop, but for ``remember``.
+    """Looks up in memory, then Redis, then Postgres. For one event loop, except ``remember``.
 
     Args:
-        cache: of replies and of what was accepted.
-        store: what is recorded.
+        cache: Redis cache of replies and accepted requests.
+        store: recorded requests.
         clock_ms: milliseconds since the epoch.
-        kept_s: how long replies are kept in Postgres.
+        kept_s: retention of replies in Postgres, in seconds.
     """
 
     def __init__(
@@ -77,38 +77,38 @@ class Results:
         self._look_up_slots = TenantSlots(MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT, _busy)
         self._page_slots = TenantSlots(MOST_PAGES, MOST_PAGES_OF_TENANT, _busy)
         self._was_answered = True
-        """By Postgres, when it was checked the last time."""
+        """Whether Postgres answered the last check."""
         self._accepted: TenantMap[Accepted] = TenantMap(MOST_ACCEPTED)
         self.arrivals = Arrivals()
-        """Who waits for a reply that comes to this instance."""
+        """Waiters for replies that arrive at this instance."""
 
     async def open(self) -> None:
-        """Begin; neither Redis nor Postgres need be there."""
+        """Start; Redis and Postgres may be unavailable."""
         await self._store.open()
         self._writes.start()
 
     async def close(self) -> None:
-        """Write what waits and let go of Postgres. Redis is the caller's."""
+        """Write queued entries and close the store. The caller closes Redis."""
         await self._writes.close()
         await self._store.close()
 
     @property
     def kept_ms(self) -> int:
-        """How long replies are kept, in milliseconds."""
+        """Retention of replies in Postgres, in milliseconds."""
         return 1_000 * self._kept_s
 
     @property
     def is_cache_available(self) -> bool:
-        """Whether Redis answered of late."""
+        """Whether Redis answered recently."""
         return self._cache.is_available
 
     @property
     def is_store_available(self) -> bool:
-        """Whether Postgres answered of late."""
+        """Whether Postgres answered recently."""
         return self._was_answered and not self._look_ups.is_open
 
     async def check_store(self) -> None:
-        """Look up what is nobody's, so that ``is_store_available`` is right though nobody asks for a result."""
+        """Look up a request that does not exist, to keep ``is_store_available`` current without traffic."""
         try:
             await self._ask(self._look_ups, lambda: self._store.reply(_NOBODY, _NOTHING))
         except GatewayError:
@@ -117,14 +117,14 @@ class Results:
             self._was_answered = True
 
     def remember(self, replies: Iterable[InferenceReply]) -> None:
-        """Replies that were read just now: who waits for one is told, and all are kept for a while.
+        """Resolve the waiters of replies just read, and keep the replies for a while.
 
-        Never waits and never raises; what is too much is dropped, and found in Postgres. From any thread.
+        Never blocks and never raises. What exceeds the bounds is dropped, and found in Postgres. Thread-safe.
         """
         at_ms = self._clock_ms()
         for reply in replies:
             recorded, size_bytes = RecordedReply(reply, at_ms), size_of_reply(reply)
-            # First: who is told may ask for it at once.
+            # Stored first: a waiter may ask for it at once.
             is_news = self._recent.put(recorded, size_bytes)
             self.arrivals.came(recorded)
             if is_news:
@@ -132,22 +132,22 @@ class Results:
                 self._writes.put(key, size_bytes, partial(encode_reply, recorded))
 
     def accepted(self, tenant: str, request: InferenceRequest) -> None:
-        """A request was published, or may have been: from here on its id is known, though nothing is recorded yet."""
+        """Remember a request that was published, or may have been: its id is known before anything is recorded."""
         request_id = request.request_id
         accepted = Accepted(request_id, request.model, request.task, self._clock_ms())
         self._accepted.put(tenant, request_id, accepted)
         self._writes.put(_accepted_key(tenant, request_id), _ACCEPTED_BYTES, partial(encode_accepted, accepted))
 
     async def find_reply(self, tenant: str, request_id: str) -> InferenceReply | None:
-        """As ``find``, the reply alone."""
+        """As ``find``, without the time."""
         found = await self.find(tenant, request_id)
         return None if found is None else found.reply
 
     async def find(self, tenant: str, request_id: str) -> RecordedReply | None:
-        """The final reply to a request of this tenant; None if there is none yet, or no such request. Of an id that was
-        sent again that of what was run comes before a refusal.
+        """Final reply to a request of this tenant; None if there is none yet, or no such request. If an id was sent
+        again, the reply of a run takes precedence over a rejection.
 
-        Raises GatewayError: 503, Redis has it not and Postgres does not answer.
+        Raises GatewayError: 503: neither memory nor Redis has a reply, and Postgres does not answer.
         """
         seen = await self.find_seen(tenant, request_id)
         if seen is not None and not was_not_run(seen.reply):
@@ -158,11 +158,11 @@ class Results:
             if seen is None:
                 raise
             return seen
-        # A refusal that was seen may be that of an id that was sent again: what was run stands in Postgres.
+        # The rejection seen may be of an id sent again: a reply of the first run is in Postgres.
         return recorded if seen is None or (recorded is not None and not was_not_run(recorded.reply)) else seen
 
     async def find_seen(self, tenant: str, request_id: str) -> RecordedReply | None:
-        """As ``find``, of what was read here just now and of Redis alone; it costs little, and None says little."""
+        """As ``find``, in memory and Redis only: cheap, but None does not mean that there is no reply."""
         recent = self._recent.get(tenant, request_id, self._clock_ms())
         if recent is not None:
             return recent
@@ -170,14 +170,14 @@ class Results:
         return await self._cache.get(key, lambda payload: decode_reply(key, request_id, payload))
 
     async def status(self, tenant: str, request_id: str) -> RequestStatus | None:
-        """Where a request of this tenant stands; None if there is none. Raises GatewayError: as ``find``."""
+        """Status of a request of this tenant; None if there is none. Raises GatewayError as ``find``."""
         seen = await self.find_seen(tenant, request_id)
         try:
             history = await self._look_up(tenant, lambda: self._store.history(tenant, request_id))
         except GatewayError:
             if seen is None:
                 raise
-            # What the reply itself tells is enough.
+            # The reply alone is enough.
             history = History()
         accepted = self._accepted.get(tenant, request_id)
         if accepted is None and seen is None and not (history.decisions or history.replies):
@@ -189,7 +189,7 @@ class Results:
     async def ended(
         self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
     ) -> Sequence[RecordedReply]:
-        """A page of the tenant's requests that ended, see ``RequestStore``. Raises GatewayError: 503."""
+        """A page of the tenant's ended requests, see ``RequestStore``. Raises GatewayError: 503."""
         with self._page_slots.taken(tenant):
             return await self._ask(self._pages, lambda: self._store.ended(tenant, wanted, behind, most))
 
@@ -206,7 +206,7 @@ class Results:
             was_open = breaker.is_open
             breaker.failed(monotonic_ms(), random())  # noqa: S311 - jitter, no secret
             if breaker.is_open and not was_open:
-                # In one line, and without any row's values.
+                # One line per outage, without values of any row.
                 log.warning("results_unavailable", error=type(error).__name__, reason=str(error))
             raise _unavailable() from error
         except BaseException:
@@ -217,7 +217,7 @@ class Results:
 
 
 def make_results(settings: Settings, redis: "Redis | None") -> Results:
-    """Over these servers; to be opened. Raises ValueError: POSTGRES_DSN is no connection string."""
+    """``Results`` from settings, not opened yet. Raises ValueError: POSTGRES_DSN is not a connection string."""
     timeout_s = settings.gateway_redis_timeout_s
     cache = RedisCache(redis, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
     return Results(cache, PgRequestStore(settings.postgres_dsn.get_secret_value()), kept_s=settings.results_ttl_s)

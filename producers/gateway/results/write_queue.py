@@ -1,4 +1,4 @@
-"""Entries on their way to Redis: nobody waits for them, and what is too much is left out."""
+"""Bounded write-behind queue of Redis entries; drops what exceeds its bounds."""
 
 import asyncio
 from collections import deque
@@ -24,12 +24,12 @@ Encode = Callable[[], bytes]
 
 
 class WriteQueue:
-    """Written in the order in which they were put, many in one round trip.
+    """Writes entries in the order they were put, many in one round trip.
 
     Args:
-        cache: whose entries they are; while it does not answer, what waits is dropped.
-        most: entries that may wait.
-        most_bytes: that they take, about.
+        cache: cache to write to; while it does not answer, queued entries are dropped.
+        most: bound on queued entries.
+        most_bytes: bound on their approximate size.
     """
 
     def __init__(self, cache: RedisCache, most: int = MOST_WAITING, most_bytes: int = MOST_WAITING_BYTES) -> None:
@@ -45,14 +45,14 @@ class WriteQueue:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to write. On the event loop."""
+        """Start to write, in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._write_for_ever(), name="result cache writer")
         self._task.add_done_callback(_ended)
         self._wake.set()
 
     async def close(self) -> None:
-        """Write what waits, within a second; from here on everything is dropped."""
+        """Write queued entries, within a second. Later entries are dropped."""
         with self._lock:
             self._loop = None
         if self._task is None:
@@ -66,12 +66,12 @@ class WriteQueue:
             log.warning("result_cache_not_flushed", entries=len(self._entries))
 
     def put(self, key: CacheKey, size_bytes: int, encode: Encode) -> bool:
-        """Whether there was room for it. From any thread.
+        """Queue an entry; returns whether there was room. Thread-safe.
 
         Args:
-            key: of the entry.
-            size_bytes: that it takes, about.
-            encode: makes its payload, on the event loop and later: who puts it waits for nothing.
+            key: key of the entry.
+            size_bytes: its approximate size.
+            encode: makes its payload, later and in the event loop, so that ``put`` is cheap.
         """
         with self._lock:
             loop = self._loop

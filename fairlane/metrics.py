@@ -1,4 +1,5 @@
-"""Every metric, declared once: the unit in the name, bounded labels (tenants by control.tenants)."""
+"""All Prometheus metrics, declared once, with units in their names and bounded labels (``control.tenants`` bounds
+tenants)."""
 
 from collections.abc import Iterable
 
@@ -263,7 +264,7 @@ GATEWAY_UNREADABLE = Counter(
 
 
 def forget_tenants(tenants: Iterable[str]) -> None:
-    """Remove what a dispatcher counted of these tenants."""
+    """Remove the series that a dispatcher keeps for these tenants."""
     for tenant in tenants:
         for metric in (REQUESTS_READ, DECISIONS, CANCELS_PASSED_ON, DEGRADATIONS, SERVED_TOKENS):
             metric.remove_by_labels({"tenant": tenant})

@@ -1,4 +1,4 @@
-"""The models a deployment serves, from ``deploy/models.yaml``."""
+"""Models of a deployment, read from ``deploy/models.yaml``."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from fairlane.records import ModelVersion
 from fairlane.yaml_config import Node, circle_from, load_yaml_with_lines
 
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-# A pool is part of topic names, where a dot separates.
+# No dots: a pool is one part of a topic name, and dots separate the parts.
 _POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
 _ENGINE = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _QUANTIZATION = re.compile(r"[a-z][a-z0-9_-]{0,63}")
@@ -23,16 +23,16 @@ _OPTIONAL_LIMIT_KEYS = frozenset({"max_batch_size", "max_batch_tokens"})
 
 
 def is_model_name(value: str) -> bool:
-    """Whether this can name a model."""
+    """Whether ``value`` is a valid model name."""
     return _MODEL.fullmatch(value) is not None
 
 
 def load_models(path: Path) -> tuple[ModelVersion, ...]:
-    """Read the models in the order of the file.
+    """Read the models in file order.
 
-    Raises ConfigError with file, line and reason: unknown or missing keys, values out of their bounds, unknown tasks or
-    data types, a model that is defined twice, a smaller model that is none or that cannot do what it would stand in
-    for.
+    Raises ConfigError with file, line and reason: unknown or missing keys, values out of bounds, unknown tasks or data
+    types, a duplicate model, a smaller model that is unknown or lacks a task of the larger one, a cycle of smaller
+    models.
     """
     root = load_yaml_with_lines(path).mapping(frozenset({"models"}))["models"]
     models: dict[str, ModelVersion] = {}

@@ -1,4 +1,4 @@
-"""Names of topics and consumer groups, and what a name must look like. Nothing else in the project spells them."""
+"""Names of topics and consumer groups, and the patterns of valid names. No other module spells them."""
 
 import re
 
@@ -16,7 +16,7 @@ LEDGER_AUDIT = "ledger.audit"
 GATEWAY_REPLIES = "gateway.replies"
 JOBS_REPLIES = "jobs.replies"
 SHARED_REPLIES = frozenset({GATEWAY_REPLIES, JOBS_REPLIES})
-"""Where replies of every tenant stand: to requests of the gateway, and of offline jobs."""
+"""Reply topics shared by all tenants: of the gateway and of offline jobs."""
 
 _REQUESTS = "requests."
 _BACKFILL = "backfill."
@@ -27,12 +27,12 @@ _PRIORITY = "priority."
 
 
 def is_name(value: str) -> bool:
-    """Whether this can name a tenant, a service or a pool."""
+    """Whether ``value`` is a valid name of a tenant, service or pool."""
     return TENANT_PATTERN.fullmatch(value) is not None
 
 
 def is_request_id(value: str) -> bool:
-    """Whether this can be the id of a request: a UUID, with or without its hyphens."""
+    """Whether ``value`` is a valid request id: a UUID, with or without hyphens."""
     return _REQUEST_ID.fullmatch(value) is not None
 
 
@@ -53,7 +53,7 @@ def chunks_topic(tenant: str) -> str:
 
 
 def dead_letter_replies_topic(tenant: str) -> str:
-    """Where a tenant's own services put replies that they cannot handle."""
+    """Topic of replies that a tenant's own services cannot handle."""
     return f"{_DEAD_LETTER_REPLIES}{tenant}"
 
 
@@ -62,7 +62,7 @@ def priority_topic(pool: str, priority_class: str) -> str:
 
 
 def pool_of_priority(topic: str) -> tuple[str, str]:
-    """The pool and the class whose work this topic holds. Raises ValueError for any other topic."""
+    """Pool and priority class of a priority topic. Raises ValueError for any other topic."""
     pool, _, priority_class = topic.removeprefix(_PRIORITY).rpartition(".")
     if topic.startswith(_PRIORITY) and is_name(pool) and priority_class:
         return pool, priority_class
@@ -74,17 +74,17 @@ def returned_topic(pool: str) -> str:
 
 
 def is_priority(topic: str) -> bool:
-    """Whether this holds the work of a pool."""
+    """Whether this topic carries a pool's work."""
     return topic.startswith(_PRIORITY)
 
 
 def is_returned(topic: str) -> bool:
-    """Whether this is where a pool's consumers hand work back."""
+    """Whether this is a pool's requeue topic, to which its consumers return work."""
     return topic.startswith(_RETURNED)
 
 
 def tenant_of_source(topic: str) -> str:
-    """The tenant whose request topic this is. Raises ValueError for any other topic."""
+    """Tenant of a request or backfill topic. Raises ValueError for any other topic."""
     for prefix in (_REQUESTS, _BACKFILL):
         tenant = topic.removeprefix(prefix)
         if tenant != topic and is_name(tenant):
@@ -93,7 +93,7 @@ def tenant_of_source(topic: str) -> str:
 
 
 def is_read_by_dispatchers(topic: str) -> bool:
-    """Whether this is a tenant's request topic, or where a pool's consumers hand work back."""
+    """Whether this is a tenant's request or backfill topic, or a pool's requeue topic."""
     prefix, _, name = topic.partition(".")
     return f"{prefix}." in (_REQUESTS, _BACKFILL, _RETURNED) and is_name(name)
 
@@ -103,22 +103,22 @@ def is_backfill(topic: str) -> bool:
 
 
 def dispatcher_group(prefix: str) -> str:
-    """The consumer group of the dispatchers; ``prefix`` is GROUP_PREFIX."""
+    """Consumer group of the dispatchers; ``prefix`` is GROUP_PREFIX."""
     return f"{prefix}.dispatcher"
 
 
 def pool_group(prefix: str, pool: str) -> str:
-    """The consumer group of a pool's consumers; ``prefix`` is GROUP_PREFIX."""
+    """Consumer group of a pool's consumers; ``prefix`` is GROUP_PREFIX."""
     return f"{prefix}.pool.{pool}"
 
 
 def is_replies(topic: str) -> bool:
-    """Whether this is anybody's reply topic, or one that the tenants share."""
+    """Whether this is a reply topic, of one tenant or shared."""
     return topic.startswith(_REPLIES) or topic in SHARED_REPLIES
 
 
 def is_replies_of(topic: str, tenant: str) -> bool:
-    """Whether this is one of the tenant's own reply topics: the literal name, or the name and one service."""
+    """Whether this is one of the tenant's own reply topics: the tenant's, or that of one of its services."""
     own = replies_topic(tenant)
     if topic == own:
         return True
@@ -127,20 +127,20 @@ def is_replies_of(topic: str, tenant: str) -> bool:
 
 
 def may_carry_replies_of(topic: str, tenant: str) -> bool:
-    """Whether a reply to this tenant may stand here: on a reply topic of its own, or on one that the tenants share."""
+    """Whether a reply to this tenant may be written to this topic: one of its own or a shared one."""
     return topic in SHARED_REPLIES or is_replies_of(topic, tenant)
 
 
 def gateway_group(prefix: str) -> str:
-    """The consumer group of the gateway's instances; ``prefix`` is GROUP_PREFIX."""
+    """Consumer group of the gateway's instances; ``prefix`` is GROUP_PREFIX."""
     return f"{prefix}.gateway"
 
 
 def job_group(prefix: str, job_id: str) -> str:
-    """The group in which an offline job keeps how many of its chunks are in the log; ``prefix`` is GROUP_PREFIX."""
+    """Group whose committed offset counts the chunks of an offline job in the log; ``prefix`` is GROUP_PREFIX."""
     return f"{prefix}.job.{job_id}"
 
 
 def job_transactional_id(prefix: str, job_id: str) -> str:
-    """What whoever runs an offline job publishes under: the latest fences the others."""
+    """Transactional id of an offline job's publisher: the latest one fences its predecessors."""
     return f"{prefix}-job-{job_id}"

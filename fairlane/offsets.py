@@ -1,7 +1,7 @@
-"""Which records of a partition are done, and what to commit so that a successor skips exactly those.
+"""Track which records of a partition are done, and encode that in the committed offset.
 
-Work finishes out of order. A commit therefore carries the first undone offset and, in the offset's metadata string, a
-bitmap of the done offsets beyond it. Everything here is pure: no Kafka, no clock.
+Work finishes out of order. A commit therefore carries the first undone offset and, in the offset's metadata, a bitmap
+of the done offsets beyond it: a successor skips exactly those. Pure: no Kafka, no clock.
 """
 
 import base64
@@ -12,43 +12,43 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_SPAN = 20_000
-"""Offsets between the first undone and the newest delivered before a partition is paused."""
+"""Offsets from the first undone to the newest delivered; beyond it the partition is paused."""
 
 MAX_METADATA_CHARS = 4_000
-"""The broker refuses 4,096 (``offset.metadata.max.bytes``); 4,000 pass."""
+"""Below the broker's limit ``offset.metadata.max.bytes``, by default 4,096."""
 
 _BITMAP_ONLY, _WITH_TOPIC_ID = "1", "2"
 _TOPIC_ID_CHARS = 22
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
-"""A UUID as Kafka writes it: base64 of its own alphabet, without padding."""
+"""A UUID as Kafka's tools print it: URL-safe base64 without padding."""
 _MAX_BITMAP_BYTES = (MAX_METADATA_CHARS - len("2::") - _TOPIC_ID_CHARS) // 4 * 3
 _MAX_READ_BITMAP_BYTES = (MAX_METADATA_CHARS - len("1:")) // 4 * 3
-"""Format 1 left more room."""
+"""For reading: format 1 has no topic id and so a longer bitmap."""
 _MAX_BITMAP_BITS = _MAX_BITMAP_BYTES * 8
 
 
 class MetadataError(ValueError):
-    """The metadata string of a committed offset is not one of ours."""
+    """The metadata of a committed offset has none of our formats."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitPoint:
-    """What is committed for a partition: every delivered offset below ``offset`` is done, and so is ``offset + i`` for
-    every bit ``i`` of ``done_beyond``. ``topic_id`` is that of the topic; "" where it is not known."""
+    """The commit of a partition: every delivered offset below ``offset`` is done, and so is ``offset + i`` for every
+    set bit ``i`` of ``done_beyond``. ``topic_id`` is "" when unknown."""
 
     offset: int
     done_beyond: int = 0
     topic_id: str = ""
 
     def __repr__(self) -> str:
-        # Python refuses to write so long an integer in decimal.
+        # Hexadecimal: Python refuses to convert long integers to decimal.
         topic = f", topic_id={self.topic_id!r}" if self.topic_id else ""
         return f"CommitPoint(offset={self.offset}, done_beyond={self.done_beyond:#x}{topic})"
 
     @property
     def metadata(self) -> str:
-        """Topic id and bitmap as a string: ``2:<topic id>:<bitmap>``; without an id ``1:<bitmap>``, or nothing when
-        nothing beyond the offset is done."""
+        """Topic id and bitmap: ``2:<topic id>:<bitmap>``; without an id ``1:<bitmap>``, or nothing when no offset
+        beyond is done."""
         size = (self.done_beyond.bit_length() + 7) // 8
         bitmap = base64.b64encode(self.done_beyond.to_bytes(size, "little")).decode("ascii")
         if self.topic_id:
@@ -56,13 +56,13 @@ class CommitPoint:
         return f"{_BITMAP_ONLY}:{bitmap}" if bitmap else ""
 
     def cut_at(self, end: int) -> "CommitPoint":
-        """The same without what is done from ``end`` on: a log that ends there will have other records there."""
+        """The same without done offsets from ``end`` on: a log truncated there reuses those offsets."""
         reach = max(0, end - self.offset)
         return CommitPoint(self.offset, self.done_beyond & ((1 << reach) - 1), self.topic_id)
 
     @classmethod
     def parse(cls, offset: int, metadata: str | None) -> "CommitPoint":
-        """The commit point that ``offset`` and ``metadata`` stand for. Raises MetadataError."""
+        """Decode an offset and its metadata. Raises MetadataError."""
         if not metadata:
             return cls(offset)
         form, _, content = metadata.partition(":")
@@ -75,7 +75,7 @@ class CommitPoint:
             raise MetadataError(f"offset metadata of {len(metadata)} characters has an unknown form")
         try:
             bitmap = base64.b64decode(content, validate=True)
-        except ValueError as error:  # of another alphabet, or outside ASCII altogether
+        except ValueError as error:  # wrong alphabet, or not ASCII
             raise MetadataError(f"offset metadata of {len(metadata)} characters is no base64: {error}") from None
         if len(bitmap) > _MAX_READ_BITMAP_BYTES:
             raise MetadataError(f"a bitmap of {len(bitmap)} bytes is longer than any of ours")
@@ -83,7 +83,7 @@ class CommitPoint:
 
 
 class Flow(Enum):
-    """What to do with the fetching of a partition."""
+    """Change to make to the fetching of a partition."""
 
     KEEP = "keep"
     PAUSE = "pause"
@@ -95,17 +95,17 @@ class OffsetTracker:
 
     Two bitmaps relative to ``_base`` hold the state: delivered and undone, and done. Gaps (transaction markers, aborted
     records, retention) are in neither, so a gap before a delivered record counts as done. Integers are the fastest
-    bitmap Python has: 20,000 offsets are 2.5 kB, and every step is one operation on them. They never grow beyond what
-    the metadata can carry; what is delivered farther ahead is listed, and joins them when the first undone has moved.
+    bitmap Python has: 20,000 offsets are 2.5 kB, and every step is one operation on them. They never exceed what the
+    metadata can carry; offsets delivered farther ahead are kept in a list until the first undone offset has moved.
 
-    Records come in the order of their offsets; a seek may start again anywhere from the first undone on.
+    Records arrive in offset order; a seek may restart anywhere from the first undone offset on.
     """
 
     def __init__(
         self, committed: CommitPoint | None = None, max_span: int = MAX_SPAN, topic_id: str | None = None
     ) -> None:
-        """``committed`` is what a predecessor committed; None when the group never committed here. ``topic_id`` is
-        committed with every offset; None: that of ``committed``."""
+        """``committed`` is a predecessor's commit; None when the group has none. ``topic_id`` is committed with every
+        offset; None takes that of ``committed``. Raises ValueError for a ``max_span`` out of bounds."""
         if not 2 <= max_span <= MAX_SPAN:
             raise ValueError(f"max_span must be from 2 to {MAX_SPAN}, not {max_span}")
         self._max_span = max_span
@@ -114,19 +114,19 @@ class OffsetTracker:
         self._undone = 0
         self._done = committed.done_beyond if committed is not None else 0
         self._far: list[int] = []
-        """Undone offsets out of the bitmap's reach, ascending; empty while nothing nearer is undone."""
+        """Undone offsets beyond the bitmap's reach, ascending; empty while nothing nearer is undone."""
         self._position: int | None = committed.offset if committed is not None else None
         self._paused = False
 
     @property
     def first_undone(self) -> int | None:
-        """The first offset that is not done: a delivered one, or else the next to be delivered. None before both."""
+        """The oldest undone offset, or else the next offset to be delivered. None when neither is known."""
         oldest = self.oldest_undone
         return self._position if oldest is None else oldest
 
     @property
     def oldest_undone(self) -> int | None:
-        """The oldest delivered offset that is not done; None when everything delivered is."""
+        """The oldest delivered offset that is not done; None when all are done."""
         return self._lowest(self._undone)
 
     @property
@@ -141,17 +141,17 @@ class OffsetTracker:
 
     @property
     def escalated(self) -> bool:
-        """Whether the oldest item holds its partition back so far that it should go before others of its owner."""
+        """Whether the partition is more than half way to being paused: its oldest item should then go first."""
         return self.span > self._max_span // 2
 
     def deliver(self, offset: int) -> bool:
-        """A record arrived. False when it is done already or was delivered before: it must be skipped."""
+        """Register a delivered record. Returns False when it must be skipped: done, or delivered before."""
         if self._position is None:
             self._base = self._position = offset
         elif offset < self._base:
             return False
         if not self._undone:
-            # Nothing before this record can be undone: a jump over a gap of any size costs no bitmap.
+            # No earlier record is undone, so the base moves here and a gap of any size costs no bitmap.
             self._rebase(offset)
         self._position = max(self._position, offset + 1)
         distance = offset - self._base
@@ -164,7 +164,7 @@ class OffsetTracker:
         return True
 
     def advance(self, position: int) -> None:
-        """The log was read up to here and everything before was delivered or is a gap."""
+        """Note that the log was read up to ``position``: everything before was delivered or is a gap."""
         if self._position is None:
             self._base = self._position = position
         self._position = max(self._position, position)
@@ -178,13 +178,13 @@ class OffsetTracker:
         return index < len(self._far) and self._far[index] == offset
 
     def can_settle(self, offset: int) -> bool:
-        """Whether this offset is undone and the metadata reaches it from the first undone one."""
+        """Whether this offset is undone and within the reach of the metadata's bitmap."""
         return offset - self._base < _MAX_BITMAP_BITS and self.is_undone(offset)
 
     def commit_point(self, settling: Iterable[int] = ()) -> CommitPoint | None:
-        """What to commit once the offsets in ``settling`` are done as well; None before the first record.
+        """The commit if the offsets in ``settling`` were done as well; None before the first record.
 
-        Changes nothing. Raises ValueError for an offset that cannot settle now.
+        Changes nothing. Raises ValueError for an offset that cannot be settled now.
         """
         if self._position is None:
             return None
@@ -194,7 +194,7 @@ class OffsetTracker:
         return CommitPoint(offset, (self._done | settling_mask) >> (offset - self._base), self._topic_id)
 
     def settle(self, offsets: Iterable[int]) -> None:
-        """These were committed as done. Raises ValueError for an offset that cannot settle now."""
+        """Mark committed offsets as done. Raises ValueError for an offset that cannot be settled now."""
         mask = self._mask(offsets)
         self._undone &= ~mask
         self._done |= mask
@@ -203,7 +203,7 @@ class OffsetTracker:
             self._rebase(first_undone)
 
     def flow(self) -> Flow:
-        """Whether fetching must be paused or may go on, as a change to what was said last."""
+        """Whether to pause fetching (beyond the maximum span), resume it (below half of it), or change nothing."""
         if not self._paused and self.span > self._max_span:
             self._paused = True
             return Flow.PAUSE
@@ -214,11 +214,11 @@ class OffsetTracker:
 
     @property
     def paused(self) -> bool:
-        """Whether this partition is paused. A client that resumed it by itself must be told again."""
+        """Whether this partition is paused. If the client resumed it by itself, it must be paused again."""
         return self._paused
 
     def _lowest(self, undone: int) -> int | None:
-        """The first undone offset if ``undone`` were the bitmap."""
+        """First undone offset if ``undone`` were the bitmap."""
         if undone:
             return self._base + (undone & -undone).bit_length() - 1
         return self._far[0] if self._far else None

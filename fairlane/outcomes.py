@@ -1,4 +1,4 @@
-"""The words every reply, metric, HTTP answer and document uses for what became of a request."""
+"""Codes shared by replies, metrics, HTTP answers and documents: outcomes, reasons, tasks, priorities, decisions."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -42,7 +42,7 @@ class Task(StrEnum):
 
 
 class Priority(StrEnum):
-    """The class a request waits in; also the last part of a priority topic's name."""
+    """Priority class of a request; also the last part of a priority topic's name."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -50,7 +50,7 @@ class Priority(StrEnum):
 
 
 DEFAULT_TIMEOUT_MS: Mapping[str, int] = {Priority.HIGH: 30_000, Priority.NORMAL: 60_000, Priority.LOW: 120_000}
-"""How much time an online request has that does not say it."""
+"""Timeout of an online request that sets none."""
 
 
 class FinishReason(StrEnum):
@@ -62,7 +62,7 @@ class FinishReason(StrEnum):
 
 
 class Decision(StrEnum):
-    """What the dispatcher, a consumer or an operator decided, as it stands in the audit."""
+    """Decision of the dispatcher, a consumer or an operator, as recorded in the audit."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
@@ -78,7 +78,7 @@ class Decision(StrEnum):
 
 
 class CacheMode(StrEnum):
-    """Which answers given before may answer a request: none, those to the same, or those to what means the same."""
+    """Which earlier answers may be reused: none, those to an equal request, or those to one with the same meaning."""
 
     NONE = "none"
     EXACT = "exact"
@@ -86,20 +86,20 @@ class CacheMode(StrEnum):
 
 
 class HistoryReason(StrEnum):
-    """Why a request was not given all of its conversation that it should have."""
+    """Why a request did not get the whole history of its conversation."""
 
     LATE = "late"
     UNAVAILABLE = "unavailable"
     BUSY = "busy"
     BEHIND = "behind"
-    """The turn that it comes after is not recorded yet."""
+    """The turn that it follows is not recorded yet."""
     NO_ROOM = "no_room"
     SHORTENED = "shortened"
-    """Its older part was left out: it is longer than is kept, or than there is room for."""
+    """Older turns were left out: the history is longer than the store returns or the prompt has room for."""
 
 
 class RetrievalMode(StrEnum):
-    """How far retrieval looks."""
+    """Extent of retrieval: vectors and full text, vectors only, or earlier results only."""
 
     HYBRID = "hybrid"
     VECTOR = "vector"
@@ -107,7 +107,7 @@ class RetrievalMode(StrEnum):
 
 
 class RetrievalReason(StrEnum):
-    """Why retrieval looked less far than it was asked to, or found nothing."""
+    """Why retrieval did less than requested, or found nothing."""
 
     LATE = "late"
     UNAVAILABLE = "unavailable"
@@ -121,7 +121,7 @@ class RetrievalReason(StrEnum):
 
 
 class Degradation(StrEnum):
-    """What was done to a request so that it could be served at all."""
+    """What was reduced so that a request could be served at all."""
 
     FEWER_PASSAGES = "fewer_passages"
     VECTOR_ONLY = "vector_only"
@@ -135,7 +135,7 @@ class Degradation(StrEnum):
 
 
 class Health(StrEnum):
-    """How an inference consumer feels."""
+    """State of an inference consumer."""
 
     HEALTHY = "healthy"
     FAILING = "failing"

@@ -1,4 +1,4 @@
-"""What this member of a consumer group owns: partitions, their trackers, the membership that may commit for them."""
+"""The partitions of one consumer-group member: their offset trackers and the membership that may commit."""
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ from fairlane import metrics
 from fairlane.offsets import MAX_SPAN, CommitPoint, Flow, OffsetTracker
 
 _POINT_BYTES = 128
-"""What an offset takes in a transaction besides its metadata: the topic's name and the fixed fields."""
+"""Size of an offset in a transaction without its metadata: topic name and fixed fields."""
 
 _NONE_KNOWN: Mapping[str, str] = MappingProxyType({})
 
@@ -24,15 +24,15 @@ class PartitionId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who this member is to the group coordinator.
+    """Identity of this member at the group coordinator.
 
-    A generation below 0 is nobody, and must never commit: the broker lets such a commit pass unfenced.
+    A generation below 0 means no membership and must never commit: the broker accepts such a commit unfenced.
     """
 
     generation: int
     member_id: str
     group_metadata: object
-    """What ``Producer.send_offsets_to_transaction`` takes."""
+    """Argument of ``Producer.send_offsets_to_transaction``."""
 
     @property
     def may_commit(self) -> bool:
@@ -40,9 +40,9 @@ class Membership:
 
 
 class Claim(NamedTuple):
-    """One delivered record, bound to the assignment it was delivered in.
+    """One delivered record, bound to the assignment that delivered it.
 
-    The broker checks the generation of a commit but not who owns the partition; the epoch does.
+    The broker checks the generation of a commit but not who owns the partition; ``epoch`` does.
     """
 
     partition: PartitionId
@@ -56,12 +56,12 @@ class _Owned:
     tracker: OffsetTracker
     committed: int | None
     is_stale: bool
-    """Whether what is committed belongs to no record of this log, which may grow over it: it is replaced at once."""
+    """The commit points to no record of this log. It is replaced at once, before the log grows past it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitPlan:
-    """What one transaction may commit: the claims still owned, and the offsets that follow from them."""
+    """What one transaction may commit: claims that are still owned, and the resulting offsets."""
 
     membership: Membership
     claims: tuple[Claim, ...]
@@ -69,10 +69,11 @@ class CommitPlan:
 
 
 class Ownership:
-    """Thread-safe: the polling thread assigns, delivers and revokes, the transaction thread plans and settles.
+    """Partitions, trackers and membership of one member.
 
-    What is asked again and again (``escalated``, ``flow``, ``paused``, ``position_plan``) looks only at partitions that
-    changed since it was asked last: a partition that rests costs nothing, however many there are.
+    Thread-safe: the polling thread assigns, delivers and revokes; the transaction thread plans and settles. Frequent
+    calls (``escalated``, ``flow``, ``paused``, ``position_plan``) look only at partitions that changed since the last
+    call: idle partitions cost nothing.
     """
 
     def __init__(self, max_span: int = MAX_SPAN) -> None:
@@ -80,14 +81,14 @@ class Ownership:
         self._lock = threading.Lock()
         self._owned: dict[PartitionId, _Owned] = {}
         self._partitions: tuple[PartitionId, ...] = ()
-        # Dictionaries without values are sets that keep their order.
+        # Dictionaries without values serve as ordered sets.
         self._changed: dict[PartitionId, None] = {}
-        """Those of which something was delivered, read or settled since ``_look``."""
+        """Partitions with records delivered, read or settled since ``_look``."""
         self._at_rest: dict[PartitionId, None] = {}
-        """Those in which everything is done, or whose commit is stale, and whose position may have to be committed."""
+        """Partitions that are fully done or have a stale commit: their position may have to be committed."""
         self._escalated: dict[PartitionId, Claim] = {}
         self._flow_due: dict[PartitionId, None] = {}
-        """Those whose fetching may have to change."""
+        """Partitions whose fetching may have to change."""
         self._paused: dict[PartitionId, None] = {}
         self._membership: Membership | None = None
         self._epoch = 0
@@ -95,7 +96,7 @@ class Ownership:
 
     @property
     def revocations(self) -> int:
-        """How often partitions were taken away. Read it before looking up where to resume; hand it to ``assign``."""
+        """Number of revocations so far. Read it before looking up where to resume; pass it to ``assign``."""
         return self._revocations
 
     def assign(
@@ -107,11 +108,12 @@ class Ownership:
         stale: Collection[PartitionId] = (),
         unless_revoked_since: int | None = None,
     ) -> bool:
-        """These partitions are ours now. One that already was keeps its tracker. The ids of their topics are committed
-        with their offsets. Of those in ``stale`` the position is committed without waiting for the first work.
+        """Take over these partitions; one that is already owned keeps its tracker.
 
-        False, and nothing changed, when partitions were revoked since ``unless_revoked_since``: what was looked up may
-        by now belong to somebody else, and a tracker made from it would outlive its assignment.
+        The topic ids are committed with the offsets. Positions of the partitions in ``stale`` are committed without
+        waiting for the first work. Returns False and changes nothing when partitions were revoked since
+        ``unless_revoked_since``: the positions looked up may by now belong to another member, and a tracker made from
+        them would outlive its assignment.
         """
         with self._lock:
             if unless_revoked_since is not None and unless_revoked_since != self._revocations:
@@ -128,7 +130,7 @@ class Ownership:
             return True
 
     def revoke(self, partitions: Iterable[PartitionId]) -> None:
-        """These are no longer ours; whatever is claimed of them is void from now on."""
+        """Give up these partitions; claims on them become void."""
         with self._lock:
             self._revoke(partitions)
 
@@ -137,8 +139,11 @@ class Ownership:
             self._revoke(self._partitions)
 
     def refresh(self, membership: Membership) -> None:
-        """The group moved on and this member kept its partitions. Call only from where revocations are served: a
-        membership that is newer than an unserved revocation would let a former owner commit."""
+        """Store the membership of a new generation in which this member kept its partitions.
+
+        Call only where revocations are served: with a membership newer than an unserved revocation, a former owner
+        could commit.
+        """
         with self._lock:
             if membership.may_commit:
                 self._membership = membership
@@ -149,24 +154,24 @@ class Ownership:
 
     @property
     def may_commit(self) -> bool:
-        """Whether the group knows this member, so that a commit of it can be fenced."""
+        """Whether the group knows this member, so that its commits can be fenced."""
         membership = self._membership
         return membership is not None and membership.may_commit
 
     def partitions(self) -> tuple[PartitionId, ...]:
-        """The same object until partitions are assigned or revoked."""
+        """The owned partitions; the same object until partitions are assigned or revoked."""
         return self._partitions
 
     @property
     def epoch(self) -> int:
-        """The number of the newest assignment. A reader that hands records on later stamps them with it."""
+        """Number of the newest assignment. A reader that passes records on later stamps them with it."""
         return self._epoch
 
     def deliver(self, partition: PartitionId, offset: int, fetched_in_epoch: int | None = None) -> Claim | None:
-        """A record arrived. None when it must be skipped: it is done, known already, or not ours.
+        """Register a fetched record. Returns None when it must be skipped: done, already known, or not owned.
 
-        One that was fetched before its partition was assigned came from another position: taken as delivered, it would
-        make everything below it a gap that counts as done.
+        A record fetched before its partition was assigned came from another position: if delivered, everything below it
+        would become a gap that counts as done.
         """
         with self._lock:
             owned = self._owned.get(partition)
@@ -178,7 +183,7 @@ class Ownership:
             return Claim(partition, offset, owned.epoch)
 
     def advance(self, partition: PartitionId, position: int, fetched_in_epoch: int | None = None) -> None:
-        """The partition was read up to ``position``. Of a former assignment this says nothing, as in ``deliver``."""
+        """Note that the partition was read up to ``position``; ignored for a former assignment, as in ``deliver``."""
         with self._lock:
             owned = self._owned.get(partition)
             if owned is not None and (fetched_in_epoch is None or fetched_in_epoch >= owned.epoch):
@@ -186,12 +191,12 @@ class Ownership:
                 self._changed[partition] = None
 
     def is_current(self, claim: Claim) -> bool:
-        """Whether this claim still waits for its commit, in the assignment that delivered it."""
+        """Whether this claim is still undone, in the assignment that delivered it."""
         with self._lock:
             return self._is_current(claim)
 
     def resume_points(self) -> dict[PartitionId, int]:
-        """Where each owned partition is to be read from after a seek."""
+        """For each owned partition, the offset to read from after a seek."""
         with self._lock:
             return {
                 partition: first
@@ -200,7 +205,7 @@ class Ownership:
             }
 
     def flow(self) -> dict[PartitionId, Flow]:
-        """Partitions whose fetching must change now."""
+        """Partitions whose fetching must change now, with the change."""
         with self._lock:
             self._look()
             changes: dict[PartitionId, Flow] = {}
@@ -222,7 +227,7 @@ class Ownership:
             return tuple(self._paused)
 
     def escalated(self) -> tuple[Claim, ...]:
-        """The oldest claim of every partition that is half way to being paused: it goes next among its own."""
+        """The oldest claim of every partition that is more than half way to being paused; it goes before others."""
         with self._lock:
             self._look()
             return tuple(self._escalated.values())
@@ -233,9 +238,9 @@ class Ownership:
             return self._can_settle(claim)
 
     def plan(self, claims: Iterable[Claim], max_metadata_bytes: int) -> CommitPlan | None:
-        """What may be committed of these claims, in order, within the metadata bound; None when nothing may be.
+        """Plan the commit of these claims, in order and within the metadata bound; None when nothing may be committed.
 
-        A claim that is no longer current is left out, and so is one that its partition's bitmap cannot reach yet.
+        Leaves out claims that are no longer current and claims beyond the reach of their partition's bitmap.
         """
         with self._lock:
             by_partition: dict[PartitionId, list[Claim]] = {}
@@ -252,9 +257,10 @@ class Ownership:
             return self._plan(tuple(claim for partition in points for claim in by_partition[partition]), points)
 
     def position_plan(self, max_metadata_bytes: int) -> CommitPlan | None:
-        """The positions of partitions in which everything is done, where they are ahead of what was committed.
+        """Plan the commit of positions in fully done partitions, where they are ahead of the last commit.
 
-        Markers and aborted records move a position without any work; committing it keeps the group's lag honest.
+        Transaction markers and aborted records move a position without work; committing it keeps the group's lag
+        accurate.
         """
         with self._lock:
             if not self.may_commit:
@@ -268,14 +274,14 @@ class Ownership:
             return self.may_commit and next(self._ahead(), None) is not None
 
     def settle(self, plan: CommitPlan) -> None:
-        """The plan was committed."""
+        """Apply a committed plan."""
         with self._lock:
             by_partition: dict[PartitionId, list[int]] = {}
             for claim in plan.claims:
                 if self._is_current(claim):
                     by_partition.setdefault(claim.partition, []).append(claim.offset)
             for partition, point in plan.points.items():
-                # A plan that outlived its assignment says nothing about the present one.
+                # A plan from an earlier assignment does not apply to the present one.
                 if partition in self._owned and (partition in by_partition or not plan.claims):
                     self._owned[partition].committed = point.offset
                     self._owned[partition].is_stale = False
@@ -301,7 +307,7 @@ class Ownership:
         metrics.PARTITIONS_PAUSED.set(len(self._paused))
 
     def _look(self) -> None:
-        """Sort what changed since the last look."""
+        """Sort the partitions that changed since the last call."""
         for partition in self._changed:
             owned = self._owned[partition]
             oldest = owned.tracker.oldest_undone
@@ -319,7 +325,7 @@ class Ownership:
         self._changed.clear()
 
     def _ahead(self) -> Iterator[tuple[PartitionId, CommitPoint]]:
-        """Where everything is done and the position is ahead of what was committed; and where the commit is stale."""
+        """Partitions whose position is ahead of the commit, among those fully done or with a stale commit."""
         self._look()
         for partition in tuple(self._at_rest):
             owned = self._owned[partition]
@@ -333,7 +339,7 @@ class Ownership:
     def _bounded(
         wanted: Iterable[tuple[PartitionId, CommitPoint | None]], max_metadata_bytes: int
     ) -> dict[PartitionId, CommitPoint]:
-        """The points that fit into one transaction, at least one of them."""
+        """The points that fit into one transaction, at least one."""
         points: dict[PartitionId, CommitPoint] = {}
         total = 0
         for partition, point in wanted:

@@ -1,7 +1,7 @@
-"""How large the records on the wire may be: bytes of each record, items of each list and entries of each map.
+"""Bounds of records on the wire: bytes per record, items per list, entries per map.
 
-The codec holds them against the counts in the bytes, before it builds anything from them. What a deployment allows of a
-request is narrower and is judged once it is decoded.
+The codec checks them against the counts in the bytes before it builds anything. A deployment's own limits on requests
+are narrower and are checked after decoding.
 """
 
 from collections.abc import Mapping
@@ -9,21 +9,22 @@ from collections.abc import Mapping
 from fairlane.records import MOST_INPUT_ITEMS
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""Largest record that anything here writes: ``max.message.bytes`` of the topics of work, replies and dead letters."""
+"""Largest record written: ``max.message.bytes`` of the work, reply and dead-letter topics."""
 
 MAX_VALUE_BYTES = MAX_RECORD_BYTES - 64 * 1024
-"""Largest value that is written: it leaves room for the key, the headers and the batch around the record."""
+"""Largest value written; leaves room for the key, the headers and the batch around the record."""
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""Largest value of a request: ``max.message.bytes`` of the topics tenants write to. Its work item has as much again for
-what is added."""
+"""Largest value of a request: ``max.message.bytes`` of the topics that tenants write to. A work item has as much again
+for what is added to the request."""
 
 MAX_REQUEST_HEADERS = 64
 MAX_REQUEST_HEADER_BYTES = 32 * 1024
-"""Of all headers of a request, names and values. Only its trace goes on with it, but all are held while it waits."""
+"""Names and values of all headers of a request. Only the trace context is passed on, but all are held while it waits.
+"""
 
 MAX_KEY_BYTES = 1_024
-"""What is kept of a dead letter's key."""
+"""Longest key kept with a dead letter."""
 
 MAX_STOP_STRINGS = 8
 MAX_METADATA_BYTES = 8_192
@@ -35,19 +36,19 @@ _ITEMS: Mapping[tuple[str, str], int] = {
     ("RequestInput", "texts"): MOST_INPUT_ITEMS,
     ("RequestInput", "documents"): MOST_INPUT_ITEMS,
     ("Parameters", "stop"): MAX_STOP_STRINGS,
-    # Every entry but one has a key of a byte or more.
+    # The byte limit bounds the count: all entries but one have a key of at least one byte.
     ("InferenceRequest", "metadata"): MAX_METADATA_BYTES,
 }
 
 MAX_OTHER_ITEMS = 262_144
-"""Of the lists and maps that only services write: tokens with their probabilities, vectors, loads of tenants."""
+"""For lists and maps that only services write: tokens with log probabilities, vectors, loads of tenants."""
 
 
 def max_record_bytes(record_name: str) -> int:
-    """Most bytes of a record of this name."""
+    """Maximum size of a record of this name, in bytes."""
     return _RECORD_BYTES.get(record_name, MAX_RECORD_BYTES)
 
 
 def max_items(record_name: str, field_name: str) -> int:
-    """Most items or entries of a list or map in this field of a record, top-level or nested."""
+    """Maximum number of items or entries of a list or map in this field of a record, top-level or nested."""
     return _ITEMS.get((record_name, field_name), MAX_OTHER_ITEMS)

@@ -1,24 +1,24 @@
-"""Decide where to read on from a stored position: pure."""
+"""Decide where to resume reading from a stored position. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Finding(StrEnum):
-    """How a stored position fits the log that exists now."""
+    """How a stored position fits the current log."""
 
     IN_LOG = "in_log"
     HEAD_REMOVED = "head_removed"
     """Retention removed records that were not read."""
     CUT = "cut"
-    """The same topic ends before the position: a replica without its last records became the leader."""
+    """The same topic ends before the position: a replica without the last records became the leader."""
     RECREATED = "recreated"
-    """Another topic of the same name: the position says nothing about it."""
+    """Another topic of the same name: the position does not apply to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A partition's log: its first offset, its end, and the id of its topic ("" where that is not known)."""
+    """A partition's log: first offset, end offset, and topic id ("" when unknown)."""
 
     first: int
     end: int
@@ -26,15 +26,15 @@ class Log:
 
 
 def read_on(position: int, topic_id: str, log: Log) -> tuple[int, Finding]:
-    """The offset to read on from.
+    """The offset to resume from, and why.
 
-    A log that was cut is read on at its end: everything that is left of it was read before. A topic that was deleted
-    and created again is read from its beginning: nothing of it was read.
+    A truncated log is resumed at its end: all that is left of it was read before. A topic that was deleted and created
+    again is read from its beginning: nothing of it was read.
 
     Args:
         position: the stored position.
-        topic_id: of the topic it was stored for; "" where that is not known, which counts as the same topic.
-        log: what exists now.
+        topic_id: of the topic it was stored for; "" (unknown) counts as the same topic.
+        log: the current log.
     """
     if topic_id and log.topic_id and topic_id != log.topic_id:
         return log.first, Finding.RECREATED

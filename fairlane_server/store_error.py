@@ -1,5 +1,5 @@
-"""What whoever reads or writes what we keep is told, of whatever store it is."""
+"""Base error of all stores."""
 
 
 class StoreError(Exception):
-    """The store could not do it; the message is one line and quotes nothing that is kept."""
+    """A store operation failed. The message is one line and quotes no stored data."""

@@ -1,6 +1,6 @@
-"""The arithmetic of token buckets. Pure.
+"""Arithmetic of token buckets. Pure.
 
-Over any interval a bucket lets through at most its rate times the interval plus what it holds when full.
+Over any interval a bucket admits at most its rate times the interval plus its capacity.
 """
 
 import math
@@ -8,51 +8,51 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 LONGEST_WAIT_MS = 366 * 86_400_000
-"""Nobody is told to come back later than that, whatever a bucket says: a time must fit where it is told."""
+"""Upper bound of every retry hint, so that it fits the fields that carry it."""
 
-# Part of a full bucket. Levels are fractions added up over days: what rounding loses must not cost a request.
+# Fraction of the capacity. Levels add up over days: rounding errors must not cost a request.
 _TOLERANCE = 1e-9
 
 LevelT = TypeVar("LevelT")
 
 
 def refilled(capacity: float, per_ms: float, amount: float, elapsed_ms: float) -> float:
-    """What is in a bucket that held ``amount`` so long ago."""
+    """Amount in a bucket ``elapsed_ms`` after it held ``amount``."""
     return min(capacity, amount + elapsed_ms * per_ms)
 
 
 def wait_ms(capacity: float, per_ms: float, missing: float, clock_is_behind_ms: int) -> int:
-    """How long until ``missing`` has flowed in; 0 if it is there."""
+    """Milliseconds until ``missing`` has flowed in; 0 if it is there."""
     if missing <= capacity * _TOLERANCE:
         return 0
-    # One more than the whole milliseconds: who comes then is not turned away by a rounding.
+    # Rounded up, so that a request sent then is not refused by a rounding error.
     return clock_is_behind_ms + math.floor(missing / per_ms) + 1
 
 
 def full_in_ms(capacity: float, per_ms: float, amount: float) -> int:
-    """How long until a bucket with this amount is full."""
+    """Milliseconds until a bucket with this amount is full."""
     return math.ceil((capacity - amount) / per_ms) if amount < capacity else 0
 
 
 class Levels(Generic[LevelT]):
-    """What is in the buckets of every owner of whom one is not full. Every operation is O(1). Not for several threads.
+    """Levels of the owners that have a bucket which is not full. Every operation is O(1). Not thread-safe.
 
     Args:
-        most: of how many owners at most; beyond it who asked least recently is forgotten, and has full buckets again.
+        most: owners to remember; beyond it the least recently active one is forgotten and has full buckets again.
     """
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most
-        # Each sweep looks at the two in front: it forgets the full ones and sends the others to the back.
+        # ``sweep`` looks at the first two: it drops the full ones and moves the others to the back.
         self._levels: OrderedDict[str, tuple[LevelT, int]] = OrderedDict()
 
     def get(self, owner: str) -> LevelT | None:
-        """What is remembered of this owner; None if all is full."""
+        """The level of this owner; None when its buckets are full."""
         known = self._levels.get(owner)
         return None if known is None else known[0]
 
     def put(self, owner: str, level: LevelT, full_at_ms: int) -> None:
-        """Remember it; at ``full_at_ms`` and later there is nothing to remember."""
+        """Store a level; from ``full_at_ms`` on it may be forgotten."""
         self._levels[owner] = (level, full_at_ms)
         if self._most is not None:
             self._levels.move_to_end(owner)
@@ -60,11 +60,11 @@ class Levels(Generic[LevelT]):
                 self._levels.popitem(last=False)
 
     def sweep(self, now_ms: int) -> None:
-        """Forget some of what is full by now. To be called with every ``put`` or more often."""
+        """Drop some owners whose buckets are full by now. Call it at least as often as ``put``."""
         for _ in range(min(2, len(self._levels))):
             owner, (_, full_at_ms) = next(iter(self._levels.items()))
             if full_at_ms > now_ms and self._most is not None:
-                # Their order is who asked least recently.
+                # With a limit the order is least recently active, which must not change here.
                 return
             if full_at_ms <= now_ms:
                 del self._levels[owner]

@@ -1,7 +1,8 @@
-"""Answers that may be given again: what they are asked for by, and what is kept of them. Pure.
+"""Reusable answers: their cache keys and their stored form. Pure.
 
-The dispatcher looks answers up, the consumers store them: both make the key here. What an answer depends on is in its
-key; what only says where it goes and when (id, priority, time-out, reply topic, metadata, group, streaming) is not.
+The dispatcher looks answers up and the consumers store them; both compute the key here. The key covers everything that
+an answer depends on, and nothing that only says where and when it goes (id, priority, timeout, reply topic, metadata,
+group, streaming).
 """
 
 import re
@@ -26,7 +27,7 @@ from fairlane_server.caching.entries import UNREADABLE
 from fairlane_server.caching.keys import CacheKey, CacheName, Canonical, cache_key, canonical
 
 MOST_QUESTION_CHARACTERS = 300
-"""Of a question that one which means the same may answer."""
+"""Longest question that may get the answer to another one with the same meaning."""
 
 WORDING_BYTES = 8
 
@@ -42,8 +43,8 @@ _NEGATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """An answer as its first asker got it. ``request_id`` is that request's, of the same tenant; ``usage`` is what it
-    cost then."""
+    """An answer as its first requester got it. ``request_id`` is that of the first request, of the same tenant;
+    ``usage`` is its cost."""
 
     request_id: str
     model: str
@@ -60,7 +61,7 @@ class CachedAnswer:
 def response_key(
     tenant: str, request: InferenceRequest, model_version: str, collection_version: int | None
 ) -> CacheKey | None:
-    """The key of the exact answer to this request; None for one whose answer is not the same the next time.
+    """Key of the exact answer to this request; None when a repetition could get another answer.
 
     Args:
         tenant: of the request's topic.
@@ -85,9 +86,11 @@ def response_key(
 def semantic_group(
     tenant: str, request: InferenceRequest, model_version: str, collection_version: int | None, embedder: str
 ) -> CacheKey | None:
-    """The key of all requests that differ in their last user message alone, and may be answered alike if those mean the
-    same to the embedder; None for a request that belongs to no such group. Their messages have the same
-    ``distinctive_words``."""
+    """Key of all requests that differ only in their last user message and have the same ``distinctive_words``.
+
+    Requests of a group may share an answer if the embedder finds that their messages mean the same. None for a request
+    that belongs to no group.
+    """
     query = semantic_query(request)
     if query is None or not _is_repeatable(request, collection_version):
         return None
@@ -107,8 +110,8 @@ def semantic_group(
 
 
 def semantic_query(request: InferenceRequest) -> str | None:
-    """What has to mean the same: the prompt, or the last message if it is the user's; None for a long one, whose
-    question would drown in what it is about."""
+    """The text to compare by meaning: the prompt, or the last message if it is the user's. None for other requests, and
+    for a text so long that its question would drown in it."""
     given = request.input
     if request.task != Task.GENERATE or (given.messages is None) == (given.prompt is None):
         return None
@@ -120,8 +123,8 @@ def semantic_query(request: InferenceRequest) -> str | None:
 
 
 def distinctive_words(text: str) -> tuple[str, ...]:
-    """What a small embedder hardly sees and an answer hangs on: numbers, names and negations, in lower case, in their
-    order. A name has a capital letter elsewhere than at the beginning of a sentence."""
+    """The words that answers depend on and small embedders hardly see: numbers, names and negations, in lower case and
+    in order. A name has a capital letter other than at the beginning of a sentence."""
     found = []
     for match in _WORD.finditer(text):
         word = match[0]
@@ -135,8 +138,8 @@ def distinctive_words(text: str) -> tuple[str, ...]:
 
 
 def wording(text: str) -> tuple[bytes, bytes]:
-    """Digests of the words of a text in whatever order, and in theirs. For an embedder that adds words up, the same
-    words in another order mean the same."""
+    """Digests of a text's words, sorted and in order: an embedder that adds word vectors cannot tell reordered words
+    apart."""
     words = [match[0].casefold() for match in _WORD.finditer(text)]
     return _digest(sorted(words)), _digest(words)
 
@@ -146,8 +149,8 @@ def _digest(words: list[str]) -> bytes:
 
 
 def answer_of(work: WorkItem, reply: InferenceReply) -> tuple[CacheKey, CachedAnswer] | None:
-    """What to store of a finished piece of work, and under which key; None for an answer that is not what an
-    undisturbed run would give again. Whether the request wants its answer stored is for the caller to look at."""
+    """Key and answer to store for finished work; None when an undisturbed run might answer differently. The caller
+    checks whether the request wants its answer stored."""
     request, use = work.request, work.retrieval_use
     if reply.outcome != Outcome.OK or reply.replayed or reply.output is None or reply.model_version is None:
         return None
@@ -183,12 +186,13 @@ _decoder = msgspec.msgpack.Decoder(CachedAnswer)
 
 
 def encode_answer(answer: CachedAnswer) -> bytes:
-    """The payload of an entry."""
+    """Encode the payload of a cache entry."""
     return _encoder.encode(answer)
 
 
 def decode_answer(payload: bytes) -> CachedAnswer | None:
-    """What ``encode_answer`` made; None for anything else, and for numbers that are none or cannot be."""
+    """Decode a payload of ``encode_answer``; None for anything else, and for numbers that are out of range or not
+    finite."""
     try:
         answer = _decoder.decode(payload)
     except UNREADABLE:
@@ -201,18 +205,17 @@ def decode_answer(payload: bytes) -> CachedAnswer | None:
 
 
 def may_be_kept(request: InferenceRequest) -> bool:
-    """Whether there is a key for it at all, whatever its collection is by now."""
+    """Whether the request can have a key at all, whatever the version of its collection."""
     return _is_repeatable(request, 0)
 
 
 def _is_repeatable(request: InferenceRequest, collection_version: int | None) -> bool:
-    """Whether the same request gets the same answer again: nothing is drawn by chance, and it depends on nothing that
-    goes on changing."""
+    """Whether the same request gets the same answer again: no sampling, and no input that keeps changing."""
     if request.parameters.temperature != 0 or request.conversation_id is not None:
         return False
     if request.retrieval is None:
         return True
-    # With mode cached the passages depend on what was asked for before.
+    # In mode cached, the passages depend on earlier requests.
     return collection_version is not None and request.retrieval.mode != RetrievalMode.CACHED
 
 

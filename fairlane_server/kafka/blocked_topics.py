@@ -1,8 +1,8 @@
-"""What waits for topics that refuse records, apart from everything else. Pure: the caller brings the time.
+"""Retry queue for topics that refuse records. Pure: the caller passes the time.
 
-A refused topic has a line of its own. One settlement of it is tried per backoff, in a transaction of its own, until one
-passes; then the line is worked off in order, twice as many at a time. A topic that refuses some records and takes
-others is searched by halving; what was refused alone stands aside and lets the others pass.
+Each refused topic has its own queue. One of its settlements is tried per backoff, in a transaction of its own, until
+one passes; then the queue is worked off in order, each probe twice as large as the last. A topic that refuses only some
+records is searched by halving; a record refused alone is set aside and lets the others pass.
 """
 
 from collections import Counter, deque
@@ -17,25 +17,26 @@ _TRIES = 3
 _ALONE_RETRY_S = 10.0
 _LONGEST_REST_S = 10.0
 _RESTS_PER_COST = 4
-"""A probe that waits for its time-out must leave most of the time to the others."""
+"""Rest after a refused probe per second that it took: probes that time out must leave most of the time to other work.
+"""
 _MAX_LINES = 1_000
 _SOURCE_PART = 16
-"""Part of the bound from which a single source, or all that have something parked together, are held up."""
+"""One part in so many of the bound is what a single source topic may hold; see ``sources_held_up``."""
 
 Fallback = Callable[[Settlement, str], Settlement]
 
 
 @dataclass(slots=True)
 class Line:
-    """What waits for one topic.
+    """Queue of one refused topic.
 
     Attributes:
         due_at: when the next of it may be tried.
         size: how many are tried at once.
-        failures: refusals in a row.
-        given_up: what has a replacement need not wait here.
-        closed: whatever goes to this topic joins the line.
-        alone: refused one by one; waits until the line is empty.
+        failures: consecutive refusals.
+        given_up: settlements with a replacement do not wait here.
+        closed: everything that goes to this topic joins the queue.
+        alone: refused one by one; tried again when the queue is empty.
     """
 
     topic: str
@@ -60,10 +61,10 @@ class Line:
 
 @dataclass(slots=True)
 class Parked:
-    """The lines of all refused topics. Not thread-safe.
+    """The queues of all refused topics. Not thread-safe.
 
-    ``patience_s`` is how long a topic must have refused everything before what waits for it is replaced: one that was
-    just made is not known everywhere at once.
+    ``patience_s`` is how long a topic must have refused everything before its waiting settlements are replaced: a new
+    topic is not known to all brokers at once.
     """
 
     max_count: int
@@ -76,10 +77,10 @@ class Parked:
     """Settlements and notes."""
     size_bytes: int = 0
     dropped_notes: int = 0
-    """Those that their topic did not take, since this was read and reset."""
+    """Notes that their topic did not take, since this counter was last read and reset."""
     _lines: dict[str, Line] = field(default_factory=dict)
     _sources: Counter[str] = field(default_factory=Counter)
-    """Parked settlements by the topic that their source records came from."""
+    """Number of parked settlements by the topic of their source records."""
     _replaced: dict[Claim, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -87,17 +88,17 @@ class Parked:
 
     @property
     def due_at(self) -> float | None:
-        """When something is to be tried; None when nothing waits."""
+        """When the next attempt is due; None when nothing waits."""
         return min((line.due_at for line in self._lines.values() if line), default=None)
 
     def divert(self, settlement: Settlement, now: float) -> Settlement | None:
-        """Stand it aside if one of its topics is closed. Returns what is to be committed now: it, its replacement, or
-        nothing."""
+        """Queue the settlement if one of its topics is closed. Returns what to commit now: the settlement, its
+        replacement, or None."""
         for _ in range(_TRIES):
             line = self._closed_line(settlement)
             if line is None:
                 return settlement
-            # One in a while is tried although it could be replaced: the topic may be there by now.
+            # Try one now and then although it could be replaced: the topic may exist by now.
             replaceable = line.given_up and (now < line.due_at or len(line.waiting) > 0)
             instead = self._instead(settlement, line.topic, line.refusal.reason) if replaceable else None
             if instead is None:
@@ -107,7 +108,7 @@ class Parked:
         return settlement
 
     def divert_note(self, note: OutRecord) -> bool:
-        """Stand it aside, or drop it, if its topic is closed."""
+        """Queue or drop the note if its topic is closed. Returns whether it was."""
         line = self._lines.get(note.topic)
         if line is None or not line.closed:
             return False
@@ -118,7 +119,7 @@ class Parked:
         return True
 
     def probe(self, now: float, can_settle: Callable[[Claim], bool]) -> tuple[str, list[OutRecord], list[Settlement]]:
-        """Take what is to be tried now: a topic, and its next notes and settlements; nothing when nothing is due."""
+        """Take what to try now: a topic with its next notes and settlements; an empty topic when nothing is due."""
         due = [line for line in self._lines.values() if line and line.due_at <= now]
         for line in sorted(due, key=lambda one: one.due_at):
             notes = [line.notes.popleft() for _ in range(min(line.size, len(line.notes)))]
@@ -130,32 +131,32 @@ class Parked:
             self.count -= len(notes)
             if notes or settlements:
                 return line.topic, notes, settlements
-            line.due_at = now + 1.0  # nothing of it can be settled before others are
+            line.due_at = now + 1.0  # none of it can be settled before others are
         return "", [], []
 
     def put_back(self, topic: str, notes: Sequence[OutRecord], settlements: Sequence[Settlement]) -> None:
-        """What a probe took and could not commit, for reasons of its own."""
+        """Put back at the front what a probe took and did not commit."""
         line = self._lines[topic]
         self._add_notes(line, notes, front=True)
         self._add(line.waiting, *settlements, front=True)
 
     def smaller(self, topic: str, size: int) -> None:
-        """Probes of this topic hold at most so many."""
+        """Limit probes of this topic to ``size`` records."""
         self._lines[topic].size = max(1, size)
 
     def rest(self, topic: str, until: float) -> None:
-        """Nothing of this topic can be tried before."""
+        """Do not try this topic before ``until``."""
         if topic in self._lines:
             self._lines[topic].due_at = until
 
     def passed(self, topic: str, now: float) -> None:
-        """A probe was committed."""
+        """Note that a probe was committed: double the next one, and reopen the topic when its queue is empty."""
         line = self._lines[topic]
         line.failures, line.given_up, line.since, line.due_at = 0, False, now, now
         line.size = min(self.max_batch, line.size * 2)
         if not line.waiting and not line.notes:
             if line.alone and not line.closed:
-                # One that had been refused passed: so may the others.
+                # One that had been refused alone has passed: the others may pass too.
                 line.waiting, line.alone = line.alone, deque()
             line.closed = bool(line.waiting)
             if not line.closed:
@@ -172,14 +173,14 @@ class Parked:
         now: float,
         took_s: float,
     ) -> list[Settlement]:
-        """A transaction with these for the topic was refused. Returns what is to be committed in their place."""
+        """Handle a refused transaction. Returns what to commit in place of its settlements for this topic."""
         line = self._lines.get(topic)
         if line is None:
             line = self._lines[topic] = Line(topic, refusal, now, now)
         line.refusal = refusal
         tried = len(notes) + len(settlements)
         if not refusal.whole_topic and tried > 1:
-            # Halving is progress, so it needs no waiting.
+            # Halving makes progress, so it needs no backoff.
             self.put_back(topic, notes, settlements)
             line.closed, line.size, line.due_at = True, max(1, tried // 2), now
             return []
@@ -193,7 +194,7 @@ class Parked:
         return []
 
     def move(self, source: str, topic: str) -> None:
-        """What waits in the line of ``source`` and goes to ``topic`` as well, waits there from now on."""
+        """Move settlements from the queue of ``source`` to that of ``topic`` if they go to both."""
         line, other = self._lines.get(source), self._lines.get(topic)
         if line is None or other is None or not other.closed:
             return
@@ -203,8 +204,11 @@ class Parked:
         self._add(other.waiting, *moving)
 
     def keep(self, is_current: Callable[[Claim], bool], now: float) -> int:
-        """Forget what waits for no commit any more, and topics nothing waits for, but for those whose refusals are told
-        at once. Returns how many settlements were forgotten."""
+        """Drop settlements whose claim is void, and queues that nobody needs. Returns the number of dropped
+        settlements.
+
+        A given-up queue stays for a while, so that settlements for its topic are replaced at once.
+        """
         before = sum(self._sources.values())
         self.count, self.size_bytes = 0, 0
         self._sources.clear()
@@ -221,7 +225,7 @@ class Parked:
 
     @property
     def excess_count(self) -> int:
-        """What is parked beyond the bound."""
+        """Settlements and notes beyond the bound."""
         return max(0, self.count - self.max_count)
 
     @property
@@ -229,15 +233,18 @@ class Parked:
         return max(0, self.size_bytes - self.max_bytes)
 
     def sources_held_up(self) -> frozenset[str]:
-        """Topics of which no more should be read while so much of them is parked: long before the bound, a single one
-        by what it has parked itself, and all that have something parked when together they have twice as much."""
+        """Source topics to stop reading for now, because too much of them is parked.
+
+        Far below the bounds: a single source from 1/16 of ``max_count`` on; all sources with parked settlements once
+        2/16 of ``max_count`` or 1/16 of ``max_bytes`` is parked in all.
+        """
         part = self.max_count // _SOURCE_PART
         if self.count >= 2 * part or self.size_bytes >= self.max_bytes // _SOURCE_PART:
             return frozenset(self._sources)
         return frozenset(source for source, count in self._sources.items() if count >= part)
 
     def _refused_alone(self, line: Line, settlements: Sequence[Settlement], notes: int, now: float) -> list[Settlement]:
-        """Records of this topic may pass, and this one does not."""
+        """Replace or set aside a single record that was refused by a topic that may accept others."""
         self.dropped_notes += notes
         replacements = []
         for one in settlements:
@@ -270,7 +277,11 @@ class Parked:
         return replacements
 
     def _instead(self, settlement: Settlement, topic: str, reason: str) -> Settlement | None:
-        """What the fallback makes of it, if that leaves the topic alone and is not the end of a chain of them."""
+        """The fallback's replacement for a settlement whose first output goes to ``topic``.
+
+        None when there is no such replacement, when it goes to the same topic, or when the claim had ``_TRIES`` of
+        them.
+        """
         if self.fallback is None or not settlement.outputs or settlement.outputs[0].topic != topic:
             return None
         times = self._replaced.get(settlement.claim, 0)
@@ -283,7 +294,7 @@ class Parked:
         return instead
 
     def committed(self, settlements: Iterable[Settlement]) -> None:
-        """These are done."""
+        """Forget the replacement counts of committed settlements."""
         if self._replaced:
             for one in settlements:
                 self._replaced.pop(one.claim, None)
@@ -298,7 +309,7 @@ class Parked:
         return None
 
     def _pick(self, waiting: deque[Settlement], limit: int, can_settle: Callable[[Claim], bool]) -> list[Settlement]:
-        """The first that can be settled; what the offset bitmaps do not reach yet keeps its place."""
+        """Take the first that can be settled; those beyond the reach of the offset bitmaps keep their place."""
         picked: list[Settlement] = []
         passed_over: list[Settlement] = []
         size_bytes = 0

@@ -1,4 +1,4 @@
-"""The record of a final reply, the same whoever writes it."""
+"""Build the Kafka record of a final reply, the same in all services."""
 
 from fairlane import cloud_events
 from fairlane.records import InferenceReply
@@ -7,6 +7,6 @@ from fairlane_server.kafka.settlement import OutRecord
 
 
 def reply_record(topic: str, reply: InferenceReply, value: bytes, trace: TraceHeaders = ()) -> OutRecord:
-    """The record of a reply that is encoded as ``value``: its key is the request id, its headers those of the event and
-    the trace of its request."""
+    """The record of a reply encoded as ``value``: keyed by request id, with the headers of the event and of the
+    request's trace."""
     return OutRecord(topic, reply.request_id.encode(), value, (*cloud_events.of_reply(reply), *trace))

@@ -1,4 +1,4 @@
-"""What the transaction loop is handed: a source record and what was decided about it."""
+"""Input of the transaction loop: source records and the output records that follow from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["OutRecord", "Settlement"]
 
 @dataclass(frozen=True, slots=True)
 class OutRecord:
-    """A record to be written in a transaction. Without a ``partition`` its key decides."""
+    """A record to write in a transaction. Without ``partition``, its key decides."""
 
     topic: str
     key: bytes | None
@@ -21,7 +21,7 @@ class OutRecord:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """One source record and everything that was decided about it. Both are committed, or neither."""
+    """One source record and its output records: all are committed, or none."""
 
     claim: Claim
     outputs: tuple[OutRecord, ...] = ()

@@ -1,9 +1,7 @@
-"""Connecting to Postgres: connection strings, the tenant a transaction acts for, and a bound on every call.
+"""Postgres connections for blocking code: connection strings, tenant of a transaction, a time limit on every call.
 
-``KeptConnection`` is for code that waits; for an event loop there is ``fairlane_server.postgres.pool``.
-
-TLS is part of the connection string (``sslmode``, ``sslrootcert``). psycopg is imported where it is used: the client
-SDK does not need it.
+``fairlane_server.postgres.pool`` is the counterpart for event loops. TLS is part of the connection string (``sslmode``,
+``sslrootcert``). psycopg is an optional extra, so it is imported where it is used.
 """
 
 import os
@@ -19,22 +17,22 @@ if TYPE_CHECKING:
     import psycopg
 
 ALL_TENANTS = "*"
-"""What a trusted service acts for. No tenant can have this name."""
+"""Stands for all tenants in transactions of trusted services. No tenant can have this name."""
 
 CONNECT_TIMEOUT_S = 3
 
-# Data exception, integrity violation, program limit exceeded: what was given is at fault, and no connection is.
+# Data exception, integrity violation, program limit exceeded: the values are at fault, not the connection.
 _OF_VALUES = frozenset({"22", "23", "54"})
 
 
 class DsnError(ValueError):
-    """No connection string. The message quotes nothing of it."""
+    """Invalid connection string. The message quotes nothing of it."""
 
 
 def connect(dsn: str, application_name: str, **options: Any) -> "psycopg.Connection":
-    """A connection that gives up after ``connect_timeout`` (3 s unless the string says otherwise).
+    """Open a connection; gives up after ``connect_timeout`` (3 s unless the string sets another).
 
-    Raises psycopg.Error: it cannot be had; DsnError: ``dsn`` is no connection string.
+    Raises psycopg.Error when Postgres cannot be reached, DsnError when ``dsn`` is invalid.
     """
     import psycopg
 
@@ -42,29 +40,30 @@ def connect(dsn: str, application_name: str, **options: Any) -> "psycopg.Connect
 
 
 def defaults(dsn: str, application_name: str) -> dict[str, Any]:
-    """What every connection of ours is opened with, unless its string says otherwise. Raises DsnError as above."""
+    """Default connection parameters, without those that ``dsn`` sets itself. Raises DsnError."""
     given = _parsed(dsn)
     ours = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application_name}
     return {name: value for name, value in ours.items() if name not in given}
 
 
 def act_for(connection: "psycopg.Connection", tenant: str) -> None:
-    """Let the current transaction see and write the rows of this tenant only; ``ALL_TENANTS`` is for trusted services.
+    """Restrict the current transaction to the rows of this tenant; ``ALL_TENANTS`` is for trusted services.
 
-    Row-level security shows nothing at all to a transaction that did not call this.
+    Without this call row-level security hides all rows from the transaction.
     """
     connection.execute("SELECT set_config('fairlane.tenant', %s, true)", (tenant,))
 
 
 @contextmanager
 def deadline(connection: "psycopg.Connection", timeout_s: float) -> Iterator[None]:
-    """Cut the connection when the block takes longer: the call in progress raises psycopg.errors.QueryCanceled.
+    """Shut down the connection's socket when the block takes longer; the pending call raises
+    psycopg.errors.QueryCanceled.
 
-    A server that hangs would not obey ``statement_timeout``, and one that is stopped still acknowledges TCP.
+    ``statement_timeout`` is not enough: a hung server ignores it, and a stopped one still acknowledges TCP.
     """
     import psycopg
 
-    # A descriptor of our own: libpq may close its own, and the number may then mean another file.
+    # Duplicate the descriptor: libpq may close its own, and the number may then be reused for another file.
     line = socket.socket(fileno=os.dup(connection.fileno()))
     is_late = threading.Event()
 
@@ -73,7 +72,7 @@ def deadline(connection: "psycopg.Connection", timeout_s: float) -> Iterator[Non
         with suppress(OSError):
             line.shutdown(socket.SHUT_RDWR)
 
-    # The line is closed last: until then it may be cut.
+    # The socket is closed last: until then ``cut`` may use it.
     with line, called_if_late(timeout_s, cut):
         try:
             yield
@@ -84,16 +83,16 @@ def deadline(connection: "psycopg.Connection", timeout_s: float) -> Iterator[Non
 
 
 class KeptConnection:
-    """One connection: opened when it is first needed, used again, and replaced after whatever went wrong with it.
+    """One connection: opened on first use, kept, and replaced after any failure of it.
 
-    For one thread at a time. A psycopg pool of one would connect on a thread of its own, tell the caller that time is
-    up instead of what is wrong, and bound no call.
+    For one thread at a time. A psycopg pool of size one would connect on its own thread, report a timeout instead of
+    the cause, and bound no call.
 
     Args:
-        application_name: that the server shows for it.
-        call_timeout_s: most that a transaction takes, to connect (``CONNECT_TIMEOUT_S``) not included.
-        server_timeouts_s: settings of the server, by name, with which it ends what nobody waits for any more.
-        prepare: is given every new connection, in a transaction.
+        application_name: shown by the server.
+        call_timeout_s: longest transaction, without connecting (``CONNECT_TIMEOUT_S``).
+        server_timeouts_s: server settings by name, with which it ends abandoned work.
+        prepare: called with every new connection, in a transaction.
     """
 
     def __init__(
@@ -113,19 +112,18 @@ class KeptConnection:
         self._connection: psycopg.Connection | None = None
 
     def close(self) -> None:
-        """Give the connection back; the next transaction opens another."""
+        """Close the connection; the next transaction opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     @contextmanager
     def transaction(self, tenant: str | None = None, timeout_s: float | None = None) -> "Iterator[psycopg.Connection]":
-        """A transaction that acts for this tenant, if for any; committed at the end of the block.
+        """A transaction, for this tenant if one is given; committed at the end of the block.
 
-        ``timeout_s`` stands in for the usual time, and for the server's ``statement_timeout`` as well. Raises
-        psycopg.Error: whether it was committed is then unknown, unless what was given is at fault (a DataError or an
-        IntegrityError, say), and it is a psycopg.errors.QueryCanceled when time was up; DsnError: ``dsn`` is no
-        connection string.
+        ``timeout_s`` replaces the usual limit and also sets the server's ``statement_timeout``. Raises psycopg.Error:
+        whether the transaction was committed is then unknown, unless the values are at fault (such as DataError or
+        IntegrityError); psycopg.errors.QueryCanceled when the time was up; DsnError when ``dsn`` is invalid.
         """
         import psycopg
 
@@ -142,11 +140,12 @@ class KeptConnection:
                     act_for(connection, tenant)
                 yield connection
         except psycopg.Error as error:
-            # Of a server that now only reads, or a statement that no longer fits its table, a new one knows nothing.
+            # Otherwise reconnect: the server may have become read-only, or a prepared statement may no longer fit its
+            # table.
             is_sound = is_of_values(error)
             raise
         finally:
-            # Also when it was left in the middle of something.
+            # Also close a connection that was left inside a transaction.
             if not is_sound or connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
                 self.close()
 
@@ -170,34 +169,34 @@ class KeptConnection:
 
 
 def is_of_values(error: "psycopg.Error") -> bool:
-    """Whether what was given is at fault and will be refused however often it is tried; its text may quote it."""
+    """Whether the values are at fault, so that a retry cannot help; the text of such an error may quote them."""
     import psycopg
 
-    # psycopg itself may refuse a value, without a state.
+    # psycopg itself may refuse a value; such an error has no SQLSTATE.
     return isinstance(error, psycopg.DataError) or (error.sqlstate or "")[:2] in _OF_VALUES
 
 
 def role_of(dsn: str) -> str | None:
-    """The role that a connection string names. Raises DsnError when it is no connection string."""
+    """The role in a connection string. Raises DsnError when the string is invalid."""
     user = _parsed(dsn).get("user")
     return None if user is None else str(user)
 
 
 def describe(dsn: str) -> str:
-    """The connection as it may be printed: ``role@host:port/database``. Raises DsnError as ``role_of``."""
+    """The connection in printable form: ``role@host:port/database``. Raises DsnError as ``role_of``."""
     given = _parsed(dsn)
     host, port = given.get("host", "localhost"), given.get("port", "5432")
     return f"{given.get('user', '')}@{host}:{port}/{given.get('dbname', '')}"
 
 
 def explain(error: "psycopg.Error") -> str:
-    """Why Postgres refused, in one line and without the values of any row."""
+    """Postgres's reason in one line, without values of any row."""
     text = error.diag.message_primary or str(error)
     return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 def reason(error: "psycopg.Error") -> str:
-    """Why Postgres refused, in one line that quotes no value: the messages of some classes do."""
+    """Postgres's reason in one line that quotes no value; only class and SQLSTATE where the message could."""
     return f"{type(error).__name__} ({error.sqlstate})" if is_of_values(error) else explain(error)
 
 

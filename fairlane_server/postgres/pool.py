@@ -1,8 +1,8 @@
-"""Connections to Postgres for an event loop, and a time that is kept whatever Postgres does.
+"""Postgres connections for an event loop, with a time limit that holds whatever Postgres does.
 
-The caller has its answer, or none, when it said so. The talk with Postgres goes on behind its back: it is ended by the
-server's own timeout, and the connection is used again; or, where the server says nothing at all, the connection is cut
-a little later and replaced. A caller that is cancelled disturbs neither.
+The caller gets its answer, or none, within its time. The exchange with Postgres goes on in the background: the server's
+own timeout ends it and the connection is reused, or, if the server is silent, the connection is cut a little later and
+replaced. Cancelling a caller disturbs neither.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from fairlane_server.postgres.connection import defaults, reason
 from fairlane_server.store_error import StoreError
 
 CUT_AFTER_S = 1.0
-"""How long after its time a server that says nothing keeps its connection."""
+"""How long after its deadline a silent server keeps its connection."""
 
 _SETTINGS = "SELECT set_config('fairlane.tenant', %s, true), set_config('statement_timeout', %s, true)"
 _CLOSE_TIMEOUT_S = 5.0
-# The pool gives up soon and tries again when a connection is wanted: its own pauses grow to minutes.
+# Give up early and reconnect on demand: the pool's own backoff grows to minutes.
 _RECONNECT_TIMEOUT_S = 1.0
 _WAITING_PER_CONNECTION = 16
 
@@ -36,13 +36,13 @@ Ask = Callable[[Connection], Awaitable[None]]
 
 
 class PromptPool:
-    """Any number of callers share at most ``max_connections``; more wait, within their time.
+    """Connections shared by any number of callers, at most ``max_connections``; other callers wait within their time.
 
     Args:
-        dsn: raises ValueError when it is no connection string.
-        name: that the server shows for its connections.
-        max_connections: most that are open.
-        configure: is given every new connection.
+        dsn: an invalid connection string raises ValueError.
+        name: application name shown by the server.
+        max_connections: most open connections.
+        configure: called with every new connection.
     """
 
     def __init__(
@@ -67,29 +67,29 @@ class PromptPool:
         self._in_use: set[Connection] = set()
 
     async def open(self) -> None:
-        """Begin to connect; Postgres need not be there."""
+        """Start connecting; Postgres need not be available yet."""
         await self._pool.open()
 
     async def close(self) -> None:
-        """End what is under way and give the connections back."""
+        """Abort running calls and close the connections."""
         for connection in self._in_use:
             _cut(connection)
-        # First, so that it replaces none of those.
+        # Before waiting for the calls, so that the pool replaces none of their connections.
         await self._pool.close(_CLOSE_TIMEOUT_S)
         if self._talks:
             await asyncio.wait(self._talks, timeout=_CLOSE_TIMEOUT_S)
 
     async def talk(self, ask: Ask, timeout_s: float) -> psycopg.Error | None:
-        """Have this asked in one transaction, and wait for the end of it, but no longer than this.
+        """Run ``ask`` in one transaction and wait for its end, at most ``timeout_s``.
 
-        ``ask`` is run in pipeline mode, twice where a connection turns out to have broken while it lay there, and goes
-        on when the time is up. Returns the error that ended it.
+        ``ask`` runs in pipeline mode, a second time if its connection proves to have broken while idle, and goes on
+        after the timeout. Returns the error that ended it; None on success and on timeout.
         """
         loop = asyncio.get_running_loop()
         talk = loop.create_task(self._converse(ask, loop.time() + timeout_s))
         self._talks.add(talk)
         talk.add_done_callback(self._ended)
-        # Not cancelled when the time is up: psycopg would then wait for the server, for seconds.
+        # Not cancelled at the timeout: psycopg would then wait for the server for seconds.
         await asyncio.wait((talk,), timeout=timeout_s)
         if not talk.done():
             return None
@@ -102,10 +102,10 @@ class PromptPool:
     def _ended(self, talk: asyncio.Task[None]) -> None:
         self._talks.discard(talk)
         if not talk.cancelled():
-            talk.exception()  # asked for, so that nobody is told that nobody asked
+            talk.exception()  # retrieved, so that asyncio does not log it as never retrieved
 
     async def _converse(self, ask: Ask, deadline: float) -> None:
-        """Ask on a connection of the pool, once more if that turns out to have broken while it lay there."""
+        """Run ``ask`` on a pooled connection, once more if that proves to have broken while idle."""
         loop = asyncio.get_running_loop()
         for may_repeat in (True, False):
             connection = await self._pool.getconn(deadline - loop.time())
@@ -127,9 +127,9 @@ class PromptPool:
 
 
 async def rows_for(pool: PromptPool, tenant: str, questions: Sequence[Question], timeout_s: float) -> list[Rows]:
-    """What is answered to each of these, asked in one transaction that sees this tenant's rows alone.
+    """Run these statements in one transaction that sees this tenant's rows only. Returns the rows of each.
 
-    Raises StoreError, TimeoutError: not all of them were answered.
+    Raises StoreError or TimeoutError when not all of them were answered.
     """
     cursors: list[Cursor] = []
 
@@ -148,17 +148,17 @@ async def rows_for(pool: PromptPool, tenant: str, questions: Sequence[Question],
 
 
 async def rows_of(cursor: Cursor | None) -> Rows | None:
-    """The rows if they have come; waits for nothing."""
+    """The rows if they have arrived; never waits for the server."""
     return None if cursor is None or cursor.pgresult is None else await cursor.fetchall()
 
 
 def server_timeout(timeout_s: float) -> str:
-    """As ``statement_timeout`` wants it."""
+    """Format ``timeout_s`` for ``statement_timeout``."""
     return f"{max(1, round(timeout_s * 1000))}ms"
 
 
 def explained(error: psycopg.Error | None, timeout_s: float) -> Exception:
-    """What a talk that brought no rows came to: TimeoutError or StoreError."""
+    """The exception for a call without rows: TimeoutError or StoreError."""
     match error:
         case None | PoolTimeout() | psycopg.errors.QueryCanceled():
             return TimeoutError(f"no answer within {timeout_s:g} s")
@@ -170,8 +170,8 @@ def explained(error: psycopg.Error | None, timeout_s: float) -> Exception:
 
 
 def _cut(connection: Connection) -> None:
-    """Let whoever waits for this connection see it broken."""
+    """Shut down the socket, so that a pending call fails."""
     if not connection.closed:
-        # A descriptor of our own: the connection closes its own itself.
+        # Duplicate the descriptor: the connection closes its own itself.
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)

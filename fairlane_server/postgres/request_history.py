@@ -1,4 +1,4 @@
-"""What Postgres knows under a request id. Reads only, within row-level security, and never text of an answer."""
+"""Records of a request id in Postgres. Read-only, under row-level security, without the text of answers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +24,12 @@ from fairlane_server.postgres.request_timeline import History, RecordedReply
 Rows = Sequence[tuple[Any, ...]]
 
 MAX_ROWS = 1_000
-"""Of each table; an id that was sent again without end is told by its newest rows."""
+"""Per table: of an id that was sent very often, only the newest rows are read."""
 
 _APPLICATION = "fairlane-explain"
 _TIMEOUT_S = 15.0
 
-# The names are our own; of the values only parameters come from outside: the id, and the most rows.
+# All names are constants; only the parameters (id and row limit) come from outside.
 DECISIONS = b"""
 SELECT request_id, tenant, decision, actor, occurred_at_ms, source_topic, source_partition, source_offset, code,
        message, inputs
@@ -49,7 +49,7 @@ prompt_tokens, completion_tokens, cached_tokens, submitted_at_ms, admitted_at_ms
 received_at_ms, engine_started_at_ms, engine_finished_at_ms, degradations, passages, replay_of, attempts,
 retrieval_use, cache_use, history_use
 """
-"""What ``recorded_reply`` reads."""
+"""Columns that ``recorded_reply`` reads."""
 REPLIES = f"""
 SELECT {REPLY_COLUMNS} FROM results WHERE request_id = %s
 ORDER BY replied_at_ms DESC, source_offset DESC LIMIT %s
@@ -57,9 +57,9 @@ ORDER BY replied_at_ms DESC, source_offset DESC LIMIT %s
 
 
 def read_history(settings: Settings, request_id: str, tenant: str | None = None) -> History:
-    """What is recorded under an id; of one tenant, or as a trusted service of all of them.
+    """Read everything recorded under an id, of one tenant or, as a trusted service, of all.
 
-    At most MAX_ROWS of each kind, the newest. Raises DatabaseError in one line: Postgres cannot be used, or has no
+    At most MAX_ROWS of each kind, the newest. Raises DatabaseError with one line: Postgres cannot be used, or has no
     tables.
     """
     try:
@@ -87,7 +87,7 @@ def read_history(settings: Settings, request_id: str, tenant: str | None = None)
 
 
 def history_of(decisions: Rows, usage: Rows, replies: Rows) -> History:
-    """The rows that the three statements gave, which come newest first."""
+    """Build a history from the rows of the three statements, which come newest first."""
     return History(
         tuple(map(_decision, reversed(decisions))),
         tuple(map(_usage, reversed(usage))),
@@ -98,7 +98,7 @@ def history_of(decisions: Rows, usage: Rows, replies: Rows) -> History:
 def _decision(row: tuple[Any, ...]) -> AuditEvent:
     request_id, tenant, decision, actor, occurred_at_ms, topic, partition, offset, code, message, inputs = row
     source = SourceCoordinate(topic, partition, offset)
-    # The column kept no order of its own.
+    # jsonb does not keep the order of keys.
     ordered = dict(sorted(inputs.items()))
     return AuditEvent(request_id, tenant, decision, actor, occurred_at_ms, source, code, message, ordered)
 
@@ -109,7 +109,7 @@ def _usage(row: tuple[Any, ...]) -> UsageEvent:
 
 
 def recorded_reply(row: tuple[Any, ...], output: Output | None = None) -> RecordedReply:
-    """A row of REPLY_COLUMNS, with an output that was read besides."""
+    """Build a reply from a row of REPLY_COLUMNS and, if it was read separately, the output."""
     request_id, tenant, topic, partition, offset, replied_at_ms, replies_seen, replays_seen = row[:8]
     outcome, code, field, message, retry_after_ms, model, model_version, task, engine, finish_reason = row[8:18]
     batch_size, *numbers = row[18:28]

@@ -1,7 +1,7 @@
-"""What became of one request, as a timeline. Pure: what is recorded in, events in order out.
+"""Timeline of one request, built from its recorded events. Pure.
 
-Times are those that each process wrote by its own clock; events of different machines may be off by their difference.
-Nothing here holds text of a prompt or of an answer: decisions, coordinates, times and counts are all there is.
+Each process writes times by its own clock: events of different machines may be off by the difference. A timeline holds
+no text of prompts or answers, only decisions, coordinates, times and counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate, UsageEvent
 
 OUTPUT_TOKEN_COST = 2
-"""Cost tokens of one token that a model wrote; one that it read costs 1."""
+"""Cost of one generated token, in cost tokens; a prompt token costs 1."""
 
-# How events of the same millisecond follow one another; what is not named here comes in the middle.
+# Order of events within one millisecond; events not named here come in the middle.
 _RANK: Mapping[str, int] = {
     Decision.REPLAYED: -1,
     "arrived": 0,
@@ -35,7 +35,7 @@ _MIDDLE = 6
 
 @dataclass(frozen=True, slots=True)
 class RecordedReply:
-    """A final reply as it was recorded, without its output; ``replied_at_ms`` is the record's own time."""
+    """A final reply as recorded; ``replied_at_ms`` is the record's own timestamp."""
 
     reply: InferenceReply
     replied_at_ms: int
@@ -45,7 +45,7 @@ class RecordedReply:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything that is recorded under one request id, each part in the order in which it happened."""
+    """Everything recorded under one request id, each part in chronological order."""
 
     decisions: tuple[AuditEvent, ...] = ()
     usage: tuple[UsageEvent, ...] = ()
@@ -54,7 +54,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class StoryEvent:
-    """One thing that happened. The names of ``details`` end in their units (``_ms``, ``_tokens``, ``_at_ms``)."""
+    """One event of a timeline. Keys of ``details`` end in their units (``_ms``, ``_tokens``, ``_at_ms``)."""
 
     at_ms: int
     event: str
@@ -68,8 +68,7 @@ class StoryEvent:
 class Place:
     """One publication of the request id: a tenant may send an id again, and other tenants may use it too.
 
-    ``state`` is the outcome when it was answered, else where it stands: waiting, dispatched, handed_back, or what the
-    last decision says.
+    ``state`` is the outcome once it was answered; before, it is waiting, dispatched, handed_back, or the last decision.
     """
 
     tenant: str
@@ -85,7 +84,7 @@ class Place:
 
 @dataclass(slots=True)
 class _Gathered:
-    """What belongs to one place."""
+    """The records of one publication."""
 
     decisions: list[AuditEvent] = field(default_factory=list)
     usage: list[UsageEvent] = field(default_factory=list)
@@ -100,7 +99,7 @@ class _Gathered:
 
     @property
     def dispatched_at_ms(self) -> int | None:
-        """When it was first on its way to an engine; None when it never was."""
+        """When it was first dispatched; None when it never was."""
         times = [event.occurred_at_ms for event in self.decisions if event.decision == Decision.DISPATCHED]
         if self.reply is not None and self.reply.reply.timings.dispatched_at_ms is not None:
             times.append(self.reply.reply.timings.dispatched_at_ms)
@@ -108,7 +107,7 @@ class _Gathered:
 
 
 def tell(history: History) -> tuple[Place, ...]:
-    """The story of every publication of the id, the earliest first; empty when nothing is recorded."""
+    """The timeline of every publication of the id, earliest first; empty when nothing is recorded."""
     places = _gather(history)
     told = [_place(tenant, source, gathered) for (tenant, source), gathered in places.items()]
     return tuple(sorted(told, key=lambda place: (place.began_at_ms, place.source.offset)))
@@ -125,7 +124,7 @@ def _gather(history: History) -> dict[tuple[str, SourceCoordinate], _Gathered]:
             returned.append(decision)
         else:
             places.setdefault((decision.tenant, decision.source), _Gathered()).decisions.append(decision)
-    # A decision about work that came back names the place it came back to; it belongs to where the request came from.
+    # A decision about requeued work names a record of the requeue topic; assign it to the request's publication.
     for decision in returned:
         home = _latest(places, decision.tenant, decision.occurred_at_ms)
         gathered = home or places.setdefault((decision.tenant, decision.source), _Gathered())
@@ -138,8 +137,11 @@ def _gather(history: History) -> dict[tuple[str, SourceCoordinate], _Gathered]:
 
 
 def _home_of(usage: UsageEvent, places: Mapping[tuple[str, SourceCoordinate], _Gathered]) -> _Gathered | None:
-    """Usage names the work, not the request's place: times tell which of several it belongs to. Only an answer that was
-    given again had no work: there it is the place."""
+    """The publication that this usage belongs to.
+
+    Usage names the work item, not the request's record, so times decide among several publications. A cached answer had
+    no work item: its usage names the request's record.
+    """
     if usage.cached:
         return places.get((usage.tenant, usage.work))
     own = [gathered for (tenant, _), gathered in places.items() if tenant == usage.tenant]
@@ -159,7 +161,7 @@ def _home_of(usage: UsageEvent, places: Mapping[tuple[str, SourceCoordinate], _G
 
 
 def _latest(places: Mapping[tuple[str, SourceCoordinate], _Gathered], tenant: str, before_ms: int) -> _Gathered | None:
-    """The tenant's place that began last before a time."""
+    """The tenant's publication that began last before ``before_ms``."""
     known = [
         gathered
         for (owner, _), gathered in places.items()
@@ -178,14 +180,14 @@ def _place(tenant: str, source: SourceCoordinate, gathered: _Gathered) -> Place:
         events += _stages(gathered.reply.reply, decided)
         events.append(_replied(gathered.reply, final, said))
     else:
-        # Nothing but an accepted decision knows when the request arrived before its reply does.
+        # Until there is a reply, only the accepted decision holds the time of arrival.
         events += _arrivals(gathered.decisions)
     ordered = sorted(events, key=lambda event: (event.at_ms, _RANK.get(event.event, _MIDDLE)))
     return Place(tenant, source, _state(gathered), tuple(ordered))
 
 
 def _final_usage(gathered: _Gathered) -> UsageEvent | None:
-    """The usage of the run that was answered; what came before it was handed back."""
+    """Usage of the run that was answered; earlier runs were requeued."""
     if gathered.reply is None:
         return None
     outcome = gathered.reply.reply.outcome
@@ -196,7 +198,7 @@ def _final_usage(gathered: _Gathered) -> UsageEvent | None:
 def _state(gathered: _Gathered) -> str:
     if gathered.reply is not None and gathered.reply.replies_seen > 0:
         return gathered.reply.reply.outcome
-    # That its letter was sent again says nothing of where this one stands.
+    # A replay of its dead letter does not change the state of this request.
     decided = [decision for decision in gathered.decisions if decision.decision != Decision.REPLAYED]
     decisions = sorted(decided, key=lambda decision: decision.occurred_at_ms)
     if not decisions:
@@ -225,7 +227,7 @@ def _decided(decision: AuditEvent) -> StoryEvent:
 
 
 def _stages(reply: InferenceReply, decided: set[str]) -> list[StoryEvent]:
-    """The stages that the reply's timings name; a decision that was recorded itself is not told twice."""
+    """Events from the reply's timings, without those that a recorded decision already gives."""
     timings = reply.timings
     ran_ms = _difference(timings.engine_started_at_ms, timings.engine_finished_at_ms)
     stages: tuple[tuple[int | None, str, dict[str, object]], ...] = (

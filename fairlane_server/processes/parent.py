@@ -1,4 +1,4 @@
-"""A process whose life is tied to the one that started it."""
+"""Tie the life of a process to its parent's. Linux only."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: signal.Signals, parent_pid: int | None = None) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends. Only Linux can.
+    """Have the kernel signal this process when the thread that started it ends. No effect outside Linux.
 
-    ``parent_pid`` is who that was: if it is gone already the signal comes at once.
+    ``parent_pid`` is the expected parent: if it is already gone, the signal comes at once.
     """
     if sys.platform != "linux":
         return

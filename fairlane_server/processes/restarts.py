@@ -1,15 +1,15 @@
-"""When to start a dead process again, and when to give up: pure, the caller brings `now` and the random number."""
+"""Decide when to restart a dead process, and when to give up. Pure: the caller passes `now` and the random number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 NOT_AGAIN = 78
-"""Exit status of a process that would end the same way again and do harm each time: sysexits.h, EX_CONFIG."""
+"""Exit status of a process that would fail again and do harm each time: EX_CONFIG of sysexits.h."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again.
+    """Restart the process.
 
     Attributes:
         after_s: seconds to wait first.
@@ -31,14 +31,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Exponential backoff with jitter, and a limit of deaths within a window.
+    """Exponential backoff with jitter, and a limit on deaths within a window.
 
     Attributes:
-        max_deaths: deaths within the window that are still restarted.
+        max_deaths: deaths within the window that still lead to a restart.
         window_s: length of the window, in seconds.
-        first_delay_s: wait after the first death in the window; doubled with each further one.
-        max_delay_s: upper bound of the wait before jitter.
-        jitter: the wait is multiplied by a factor between 1 - jitter and 1 + jitter.
+        first_delay_s: delay after the first death in the window; doubled with each further one.
+        max_delay_s: upper bound of the delay before jitter.
+        jitter: the delay is multiplied by a factor between 1 - jitter and 1 + jitter.
     """
 
     max_deaths: int = 5
@@ -48,13 +48,13 @@ class RestartPolicy:
     jitter: float = 0.25
 
     def decide(self, deaths: Sequence[float], now: float, chance: float, status: int | None = None) -> Restart | GiveUp:
-        """What to do after the death at `now`.
+        """Decide what to do after the death at `now`.
 
         Args:
-            deaths: the times of all deaths so far, this one included, in seconds of the same clock as `now`.
+            deaths: times of all deaths so far, this one included, in seconds of the same clock as `now`.
             now: the current time.
             chance: a random number in [0, 1).
-            status: the exit status of the last death.
+            status: exit status of the last death.
         """
         if status == NOT_AGAIN:
             return GiveUp("asked not to be started again")
@@ -65,5 +65,5 @@ class RestartPolicy:
         return Restart(delay_s * (1 - self.jitter + 2 * self.jitter * chance))
 
     def within_window(self, deaths: Sequence[float], now: float) -> list[float]:
-        """The deaths that still count at `now`."""
+        """The deaths within the window before `now`."""
         return [death for death in deaths if now - death <= self.window_s]

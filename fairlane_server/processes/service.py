@@ -1,4 +1,4 @@
-"""Life of a process: signals, and a port for health and metrics that can never hurt a request."""
+"""Process life cycle: signals, and an HTTP port for health and metrics that cannot disturb requests."""
 
 import json
 import os
@@ -25,14 +25,14 @@ MOST_SCRAPES = 16
 
 
 class Readiness:
-    """Named conditions that must all hold before a process is ready. Safe between threads."""
+    """Named conditions that must all hold before a process is ready. Thread-safe."""
 
     def __init__(self, *conditions: str) -> None:
         self._lock = threading.Lock()
         self._reasons: dict[str, str | None] = dict.fromkeys(conditions, "not yet")
 
     def set(self, condition: str, reason: str | None = None) -> None:
-        """The condition holds (``reason`` None) or does not, for this reason."""
+        """Mark the condition as met (``reason`` None) or as not met for this reason."""
         with self._lock:
             self._reasons[condition] = reason
         metrics.READY.set(1 if self.ready else 0)
@@ -47,17 +47,17 @@ class Readiness:
 
 
 class _Server(ThreadingHTTPServer):
-    """At most ``MOST_SCRAPES`` connections, each with a thread; for one more the oldest is ended. None lasts longer
-    than ``LONGEST_SCRAPE_S``, however its other side dawdles."""
+    """At most ``MOST_SCRAPES`` connections, one thread each; a further one closes the oldest. None lasts longer than
+    ``LONGEST_SCRAPE_S``, however slow its client."""
 
     daemon_threads = True
-    # A new process may follow its predecessor on the port; two live ones must not share it.
+    # A new process may take over the port of its predecessor; two live ones must not share it.
     allow_reuse_address = True
     request_queue_size = 16
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[socket.socket, float] = {}
-        """Since when, the oldest first."""
+        """Start time by connection, oldest first."""
         self._lock = threading.Lock()
         super().__init__(address, handler)
 
@@ -74,14 +74,14 @@ class _Server(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Called twice a second."""
+        """Close connections that are too old. Called twice a second."""
         too_old_s = time.monotonic() - LONGEST_SCRAPE_S
         with self._lock:
             for request in [one for one, began_s in self._open.items() if began_s < too_old_s]:
                 self._end(request)
 
     def _end(self, request: socket.socket) -> None:
-        """Its thread finds the connection closed, and ends."""
+        """Shut the connection down; its thread then ends."""
         del self._open[request]
         with suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
@@ -91,7 +91,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class HealthServer:
-    """``/health``, ``/health/ready`` and ``/metrics`` on daemon threads. A taken port is logged, never fatal."""
+    """``/health``, ``/health/ready`` and ``/metrics`` on daemon threads. A port in use is logged, never fatal."""
 
     def __init__(self, readiness: Readiness, host: str, port: int) -> None:
         self._readiness = readiness
@@ -101,7 +101,7 @@ class HealthServer:
 
     @property
     def port(self) -> int | None:
-        """The port it listens on; None when it could not listen."""
+        """The port it listens on; None when it does not listen."""
         return None if self._server is None else self._server.server_address[1]
 
     def start(self) -> None:
@@ -146,7 +146,7 @@ def _handler(readiness: Readiness) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def send_response(self, code: int, message: str | None = None) -> None:
-            # Without the base class's banner.
+            # The base class would add a Server header.
             self.send_response_only(code, message)
             self.send_header("Date", self.date_time_string())
             self.send_header("X-Content-Type-Options", "nosniff")
@@ -158,9 +158,9 @@ def _handler(readiness: Readiness) -> type[BaseHTTPRequestHandler]:
 
 
 def exit_after(timeout_s: float) -> threading.Timer:
-    """End the process with status 1 if it is still there after ``timeout_s``; cancel the timer when it is shut down.
+    """End the process with status 1 after ``timeout_s``, unless the returned timer is cancelled before.
 
-    A shutdown that hangs must not keep a dead process in its slot.
+    A hung shutdown must not keep a dead process in its slot.
     """
 
     def end() -> None:
@@ -174,19 +174,19 @@ def exit_after(timeout_s: float) -> threading.Timer:
 
 
 class StopSignal:
-    """Set by SIGTERM and SIGINT. A second signal ends the process as the system would."""
+    """Set by SIGTERM and SIGINT. A second signal has its default effect."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Take over the signals; main thread only."""
+        """Install the signal handlers; main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def on_stop(self, callback: Callable[[], None]) -> None:
-        """Call this from the signal handler: it must only set a flag or wake a loop."""
+        """Register a callback for the signal handler: it must only set a flag or wake a loop."""
         self._callbacks.append(callback)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Notices a call that never returns, which no time-out of the caller's own can do."""
+"""Detect calls that never return, which the caller's own timeout cannot."""
 
 import contextlib
 import threading
@@ -10,8 +10,8 @@ _LOOKS_PER_LIMIT = 10
 
 @contextlib.contextmanager
 def called_if_late(timeout_s: float, call: Callable[[], None]) -> Iterator[None]:
-    """``call`` is called, on a thread of its own, when the block takes longer; the block is to end of it. Over when the
-    block is, whichever it was."""
+    """Call ``call`` on a thread of its own when the block takes longer than ``timeout_s``; it should make the block
+    end. On exit, ``call`` is cancelled or has returned."""
     timer = threading.Timer(timeout_s, call)
     timer.daemon = True
     timer.start()
@@ -23,13 +23,13 @@ def called_if_late(timeout_s: float, call: Callable[[], None]) -> Iterator[None]
 
 
 class Watchdog:
-    """Watches the calls of one thread from another one.
+    """Watch the calls of one thread from another.
 
-    A client library in C may block past the time-out it was given; nothing on the blocked thread can see that.
+    A client library in C may block beyond its timeout; the blocked thread cannot detect that.
     """
 
     def __init__(self, limit_s: float, on_hang: Callable[[str], None]) -> None:
-        """``on_hang`` is told the call's name, once, on the watchdog's thread."""
+        """``on_hang`` is called once, with the call's name, on the watchdog's thread."""
         self._limit_s = limit_s
         self._on_hang = on_hang
         self._call: tuple[str, float] | None = None
@@ -43,7 +43,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[None]:
-        """The call inside this must return within the limit."""
+        """Context manager: the call inside must return within the limit."""
         self._call = name, monotonic()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Whether Redis answers, found out by a task that nobody waits for."""
+"""Availability of Redis, checked by a background task that delays no caller."""
 
 import asyncio
 from random import random
@@ -15,18 +15,20 @@ log = get_logger(__name__)
 _TIMEOUT_S = 0.25
 _AGAIN = Backoff(first_s=0.25, longest_s=1.0)
 _STEADY_S = 5.0
-"""Who fails again sooner was not well: a PING may be answered while scripts are not."""
+"""A failure sooner than this after a recovery continues the backoff: PING may work while scripts do not."""
 _REST_S = 2.0
 
 
 class RedisWatch:
-    """Shared by those whom requests wait for. The first call that fails is the last: from then on it is down, and asked
-    by nothing but a task of the watch until that is answered. On one event loop.
+    """Availability of one Redis, shared by its callers on the request path.
+
+    The first failed call marks Redis as down. From then on only a task of the watch contacts it, until a PING is
+    answered. For one event loop.
 
     Args:
-        redis: the client; its own time-outs apply as well.
+        redis: the client; its own timeouts apply as well.
         timeout_s: the longest a PING waits, connecting included.
-        again: when a PING is sent after a failure.
+        again: backoff of the PINGs after a failure.
     """
 
     def __init__(self, redis: "Redis", timeout_s: float = _TIMEOUT_S, again: Backoff = _AGAIN) -> None:
@@ -34,23 +36,23 @@ class RedisWatch:
         self._timeout_s = timeout_s
         self._again = again
         self._failures = 0
-        """In a row."""
+        """Consecutive failures."""
         self._up_at = monotonic()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self.error = ""
-        """The kind of the failure that it went down with, the last time."""
+        """Class name of the failure that last marked Redis as down."""
 
     @property
     def is_up(self) -> bool:
-        """Whether to ask."""
-        # Not a flag: a task that ended, however it did, leaves nobody who would take the flag back.
+        """Whether to call Redis."""
+        # Not a flag: if the task ended unexpectedly, nothing would reset it.
         return self._task is None or self._task.done()
 
     def failed(self, error: Exception) -> None:
-        """A call came to nothing. Only within the event loop."""
+        """Report a failed call. Call only within the event loop."""
         if isinstance(error, ResponseError) or not self.is_up or self._closed:
-            # What Redis refuses it refuses at once, and what others ask maybe not at all.
+            # A refusal delays nobody, and other callers' commands may not be refused.
             return
         if monotonic() - self._up_at > _STEADY_S:
             self._failures = 0
@@ -59,14 +61,14 @@ class RedisWatch:
         self._task.add_done_callback(_ended)
 
     async def close(self) -> None:
-        """From here on nothing is asked any more."""
+        """Stop checking for good."""
         self._closed = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _ask_until_answered(self) -> None:
-        # redis-py may swallow a cancellation that comes together with a reply: being told ends it.
+        # redis-py may swallow a cancellation that arrives with a reply: the flag ends the loop.
         while not self._closed:
             self._failures += 1
             await asyncio.sleep(self._again.delay_s(self._failures, random()))  # noqa: S311 - jitter, no secret
@@ -79,7 +81,7 @@ class RedisWatch:
             async with asyncio.timeout(self._timeout_s):
                 await self._redis.ping()
         except ResponseError:
-            # An answer: of one who may not be asked this, say.
+            # An error is an answer too, for instance when PING is not permitted.
             return True
         except (RedisError, OSError, TimeoutError):
             return False
@@ -92,11 +94,11 @@ def _ended(task: "asyncio.Task[None]") -> None:
 
 
 class RedisTurns:
-    """Whether one of those who share a watch asks Redis now, and one line in the log when it begins not to.
+    """One caller of a watched Redis: decides whether to call it now, and logs once when it stops calling.
 
     Args:
-        watch: of the Redis that it asks.
-        event: what the log says.
+        watch: of the Redis that it calls.
+        event: name of the log event.
     """
 
     def __init__(self, watch: RedisWatch, event: str) -> None:
@@ -104,21 +106,21 @@ class RedisTurns:
         self._event = event
         self._rests_until = 0.0
         self.answered = True
-        """Whether it was, when something was last wanted of Redis."""
+        """Whether Redis was called and answered at the last opportunity."""
 
     def may_ask(self) -> bool:
-        """Whether to ask now; if not, nobody waits for anything."""
+        """Whether to call Redis now; never waits."""
         if not self._watch.is_up:
             self._not_answered(self._watch.error)
             return False
         return monotonic() >= self._rests_until
 
     def succeeded(self) -> None:
-        """It was asked, and answered."""
+        """Report an answered call."""
         self.answered = True
 
     def failed(self, error: Exception) -> None:
-        """It was asked in vain. Only within the event loop."""
+        """Report a failed call. Call only within the event loop."""
         self._watch.failed(error)
         if isinstance(error, ResponseError):
             self._rests_until = monotonic() + _REST_S

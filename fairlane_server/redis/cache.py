@@ -1,4 +1,4 @@
-"""Sealed entries in Redis, which may be missing, slow, or hold what others wrote."""
+"""Sealed cache entries in Redis; they may be missing, late, or written by others."""
 
 import asyncio
 import struct
@@ -25,22 +25,22 @@ log = get_logger(__name__)
 ValueT = TypeVar("ValueT")
 
 TIMEOUT_S = 0.02
-"""Short beside the budget of a retrieval, which comes after it."""
+"""Short compared with the budget of the retrieval that follows."""
 
 ANSWER_TIMEOUT_S = 0.1
-"""For answers: a miss costs a run."""
+"""For cached answers: a miss costs an engine run."""
 
 MOST_ROW_BYTES = 16_384
-"""Largest entry of a list; the others are for a key of their own."""
+"""Largest entry of a list; entries under a key of their own are bounded by ``most_entry_bytes``."""
 
 _MOST_CALLS = 32
 _MOST_WRITES = 256
-# A call may be late because the event loop was; a Redis that hangs costs three calls in a row their time-out and then,
-# once in a while, one.
+# One late call may be due to a busy event loop. A hung Redis costs three consecutive calls their timeout and then one
+# call per rest.
 _BREAKER = BreakerPolicy(failures=3, rest=Backoff(first_s=0.5, longest_s=2.0))
 
-# Rows that are too large are not sent, and still counted. One reply with each row's length before it: a reply for each
-# row costs the event loop several times as much.
+# Oversized rows are returned empty. One reply of length-prefixed rows: one reply per row costs the event loop several
+# times as much.
 _ROWS = """
 local rows = {}
 for i, row in ipairs(redis.call('LRANGE', KEYS[1], 0, ARGV[1] - 1)) do
@@ -53,7 +53,7 @@ return table.concat(rows)
 """
 _ROW_LENGTH = struct.Struct(">I")
 
-# One reply for all of them, for the same reason.
+# One reply for all keys, for the same reason.
 _SET_ALL = """
 for i, key in ipairs(KEYS) do
   redis.call('SET', key, ARGV[2 * i - 1], 'PX', ARGV[2 * i])
@@ -70,7 +70,7 @@ return 1
 
 
 class Result(StrEnum):
-    """What became of a look-up; also the label of its metric."""
+    """Result of a look-up; also the label of its metric."""
 
     HIT = "hit"
     MISS = "miss"
@@ -80,19 +80,19 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Looked(Generic[ValueT]):
-    """A look-up; ``value`` is there with a hit alone."""
+    """A look-up; ``value`` is set for a hit only."""
 
     result: Result
     value: ValueT | None = None
 
 
 class RedisCache:
-    """No call raises because of Redis or of what is in it, and none waits longer than its time-out. On one event loop.
+    """Cache in Redis. No call raises because of Redis or its content, none exceeds its timeout. For one event loop.
 
     Args:
-        redis: the client; its own time-outs apply as well. None: nothing is kept.
-        ttl_s: how long entries live at most, in seconds.
-        timeout_s: the longest a call waits, in seconds, for a turn and a connection as well.
+        redis: the client; its own timeouts apply as well. None disables the cache.
+        ttl_s: longest life of an entry, in seconds.
+        timeout_s: longest duration of a call, in seconds, including the wait for a slot and a connection.
         clock_s: monotonic seconds.
         most_entry_bytes: larger entries are neither written nor read.
     """
@@ -120,20 +120,20 @@ class RedisCache:
 
     @property
     def is_available(self) -> bool:
-        """Whether it answered of late."""
+        """Whether there is a Redis and its circuit breaker is closed."""
         return self._redis is not None and not self._breaker.is_open
 
     async def look_up(self, key: CacheKey, decode: Callable[[bytes], ValueT | None]) -> Looked[ValueT]:
-        """What is stored under this key, and was stored by this key. Not counted: see ``get``.
+        """Read the entry under this key and verify that it was sealed for it. Not counted, unlike ``get``.
 
         Args:
             key: of the entry.
-            decode: makes the value of the payload; None for a payload that is none.
+            decode: converts the payload to a value; None for an invalid payload.
         """
         redis = self._redis
         if redis is None:
             return Looked(Result.UNAVAILABLE)
-        # One byte more than allowed is enough to see that it is too large.
+        # One byte more than allowed is enough to detect an oversized entry.
         answer = await self._ask(lambda: cast(Awaitable[object], redis.getrange(key.name, 0, self._most_entry_bytes)))
         if isinstance(answer, Result):
             return Looked(answer)
@@ -150,7 +150,7 @@ class RedisCache:
         return looked.value
 
     async def put(self, key: CacheKey, payload: bytes) -> bool:
-        """Store it for its time; whether it was stored."""
+        """Store the payload for the TTL. Returns whether it was stored."""
         entry = seal(key, payload, self._most_entry_bytes)
         redis = self._redis
         if entry is None or redis is None:
@@ -160,7 +160,8 @@ class RedisCache:
         return _wrote(key, "unavailable" if isinstance(answer, Result) else "stored")
 
     async def put_all(self, entries: Sequence[tuple[CacheKey, bytes]]) -> None:
-        """Store these payloads in one round trip, and count each: as with ``put``, or all of them in vain."""
+        """Store these payloads in one round trip and count each; those that are not too large succeed or fail together.
+        """
         sealed = [(key, seal(key, payload, self._most_entry_bytes)) for key, payload in entries]
         fitting = [(key, entry) for key, entry in sealed if entry is not None]
         for key, entry in sealed:
@@ -180,8 +181,8 @@ class RedisCache:
             metrics.CACHE_WRITES.labels(cache=name, result=result).inc(written)
 
     async def rows(self, key: CacheKey, most: int) -> Result | list[bytes | None]:
-        """The payloads of the newest rows of a list, the newest first; None for a row that is none of this key's. A
-        list that does not exist is a miss."""
+        """Payloads of a list's newest rows, newest first; None for a row that was not sealed for this key. A missing
+        list is a miss."""
         if self._redis is None:
             return Result.UNAVAILABLE
         answer = await self._ask(lambda: self._rows(keys=[key.name], args=[most, MOST_ROW_BYTES]))
@@ -192,17 +193,17 @@ class RedisCache:
         return [unseal(key, row, MOST_ROW_BYTES) for row in _split(answer)] or Result.MISS
 
     async def add_row(self, key: CacheKey, payload: bytes, most: int) -> bool:
-        """Put it first in a list that keeps its newest rows; whether it was put."""
+        """Prepend a row to a list that keeps its ``most`` newest rows. Returns whether it was stored."""
         row = seal(key, payload, MOST_ROW_BYTES)
         if row is None or self._redis is None:
             return _wrote(key, "too_large" if row is None else "unavailable")
-        # The list lives as long as what its rows point to at most.
+        # The full TTL: no entry that a row refers to lives longer.
         args: list[bytes | int] = [row, most, jittered_ttl_ms(self._ttl_s, 0.0)]
         answer = await self._ask(lambda: self._add_row(keys=[key.name], args=args))
         return _wrote(key, "unavailable" if isinstance(answer, Result) else "stored")
 
     def soon(self, key: CacheKey, write: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-        """Write while nobody waits for it. With too many writes under way this one is left out."""
+        """Write in the background; dropped when too many writes are running."""
         if len(self._writes) >= _MOST_WRITES:
             _wrote(key, "dropped")
             return
@@ -215,7 +216,7 @@ class RedisCache:
         task.add_done_callback(self._written)
 
     async def settle(self) -> None:
-        """Wait until what was to be written soon is written, which takes no longer than a few time-outs."""
+        """Wait for the background writes, which takes no longer than a few timeouts."""
         while self._writes:
             await asyncio.wait(tuple(self._writes))
 
@@ -225,7 +226,7 @@ class RedisCache:
             log.error("cache_write_failed", kind=type(error).__name__)
 
     async def _ask(self, call: Callable[[], Awaitable[object]]) -> object:
-        """What Redis answers; a Result when it does not, or cannot because of what is stored there."""
+        """Redis's reply, or a Result when Redis is unavailable or the key holds another type."""
         breaker = self._breaker
         if not breaker.lets_through(1_000 * self._clock_s()):
             return Result.UNAVAILABLE
@@ -234,7 +235,7 @@ class RedisCache:
                 answer = await call()
         except (RedisError, OSError, TimeoutError) as error:
             if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
-                # It answers: somebody put something else there.
+                # Redis answered: the key holds a value of another type.
                 breaker.succeeded()
                 return Result.POISONED
             was_open = breaker.is_open

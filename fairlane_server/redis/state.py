@@ -1,4 +1,4 @@
-"""The Redis for state: writes that it refuses, what one tenant may keep there, and whether it can forget anything."""
+"""The Redis for state: refused writes, bounds per tenant, and settings under which it could lose data."""
 
 import asyncio
 from collections.abc import Mapping
@@ -52,16 +52,16 @@ local function set_or_refuse(key, value, ttl_s)
   error(done.err)
 end
 """
-"""Functions for scripts that keep keys with a time to live, and count them by tenant.
+"""Lua functions for scripts that set keys with a TTL and count them per tenant.
 
-``room_in`` reads a tenant's counter: a hash with a count for each of the last 24 parts of the time to live. The script
-adds to ``added`` what it set or deleted, and calls ``take_room`` after its first write: Redis refuses only the first
-write of a script for want of memory. ``set_or_refuse`` returns whether there was memory.
+``room_in`` reads a tenant's counter: a hash with one count for each of the last 24 parts of the TTL. The script adds to
+``added`` the keys it set, less those it deleted, and calls ``take_room`` after its first write: for lack of memory
+Redis refuses only the first write of a script. ``set_or_refuse`` returns whether there was memory.
 """
 
 
 class Kind(StrEnum):
-    """What is kept."""
+    """Kind of state that is kept."""
 
     SEEN_IDS = "seen_ids"
     IDEMPOTENCY_KEYS = "idempotency_keys"
@@ -70,7 +70,7 @@ class Kind(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Why it was not written."""
+    """Why a write was refused."""
 
     MEMORY = "memory"
     NOT_WRITABLE = "not_writable"
@@ -78,7 +78,7 @@ class Refusal(StrEnum):
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """Why Redis refused a write, if that is what the error says: it answers reads."""
+    """Why Redis refused a write while it answers reads; None for any other error."""
     if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "OOM command" in str(error)):
         return Refusal.MEMORY
     if isinstance(error, ReadOnlyError) or (isinstance(error, ResponseError) and "MISCONF" in str(error)):
@@ -87,19 +87,19 @@ def refusal_of(error: Exception) -> Refusal | None:
 
 
 def count_refusal_of(kind: Kind, error: Exception) -> None:
-    """Count it if the error is a refused write."""
+    """Count the error if it is a refused write."""
     if (refusal := refusal_of(error)) is not None:
         count_refusals(kind, refusal)
 
 
 def count_refusals(kind: Kind, refusal: Refusal, writes: int = 1) -> None:
-    """Count writes that did not come about."""
+    """Count refused writes."""
     if writes:
         metrics.REDIS_REFUSED_WRITES.labels(kind=kind, reason=refusal).inc(writes)
 
 
 def why_unsafe(info: Mapping[str, Any]) -> list[str]:
-    """What in the server's INFO lets it forget what must be kept; empty when nothing does."""
+    """Settings in the server's INFO that let it lose state; empty when there are none."""
     reasons = []
     policy = info.get("maxmemory_policy")
     if policy not in {None, "noeviction"}:
@@ -110,7 +110,7 @@ def why_unsafe(info: Mapping[str, Any]) -> list[str]:
 
 
 async def report_state(redis: "Redis") -> None:
-    """Show for ever what the server says of itself. Ends only when it is cancelled."""
+    """Publish the server's state as metrics, forever. Ends only by cancellation."""
     said: list[str] = []
     while True:
         try:

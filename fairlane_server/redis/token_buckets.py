@@ -1,6 +1,7 @@
-"""The arithmetic of ``fairlane_server.token_bucket`` in Lua, for the scripts of whoever keeps buckets in Redis.
+"""``fairlane_server.token_bucket`` in Lua, for scripts that keep token buckets in Redis.
 
-A script begins with it. ``clock`` takes the time as an argument, empty for the server's own, which all processes share.
+Prepend it to the script. ``clock`` takes the time as an argument; an empty one means the server's clock, which all
+processes share.
 """
 
 BUCKET_FUNCTIONS = """

@@ -29,13 +29,13 @@ from producers.backfill.job_log import PostgresJobLog
 from producers.backfill.job_store import JobStore
 from producers.backfill.lease import LEASE_S, LeaseKeeper
 from producers.backfill.outputs import FileParts
-from producers.backfill.patience import LeftError, Patience
+from producers.backfill.ports import AwayError, Control, InputChangedError, JobFailedError
 from producers.backfill.publisher import KafkaPublisher
 from producers.backfill.reply_reader import KafkaReplies
 from producers.backfill.row_ids import RowIds
 from producers.backfill.runner import GRACE_MS, Runner
-from producers.backfill.seams import AwayError, Control, InputChangedError, JobFailedError
 from producers.backfill.submission import survey
+from producers.backfill.timeouts import LeftError, Patience
 
 log = get_logger(__name__)
 

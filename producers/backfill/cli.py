@@ -34,8 +34,8 @@ from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS
 from producers.backfill.lease import LEASE_S
 from producers.backfill.options import check_rows_under_way, defaults_of, format_of, pairs, window_ms
+from producers.backfill.ports import AwayError, JobFailedError, LeaseLostError
 from producers.backfill.reply_reader import reply_partitions
-from producers.backfill.seams import AwayError, JobFailedError, LeaseLostError
 from producers.backfill.service import serve
 from producers.backfill.submission import TooExpensiveError, submit, survey
 from producers.backfill.watch import JobWatch

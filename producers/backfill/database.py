@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import psycopg
 
 from fairlane_server.postgres.connection import KeptConnection, explain
-from producers.backfill.seams import AwayError, JobFailedError
+from producers.backfill.ports import AwayError, JobFailedError
 
 CALL_TIMEOUT_S = 10.0
 _APPLICATION = "fairlane-backfill"

@@ -10,7 +10,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS
 from producers.backfill.batches import OUTPUT_PURPOSE, BatchStore, StoredFile
 from producers.backfill.files import blob_of, delete_folder, file_url
 from producers.backfill.outputs import parts_folder
-from producers.backfill.seams import AwayError, JobFailedError
+from producers.backfill.ports import AwayError, JobFailedError
 
 log = get_logger(__name__)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from typing_extensions import Buffer
 
 from producers.backfill.job import MEBIBYTE, Fingerprint
-from producers.backfill.seams import AwayError, InputChangedError, JobFailedError, NoSuchInputError
+from producers.backfill.ports import AwayError, InputChangedError, JobFailedError, NoSuchInputError
 
 BLOCK_BYTES = MEBIBYTE
 _TIMEOUT = "30s"

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaException
 
 from fairlane.logs import get_logger
 from producers.backfill.job import Job, Status
-from producers.backfill.seams import AwayError, JobFailedError, JobLog, LeaseLostError
+from producers.backfill.ports import AwayError, JobFailedError, JobLog, LeaseLostError
 
 log = get_logger(__name__)
 

@@ -9,9 +9,9 @@ from typing import IO, Any
 from producers.backfill.files import BLOCK_BYTES, Blob
 from producers.backfill.job import Fingerprint, Format, JobSpec, Position
 from producers.backfill.line_splitter import LineSplitter, Piece
+from producers.backfill.ports import InputChangedError, NoSuchInputError, Source
 from producers.backfill.row import BadRow, RowContent
 from producers.backfill.rows import FIELD_NAMES
-from producers.backfill.seams import InputChangedError, NoSuchInputError, Source
 
 _BOM = b"\xef\xbb\xbf"
 _HEADER_BYTES = 64 * 1024
@@ -19,7 +19,7 @@ _BATCH_ROWS = 1_000
 
 
 class LineSource:
-    """JSONL or CSV. See :class:`producers.backfill.seams.Source`."""
+    """JSONL or CSV. See :class:`producers.backfill.ports.Source`."""
 
     def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
         """Raises NoSuchInputError when a CSV has no column of those that are named."""
@@ -98,7 +98,7 @@ class LineSource:
 
 
 class ParquetSource:
-    """Parquet, by row groups. See :class:`producers.backfill.seams.Source`.
+    """Parquet, by row groups. See :class:`producers.backfill.ports.Source`.
 
     It is opened when it is first read: a job that has nothing left to read ends though its input is gone.
     """

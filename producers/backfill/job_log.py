@@ -10,7 +10,7 @@ from fairlane.clock import ClockMs
 from fairlane_server.postgres.connection import ALL_TENANTS
 from producers.backfill.database import Database
 from producers.backfill.job import ChunkPlan, Position, Status, Tally
-from producers.backfill.seams import LeaseLostError
+from producers.backfill.ports import LeaseLostError
 
 _PAGE = 1_000
 
@@ -72,7 +72,7 @@ _RELEASE = "UPDATE backfill_jobs SET lease_until = NULL WHERE job_id = %s AND to
 
 
 class PostgresJobLog:
-    """See :class:`producers.backfill.seams.JobLog`. Used by one thread; ``close`` it."""
+    """See :class:`producers.backfill.ports.JobLog`. Used by one thread; ``close`` it."""
 
     def __init__(self, dsn: str, job_id: str, token: int, clock: ClockMs) -> None:
         self._database = Database(dsn, ALL_TENANTS)

@@ -11,7 +11,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS
 from producers.backfill.database import Database
 from producers.backfill.job import Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
 from producers.backfill.job_turns import WaitingJob
-from producers.backfill.seams import JobFailedError
+from producers.backfill.ports import JobFailedError
 
 COLUMNS = """
 job_id, tenant, spec, input_bytes, input_version, total_rows, partitions, status, wanted, reason, ok_rows, failed_rows,

@@ -10,7 +10,7 @@ from fairlane.logs import get_logger
 from fairlane_server.processes.service import StopSignal
 from producers.backfill.job import Wanted
 from producers.backfill.job_log import PostgresJobLog
-from producers.backfill.seams import AwayError, JobFailedError, LeaseLostError
+from producers.backfill.ports import AwayError, JobFailedError, LeaseLostError
 
 log = get_logger(__name__)
 
@@ -20,7 +20,7 @@ _JOIN_TIMEOUT_S = 15.0
 
 
 class LeaseKeeper:
-    """See :class:`producers.backfill.seams.Control`.
+    """See :class:`producers.backfill.ports.Control`.
 
     with LeaseKeeper(...) as control:
         Runner(..., control, ...).run()

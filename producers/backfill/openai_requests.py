@@ -10,10 +10,10 @@ from pydantic_core import to_json
 from fairlane.outcomes import Priority
 from fairlane.records import InferenceRequest
 from producers.backfill.openai_responses import CHAT, COMPLETIONS, EMBEDDINGS, URLS
-from producers.gateway.errors import GatewayError
-from producers.gateway.openai.body import parse
-from producers.gateway.openai.errors import param_of
-from producers.gateway.openai.requests import (
+from producers.openai_api.body import parse
+from producers.openai_api.error_bodies import param_of
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.request_models import (
     ChatBody,
     CompletionBody,
     EmbeddingBody,

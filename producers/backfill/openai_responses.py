@@ -3,9 +3,9 @@
 from typing import Any
 
 from fairlane.records import InferenceReply
-from producers.gateway.openai.answers import Asked, chat_completion, completion, embeddings
-from producers.gateway.openai.errors import error_body
-from producers.gateway.reply_errors import error_of
+from producers.openai_api.error_bodies import error_body
+from producers.openai_api.reply_errors import error_of
+from producers.openai_api.response_bodies import Asked, chat_completion, completion, embeddings
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

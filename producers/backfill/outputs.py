@@ -15,7 +15,7 @@ from producers.backfill.answers import RowAnswer
 from producers.backfill.files import Blob, are_same, blob_of, blocks_of, delete_folder
 from producers.backfill.job import MEBIBYTE, Format, Job, JobSpec
 from producers.backfill.openai_responses import error_response_of
-from producers.backfill.seams import JobFailedError, NoSuchInputError
+from producers.backfill.ports import JobFailedError, NoSuchInputError
 
 _COLUMNS = tuple(field.name for field in fields(RowAnswer) if field.name != "url")
 _HEADER = (",".join(_COLUMNS) + "\r\n").encode()
@@ -27,7 +27,7 @@ _ERRORS: Mapping[str, str] = {Outcome.EXPIRED: "batch_expired", Outcome.CANCELLE
 
 
 class FileParts:
-    """See :class:`producers.backfill.seams.Parts`. Parts stand in a folder beside the output.
+    """See :class:`producers.backfill.ports.Parts`. Parts stand in a folder beside the output.
 
     A part's name has the runner's token in it: one that lost its lease overwrites nothing that counts.
     """

@@ -27,7 +27,7 @@ from fairlane_server.kafka.transactional_producer import (
     TransactionalProducer,
 )
 from fairlane_server.processes.watchdog import Watchdog
-from producers.backfill.seams import AwayError, JobFailedError
+from producers.backfill.ports import AwayError, JobFailedError
 
 _CALL_TIMEOUT_S = 20.0
 _HANG_LIMIT_S = 60.0
@@ -37,7 +37,7 @@ _TOPIC_PATIENCE_S = 30.0
 
 
 class KafkaPublisher:
-    """See :class:`producers.backfill.seams.Publisher`. Used by one thread; ``close`` it."""
+    """See :class:`producers.backfill.ports.Publisher`. Used by one thread; ``close`` it."""
 
     def __init__(
         self, settings: Settings, codec: Codec, tenant: str, job_id: str, partition: int, on_hang: Callable[[str], None]

@@ -12,8 +12,8 @@ from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane.unreadable import PassingConsumer, UnreadableRange
 from producers.backfill.job import Job
+from producers.backfill.ports import AwayError, JobFailedError
 from producers.backfill.row_ids import RowIds
-from producers.backfill.seams import AwayError, JobFailedError
 
 log = get_logger(__name__)
 
@@ -39,7 +39,7 @@ def reply_partitions(settings: Settings, timeout_s: float = _CALL_TIMEOUT_S) -> 
 
 
 class KafkaReplies:
-    """See :class:`producers.backfill.seams.Replies`. Used by one thread; ``close`` it."""
+    """See :class:`producers.backfill.ports.Replies`. Used by one thread; ``close`` it."""
 
     def __init__(self, settings: Settings, codec: Codec, job: Job) -> None:
         ids = RowIds(job.job_id, job.partitions)

@@ -23,12 +23,7 @@ from producers.backfill.answers import tally_of
 from producers.backfill.budget import Budget
 from producers.backfill.chunk_ledger import ChunkLedger
 from producers.backfill.job import MAX_COST_REACHED, ChunkPlan, Job, Position, Status, Tally, Wanted
-from producers.backfill.patience import LeftError, Patience
-from producers.backfill.request_records import RequestRecords
-from producers.backfill.row import ParsedRow, RowContent
-from producers.backfill.row_ids import RowIds
-from producers.backfill.rows import parse_row
-from producers.backfill.seams import (
+from producers.backfill.ports import (
     AwayError,
     Control,
     JobFailedError,
@@ -38,6 +33,11 @@ from producers.backfill.seams import (
     Replies,
     Source,
 )
+from producers.backfill.request_records import RequestRecords
+from producers.backfill.row import ParsedRow, RowContent
+from producers.backfill.row_ids import RowIds
+from producers.backfill.rows import parse_row
+from producers.backfill.timeouts import LeftError, Patience
 
 log = get_logger(__name__)
 

@@ -22,8 +22,8 @@ from producers.backfill.file_sweep import FileSweep, KeptFiles
 from producers.backfill.job import Status
 from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS, TURN_S, RunningJob, WaitingJob, next_turns
+from producers.backfill.ports import AwayError, JobFailedError, LeaseLostError
 from producers.backfill.reply_reader import reply_partitions
-from producers.backfill.seams import AwayError, JobFailedError, LeaseLostError
 from producers.backfill.watch import JobWatch
 
 log = get_logger(__name__)

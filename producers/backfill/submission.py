@@ -11,9 +11,9 @@ from producers.backfill.inputs import source_of
 from producers.backfill.job import Fingerprint, Job, JobSpec, Position
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.backfill.outputs import check_places
+from producers.backfill.ports import JobFailedError
 from producers.backfill.row_ids import MOST_ROWS
 from producers.backfill.rows import parse_row
-from producers.backfill.seams import JobFailedError
 
 
 class TooExpensiveError(Exception):

@@ -22,16 +22,17 @@ from fairlane_server.redis.availability import RedisWatch
 from fairlane_server.redis.state import report_state
 from producers.backfill.reply_reader import reply_partitions
 from producers.gateway.claim_stores import LocalClaims, RedisClaims
-from producers.gateway.edge import document, error_answers
+from producers.gateway.edge import error_responses
+from producers.gateway.edge import openapi as edge_openapi
+from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
-from producers.gateway.edge.call_log import CallLog
-from producers.gateway.edge.short_path import ShortPath
+from producers.gateway.edge.fast_path import ShortPath
 from producers.gateway.idempotency import ClaimStore, Idempotency
 from producers.gateway.identity import assembly as identity
-from producers.gateway.identity.gate import GateHeaders
-from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.authentication import GateHeaders
+from producers.gateway.identity.identity import Identity
 from producers.gateway.memory import TrimWatch, trim
-from producers.gateway.native import documents
+from producers.gateway.native import openapi as native_openapi
 from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.router import router as native_router
 from producers.gateway.native.sending_routes import short_answers
@@ -41,7 +42,7 @@ from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.openai.upload_form import MOST_FORM_BYTES
 from producers.gateway.pipeline.assembly import LogPipeline
-from producers.gateway.pipeline.caller import present
+from producers.gateway.pipeline.call_context import present
 from producers.gateway.results.results import make_results
 
 log = logs.get_logger(__name__)
@@ -89,8 +90,8 @@ class Gateway:
             # FastAPI's telemetry would record exception texts, which may quote caller input.
             telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         )
-        error_answers.install(self.app)
-        document.install(self.app)
+        error_responses.install(self.app)
+        edge_openapi.install(self.app)
         self._add_routes()
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
@@ -255,13 +256,15 @@ class Gateway:
     def _health(self) -> APIRouter:
         api = APIRouter(tags=["Health"])
 
-        @api.get("/health", summary="Whether the process answers", responses=documents.ALIVE)
+        @api.get("/health", summary="Whether the process answers", responses=native_openapi.ALIVE)
         async def health() -> JSONResponse:
             """Liveness only: no dependency is checked."""
             return JSONResponse({"status": "alive"})
 
         @api.get(
-            "/health/ready", summary="Whether it can take requests, and what it does without", responses=documents.READY
+            "/health/ready",
+            summary="Whether it can take requests, and what it does without",
+            responses=native_openapi.READY,
         )
         async def ready() -> JSONResponse:
             """Kafka is required; Redis and Postgres may be unavailable for a while."""

@@ -16,8 +16,8 @@ from typing import Protocol
 from fairlane.clock import ClockMs, now_ms
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply
-from producers.gateway.errors import GatewayError
-from producers.gateway.reply_errors import was_not_run
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import was_not_run
 
 HEADER = "Idempotency-Key"
 MOST_KEY_CHARS = 255

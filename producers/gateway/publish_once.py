@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fairlane.records import InferenceReply, InferenceRequest
-from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import Call, Idempotency
-from producers.gateway.pipeline.caller import present
-from producers.gateway.reply_errors import UNCERTAIN
-from producers.gateway.seams import Submitter, Waiting
+from producers.gateway.pipeline.call_context import present
+from producers.gateway.ports import Submitter, Waiting
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import UNCERTAIN
 
 OnAccepted = Callable[[str, InferenceRequest], None]
 """Called with tenant and request for every request that is, or may be, in the log, so that its id is known."""

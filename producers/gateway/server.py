@@ -17,7 +17,7 @@ from fairlane_server.processes.service import HealthServer, exit_after
 from producers.gateway.app import Gateway
 from producers.gateway.edge.connections import Connections
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
-from producers.gateway.edge.patience import Patience
+from producers.gateway.edge.timeouts import Patience
 from producers.gateway.memory import map_large_blocks
 
 log = logs.get_logger(__name__)

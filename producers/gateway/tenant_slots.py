@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from producers.gateway.errors import GatewayError
+from producers.openai_api.gateway_error import GatewayError
 
 
 class TenantSlots:

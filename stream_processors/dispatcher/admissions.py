@@ -1,4 +1,4 @@
-"""Batches of requests into the queue, or to their refusals."""
+"""Admission of request batches: each request is queued or answered."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,10 @@ from stream_processors.dispatcher.validation import Refusal
 
 @dataclass(slots=True)
 class Admissions:
-    """Runs on the event loop. Raises RegistryError while schemas are out of reach, and nothing because of a record."""
+    """Checks deadline, quota and load of a batch, then queues or answers each request. Runs on the event loop.
+
+    Raises RegistryError while the schema registry is unavailable. A single record never raises: it is dead-lettered.
+    """
 
     ownership: Ownership
     transactions: TransactionLoop
@@ -35,18 +38,18 @@ class Admissions:
     duplicates: DuplicateIndex
     clock: ClockMs
     unaudited: dict[Claim, Taken] = field(default_factory=dict)
-    """What was admitted and is not audited yet."""
+    """Admitted requests whose admission is not audited yet."""
 
     async def admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, Arrival]) -> None:
-        """Let them wait for their turn, or answer them."""
+        """Queue each request or answer it."""
         await self._admit(await self._in_time(fresh), arrivals)
 
     def audited(self, claim: Claim) -> Taken | None:
-        """Its admission is told with what became of it, if it was not told before."""
+        """Take out the admission not yet audited, if any: the caller writes it into the event of the next decision."""
         return self.unaudited.pop(claim, None)
 
     def note_waiting(self) -> None:
-        """Audit the admission of what was just taken and has to wait."""
+        """Audit the admissions of requests that stay queued after this batch's dispatch."""
         taken, self.unaudited = self.unaudited, {}
         notes: list[OutRecord] = []
         for one in taken.values():
@@ -56,11 +59,11 @@ class Admissions:
             self.transactions.note(notes)
 
     def bury(self, claim: Claim, arrival: Arrival, error: Exception) -> None:
-        """Our own code failed on this record."""
+        """Dead-letter a record on which our own code failed."""
         self.transactions.submit(Settlement(claim, self.intake.broken(arrival, error)))
 
     async def _in_time(self, fresh: Sequence[QueuedRequest]) -> list[QueuedRequest]:
-        """Those that came before their deadline. The others are answered, not remembered, and taken from no quota."""
+        """Return the requests within their deadline. Answer the others, forget their ids, and charge no quota."""
         now_ms = self.clock()
         late = [queued for queued in fresh if now_ms > queued.deadline_at_ms]
         if not late:
@@ -88,9 +91,9 @@ class Admissions:
                         self.unaudited[queued.claim] = verdict
                         continue
                 except RegistryError:
-                    # The registry is out of reach: nothing is wrong with the record.
+                    # The schema registry is unavailable; the record is fine.
                     raise
-                except Exception as error:  # noqa: BLE001 - one record must not end intake, to be read again at once
+                except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
                     self.bury(queued.claim, arrivals[queued.claim], error)
                     if exceeded is not None:
                         self.admitter.debts.settle(queued.tenant, queued.claim)
@@ -103,7 +106,7 @@ class Admissions:
                     not_taken.append(queued)
             elif exceeded is None:
                 gone.append(queued)
-        # Before the refusals go out: whoever reads one may send the same id again at once.
+        # Before the rejections go out: a sender may retry the same id as soon as it reads one.
         if may_try_again:
             await self.duplicates.forget([queued.seen for queued in may_try_again])
         await self.admitter.give_back(not_taken)
@@ -112,7 +115,7 @@ class Admissions:
             self.transactions.submit_many(answered)
 
     def _admitted(self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int) -> Taken | tuple[OutRecord, ...]:
-        # The registry may have changed while Redis was asked, or while the first of the same id was looked up.
+        # Tenants or models may have changed during the Redis round trip or the duplicate look-up.
         now = self.intake.as_of_now(queued)
         if isinstance(now, Refusal):
             return self.unserved.not_served(queued, now, now_ms)

@@ -1,4 +1,4 @@
-"""Whether a valid request is taken, and in which shape: quota, degradation, admission, each with its reasons."""
+"""Decide whether a valid request is admitted, and how degraded: quota, degradation ladder, admission."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,15 +25,15 @@ from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
 from stream_processors.dispatcher.validation import Refusal, charged_bytes
 
 _PAID_AT_ONCE = 64
-"""Debts of a tenant that are tried together."""
+"""Debts of one tenant per quota request."""
 
 _PAID_EVERY_MS = 200
-"""Unless a bucket would overflow meanwhile: what flows past a full one is lost to its tenant."""
+"""Longest interval between payments. Shorter if a bucket would overflow: tokens beyond its capacity are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An admitted request, what it was admitted from, and the audit of what was taken from it."""
+    """An admitted request, the inputs of that decision, and the audit records of its degradation."""
 
     queued: QueuedRequest
     inputs: Inputs
@@ -42,7 +42,7 @@ class Taken:
 
 @dataclass(slots=True)
 class Admitter:
-    """Puts the decisions about one request together."""
+    """Combines quota, degradation and admission into one decision per request."""
 
     scheduler: Scheduler[QueuedRequest]
     ladder: Ladder
@@ -54,7 +54,7 @@ class Admitter:
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     models: Mapping[str, ModelVersion] = field(default_factory=dict)
     debts: BackfillDebts = field(default_factory=BackfillDebts)
-    """What backfill was let in beyond quotas; its tenants' backfill is not to be read."""
+    """Backfill admitted beyond quotas; backfill of these tenants is paused."""
     _pool_owners: Mapping[str, str] = field(default_factory=dict)
 
     def set_registry(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> None:
@@ -63,31 +63,30 @@ class Admitter:
         self.tenants, self.models = tenants, models
 
     async def within_quota(self, fresh: Sequence[QueuedRequest]) -> list[Exceeded | None]:
-        """For each request, the quota it would exceed; what is within its quota is taken from it."""
+        """Charge quotas. Returns per request the quota it exceeds, or None when it was charged."""
         if not any(has_quotas(self._spec(queued.tenant)) for queued in fresh):
             return [None] * len(fresh)
         return await self.quotas.take([self._ask(queued) for queued in fresh])
 
     async def give_back(self, shed: Sequence[QueuedRequest]) -> None:
-        """These were within their quota, or owed to it, and are not sent on after all."""
+        """Refund the quotas of requests that are not dispatched after all; drop their debts."""
         if asks := self._paid(shed):
             await self.quotas.give_back(asks)
 
     async def hand_over(self, gone: Sequence[QueuedRequest]) -> None:
-        """These were within their quota, or owed to it, and their partitions moved on: who reads them decides again."""
+        """Release the quota grants of requests whose partitions were revoked: the new owner decides again."""
         if asks := self._paid(gone):
             await self.quotas.hand_over(asks)
 
     async def pay_debts(self, now_ms: int) -> bool:
-        """Take from the quotas what is owed to them, as far as they grant it now. Returns whether a tenant that owed
-        something owes nothing any more."""
+        """Pay debts as far as the quotas grant it now. Returns whether any tenant became free of debt."""
         before = self.debts.tenants()
         while due := list(self.debts.due(now_ms, _PAID_AT_ONCE)):
             asks = [replace(ask, spec=self._spec(ask.tenant)) for _, ask in due]
             later_ms: dict[str, int] = {}
             moved_on: list[Ask] = []
             for (claim, _), ask, exceeded in zip(due, asks, await self.quotas.take(asks), strict=True):
-                # A quota that was lowered below the request since can never be paid: nobody waits for that.
+                # A quota lowered below the request's size can never be paid: drop the debt.
                 if exceeded is not None and exceeded.retry_after_ms is not None:
                     wait_ms = max(exceeded.retry_after_ms, _pace_ms(ask.spec))
                     later_ms.setdefault(ask.tenant, now_ms + wait_ms)
@@ -99,7 +98,7 @@ class Admitter:
         return bool(before - self.debts.tenants())
 
     def admit(self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int) -> Taken | tuple[OutRecord, ...]:
-        """The request as it waits from now on, or the outputs of what it is answered at once."""
+        """The request as it is queued, or the outputs of its immediate rejection."""
         if exceeded is not None and (exceeded.retry_after_ms is None or not queued.is_backfill):
             return self._beyond_quota(queued, exceeded, now_ms)
         load, prediction = self.scheduler.predict(queued)
@@ -110,7 +109,8 @@ class Admitter:
         inputs = _inputs(degraded, load, prediction, self.scheduler.rank_at_most(degraded))
         if isinstance(verdict, Shed):
             if degraded is not queued:
-                # It is served in no shape, so nothing was taken from it. The inputs are those of what was tried.
+                # Rejected even when degraded, so the reply shows the undegraded request. The audited inputs are those
+                # of the degraded attempt.
                 inputs["tried_steps"] = " ".join(degraded.degradations)
             return self._shed(queued, verdict.code, verdict.message, verdict.retry_after_ms, inputs, now_ms)
         if exceeded is not None and exceeded.retry_after_ms is not None:
@@ -122,8 +122,8 @@ class Admitter:
         return Taken(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
 
     def take_back(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutRecord, ...]]:
-        """Work that a consumer handed back, as it waits from now on, with less context; and the audit of what was taken
-        from it. It was admitted once, and is not judged again."""
+        """The requeued request with reduced context, as it is queued, and the audit of that reduction. It was admitted
+        once and is not judged again."""
         forbidden = self._spec(queued.tenant).forbidden_degradations
         made = reduced_context(queued.request, queued.passages, forbidden, queued.history)
         if not made.steps:
@@ -143,7 +143,7 @@ class Admitter:
         return reduced, (self._note_degraded(reduced, made.steps, {"handed_back": queued.handed_back}, now_ms),)
 
     def retry_after_ms(self, queued: QueuedRequest, now_ms: int) -> int:
-        """When a request that is late would be taken if it came anew: soon, if it would be taken now."""
+        """Retry hint of a late request: when it would be admitted if sent again now."""
         load, _ = self.scheduler.predict(queued)
         allowed_ms = queued.deadline_at_ms - queued.submitted_at_ms
         again = replace(queued, submitted_at_ms=now_ms, deadline_at_ms=now_ms + allowed_ms)
@@ -153,10 +153,10 @@ class Admitter:
         return spread_ms(LEAST_RETRY_MS, self.scheduler.policy.admission.jitter, queued.request_id)
 
     def _degrade(self, queued: QueuedRequest, prediction: Prediction, now_ms: int) -> tuple[QueuedRequest, float, int]:
-        """The request with what the ladder takes from it, the same object if that is nothing; its pressure, and the
-        level it feels."""
+        """The degraded request (the same object if unchanged), its pressure (predicted finish time over time left), and
+        the ladder level applied to it."""
         if queued.is_backfill:
-            # It has time, so it puts no pressure on the ladder; it feels that of its tenant's online requests.
+            # Backfill has time, so it adds no pressure; it gets the level of its tenant's online requests.
             pressure, level = 0.0, self.ladder.present_level(queued.pool, queued.tenant, now_ms)
         else:
             allowed_ms = max(1, queued.deadline_at_ms - now_ms)
@@ -169,7 +169,7 @@ class Admitter:
         return self._with_less(queued, level), pressure, level
 
     def _with_less(self, queued: QueuedRequest, level: int) -> QueuedRequest:
-        """The request as it is at this level; by the smaller model only if that has its answer sooner."""
+        """The request degraded at this level. The smaller model is used only if its pool predicts an earlier finish."""
         spec = self._spec(queued.tenant)
         smaller, pool = self._smaller(queued, spec)
         degraded = self._reshaped(queued, level, spec, smaller, pool)
@@ -177,7 +177,7 @@ class Admitter:
             return degraded
         load, there = self.scheduler.predict(degraded)
         stays = self._reshaped(queued, level, spec, None, queued.pool)
-        # Of a pool that does not live nothing is known, and that is no reason to go there.
+        # A pool without live consumers has no measured rate, so its prediction is no reason to switch.
         if load.capacity.state is CapacityState.LIVE and there.finish_ms < self.scheduler.predict(stays)[1].finish_ms:
             return degraded
         return stays
@@ -217,7 +217,7 @@ class Admitter:
         )
 
     def _smaller(self, queued: QueuedRequest, spec: TenantSpec) -> tuple[ModelVersion | None, str]:
-        """The smaller model that this tenant may use, and the pool that would serve it."""
+        """The smaller model this tenant may use and the pool serving it; None and the present pool if there is none."""
         name = queued.model.smaller_model
         model = None if name is None else self.models.get(name)
         if model is None or (spec.models and model.model not in spec.models):
@@ -226,7 +226,8 @@ class Admitter:
         return (None, queued.pool) if isinstance(pool, Refusal) else (model, pool)
 
     def _paid(self, unsent: Sequence[QueuedRequest]) -> list[Ask]:
-        """What these took from quotas. What they owed is owed no more, and work that came back asked for nothing."""
+        """The quota charges of these requests. Settles their debts instead where they owed; requeued work was never
+        charged."""
         asked = [queued for queued in unsent if not queued.handed_back]
         paid = [queued for queued in asked if not self.debts.settle(queued.tenant, queued.claim)]
         return [self._ask(queued) for queued in paid if has_quotas(self._spec(queued.tenant))]
@@ -241,7 +242,7 @@ class Admitter:
     def _note_degraded(
         self, queued: QueuedRequest, steps: Sequence[str], inputs: Mapping[str, object], now_ms: int
     ) -> OutRecord:
-        """The audit of what was taken from a request that waits now; and it counts."""
+        """The audit record of a degradation, which is also counted."""
         self.counts.degraded(queued.tenant, steps)
         return self.writer.degraded(queued, steps, inputs, now_ms)
 
@@ -251,13 +252,13 @@ class Admitter:
             message = f"the request alone is more than the quota {exceeded.which} of {queued.tenant} allows"
         else:
             message = f"the quota {exceeded.which} of {queued.tenant} is used up"
-            # No bound from above, as there is in admission: a day's tokens are not there again in minutes.
+            # No upper bound, unlike in admission: a daily quota does not refill within minutes.
             retry_after_ms = spread_ms(retry_after_ms, self.scheduler.policy.admission.jitter, queued.request_id)
         inputs = {
             "pool": queued.pool,
             "priority_class": queued.priority_class,
             "quota": exceeded.which,
-            # A quota has the name of the field that sets it.
+            # A quota is named like the field of TenantSpec that sets it.
             "limit": getattr(self._spec(queued.tenant), exceeded.which),
             "cost_tokens": queued.cost_tokens,
             "submitted_at_ms": queued.submitted_at_ms,
@@ -280,7 +281,8 @@ class Admitter:
 
 
 def _pace_ms(spec: TenantSpec) -> int:
-    """How often to pay: each time costs a round trip, and brings at most what a bucket holds."""
+    """Interval between payments: half the fill time of the fastest bucket, at most ``_PAID_EVERY_MS``. Each payment
+    costs a round trip and collects at most one bucket."""
     full_ms = min((bucket.capacity / bucket.per_ms for bucket in buckets_of(spec) if bucket.per_ms > 0), default=0.0)
     return round(min(full_ms / 2, _PAID_EVERY_MS))
 

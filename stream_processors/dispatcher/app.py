@@ -1,4 +1,4 @@
-"""Composition root of the dispatcher: reads the settings, wires the parts, runs until it is told to stop."""
+"""Composition root of the dispatcher process: reads the settings, wires the parts, runs until SIGTERM or failure."""
 
 import asyncio
 import signal
@@ -68,7 +68,7 @@ class DispatcherApp:
         self._codec = codec_for(settings)
         self._tenants = Feed(settings, self._codec, names.CONTROL_TENANTS, TenantSpec)
         self._models = Feed(settings, self._codec, names.CONTROL_MODELS, ModelVersion)
-        # Asks what the group committed and never joins it; what is still being committed is not waited for.
+        # Reads the group's committed offsets without joining it, and does not wait for commits in progress.
         group = read_committed_consumer(settings, names.dispatcher_group(settings.group_prefix))
         self._group = Consumer(group | {"isolation.level": "read_uncommitted"})
         self._topics = RequestTopics(AdminClient(connection(settings)), self._group)
@@ -83,9 +83,9 @@ class DispatcherApp:
         self._tenant_registry = TenantRegistry()
         self._model_registry = ModelRegistry()
         self._registered: tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]] = ({}, {})
-        """What can be used of the feeds' snapshots, as of the last look at them."""
-        # A look-up is of passages, of what was said before, or of both at once. A search that nobody waits for any more
-        # still has its connection for a moment.
+        """Valid entries of the feeds' snapshots, as of the last ``_look_at_feeds``."""
+        # One enrichment may query passages and history at once, and an abandoned search keeps its connection for a
+        # moment: hence twice the concurrency limit.
         self._passages = PgVectorSearch(
             settings.postgres_dsn.get_secret_value(), max_connections=2 * settings.retrieval_max_concurrency
         )
@@ -115,7 +115,7 @@ class DispatcherApp:
             answers=RedisCache(cache, self._settings.cache_ttl_s, ANSWER_TIMEOUT_S),
         )
         transactions = self._transactions(failed)
-        # A static embedder takes less time than asking Redis does.
+        # A static embedder is faster than a Redis round trip.
         is_slow = self._settings.retrieval_embedder != "static"
         vectors = QueryVectors(self._embedder, caches.embeddings if is_slow else None)
         retriever = Retriever(
@@ -220,7 +220,7 @@ class DispatcherApp:
         return CachedAnswers(caches.responses, caches.semantic, retriever, vectors, budget_s)
 
     def _pools(self) -> tuple[str, ...]:
-        """On the feed's thread."""
+        """The pools in use. Runs on the feed's thread."""
         tenants, models = self._registered
         return pools_of(tenants.values(), models.values())
 
@@ -233,7 +233,7 @@ class DispatcherApp:
         return self._topics.wanted(*self._look_at_feeds())
 
     def _on_work(self, events: Sequence[FeedEvent]) -> None:
-        """On the feed's thread."""
+        """Pass the events to the event loop. Runs on the feed's thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._learn, events)
 
@@ -243,7 +243,7 @@ class DispatcherApp:
         try:
             self._parts.outlook.learn(events)
             self._parts.dispatcher.dispatch()
-        except Exception as error:  # noqa: BLE001 - asyncio would only log it, and what was taken from the queue be lost
+        except Exception as error:  # noqa: BLE001 - asyncio would only log it, and requests popped from the queue would be lost
             self._fail(error)
 
     def _heartbeat(self, with_tenants: bool) -> DispatchReport:
@@ -257,7 +257,7 @@ class DispatcherApp:
         )
 
     def _show_registry(self, parts: Parts) -> None:
-        """Hand on tenants and models when they changed, or the part of their partitions that is read here did."""
+        """Pass tenants and models to the dispatcher when they, or the share of partitions read here, changed."""
         tenants, models = self._look_at_feeds()
         partitions = self._topics.parts(tenants, self._ownership.partitions())
         known_tenants, known_models, known_partitions = self._shown
@@ -268,7 +268,7 @@ class DispatcherApp:
             parts.dispatcher.set_registry(tenants, models, partitions)
 
     async def _start(self, stream: RequestStream) -> bool:
-        """Join the group as soon as there is a tenant; False when told to stop before."""
+        """Join the group once a tenant's request topic exists. False when stopped before or when the join timed out."""
         while not self._stopping.is_set():
             topics = await self._topics.existing(self._wanted_topics())
             if any(not names.is_returned(topic) for topic in topics):
@@ -278,7 +278,8 @@ class DispatcherApp:
         return False
 
     async def _join(self, stream: RequestStream, topics: frozenset[str]) -> bool:
-        """False when the first join does not end, which Faust would wait for without a bound: a restart is the cure."""
+        """Join the group within ``_MAX_OUTSIDE_GROUP_S``. False on time-out, which ends the process: Faust would wait
+        without a bound, and a restart helps."""
         try:
             async with asyncio.timeout(_MAX_OUTSIDE_GROUP_S):
                 await stream.start(topics)
@@ -289,9 +290,9 @@ class DispatcherApp:
         return True
 
     async def _upkeep(self, stream: RequestStream, parts: Parts, transactions: TransactionLoop) -> None:
-        """What has to be looked at again and again: new tenants, paused partitions, the membership, deadlines."""
+        """Periodic work every ``_UPKEEP_S``: registry changes, new topics, pauses, membership, deadlines, dispatch."""
         dispatcher = parts.dispatcher
-        # Before 3.12 wait_for loses a cancellation that comes together with what it waits for: being told ends it.
+        # Before Python 3.12 wait_for loses a cancellation that coincides with its result, hence the loop condition.
         while not self._stopping.is_set():
             self._show_registry(parts)
             if stream.crashed is not None:
@@ -312,7 +313,7 @@ class DispatcherApp:
                 transactions.commit_positions()
             parts.scheduler.in_flight.expire(now_ms())
             parts.outlook.show()
-            # Settlements of revoked partitions vanish without a commit.
+            # Settlements of revoked partitions disappear without a commit, so no callback reports the freed room.
             dispatcher.on_room()
             self._check_membership(stream)
             await self._pause()
@@ -329,7 +330,8 @@ class DispatcherApp:
         stream.hold(parts.dispatcher.held_intake(), slow=parts.dispatcher.invalid_pace.slow)
 
     def _check_membership(self, stream: RequestStream) -> None:
-        """Ready only as a member; one that stays outside its group for long is stuck, and a restart is the cure."""
+        """Report readiness only as a group member. Raises RuntimeError after ``_MAX_OUTSIDE_GROUP_S`` outside the
+        group: the member is stuck, and a restart helps."""
         if self._ownership.may_commit and not stream.rebalancing:
             self._member_at = monotonic()
             self._readiness.set("assignment")
@@ -347,7 +349,7 @@ class DispatcherApp:
             return
 
     async def _revoked(self, parts: Parts, transactions: TransactionLoop) -> None:
-        """The open transaction ends before the group moves on."""
+        """Drop the state of revoked partitions, then wait for the open transaction before the rebalance goes on."""
         await parts.dispatcher.on_revoked()
 
         def wait() -> bool:
@@ -403,8 +405,8 @@ class DispatcherApp:
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel these and wait until they ended. A cancellation can be lost: redis-py's wait for a reply that comes in the
-    same moment swallows it (asyncio.wait_for before Python 3.12)."""
+    """Cancel these tasks, repeatedly, until all have ended. One cancellation can be lost: before Python 3.12
+    asyncio.wait_for, used by redis-py, swallows it when the reply arrives at the same moment."""
     pending = set(tasks)
     while pending:
         for task in pending:
@@ -417,6 +419,6 @@ def main() -> int:
     """Run a dispatcher in this process."""
     settings = Settings()
     logs.configure(settings, "dispatcher")
-    # Three threads take turns on every request; at Python's default each turn may cost the next one 5 ms.
+    # Three threads handle every request; at Python's default switch interval each hand-over may cost 5 ms.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     return asyncio.run(DispatcherApp(settings).run())

@@ -1,4 +1,4 @@
-"""Settled replies: where they stand is in the recorder's projection, what they say is in the log."""
+"""Look-up of committed replies: the recorder's table gives their log position, the reply topic their content."""
 
 import asyncio
 import threading
@@ -29,9 +29,9 @@ WHERE request_id = %s AND tenant = %s AND source_topic = %s AND source_partition
 
 
 class LoggedReplies:
-    """Finds the committed reply to a request by the place the request stood at.
+    """Finds the committed reply to a request by the request's source coordinate.
 
-    One look-up at a time, on a thread of its own: repeated ids are rare, and must not cost anybody else anything.
+    One look-up at a time, on an executor thread: duplicates are rare and must not slow down other requests.
     """
 
     def __init__(self, settings: Settings, codec: Codec) -> None:
@@ -45,7 +45,7 @@ class LoggedReplies:
         return await asyncio.get_running_loop().run_in_executor(None, self._find, tenant, request_id, source)
 
     def close(self) -> None:
-        """Let go of both connections."""
+        """Close the Postgres connection and the Kafka consumer."""
         with self._lock:
             self._reset()
 
@@ -60,7 +60,7 @@ class LoggedReplies:
             except ReplyGoneError:
                 raise
             except Exception as error:
-                # Of whatever kind: who asks must go on, and ask again.
+                # Any error: the caller retries.
                 log.warning("reply_lookup_failed", tenant=tenant, request_id=request_id, error=type(error).__name__)
                 self._reset()
                 raise ReplyUnknownError(type(error).__name__) from error
@@ -68,7 +68,7 @@ class LoggedReplies:
     def _place(
         self, tenant: str, request_id: str, source: SourceCoordinate
     ) -> tuple[SourceCoordinate, InferenceReply] | None:
-        """Where the reply stands, and what is left of it when it stands there no more."""
+        """The reply's log position, and the reply as far as the table records it, for when the log has lost it."""
         with self._kept.transaction(tenant) as connection:
             arguments = (request_id, tenant, source.topic, source.partition, source.offset)
             row = connection.execute(_WHERE, arguments).fetchone()
@@ -79,8 +79,10 @@ class LoggedReplies:
         return SourceCoordinate(topic, partition, offset), left
 
     def _read(self, place: SourceCoordinate) -> InferenceReply | None:
-        """The reply at its place in the log; None when retention removed it meanwhile, or it cannot be read there.
-        Raises KafkaException when it does not come."""
+        """The reply at this log position; None when retention removed it or it cannot be decoded.
+
+        Raises KafkaException when the broker does not return it within ``_READ_TIMEOUT_S``.
+        """
         if self._consumer is None:
             group = f"{self._settings.group_prefix}.dispatcher.archive"
             self._consumer = Consumer(read_committed_consumer(self._settings, group))
@@ -110,7 +112,7 @@ class LoggedReplies:
 
 
 def _refusal(left: InferenceReply) -> InferenceReply:
-    """A refusal says all it has to say without its record. Raises ReplyGoneError for anything else."""
+    """The reply as recorded in the table if it is a rejection, which has no output. Raises ReplyGoneError otherwise."""
     if left.outcome != Outcome.REJECTED:
         raise ReplyGoneError
     return left

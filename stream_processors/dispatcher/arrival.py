@@ -1,4 +1,4 @@
-"""A record as it was read, before anything is decided about it."""
+"""An undecided record as read from Kafka."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from stream_processors.dispatcher.reading.record_batches import memory_bytes
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A record as it was read from a tenant's topic."""
+    """A record as read from a request, backfill or requeue topic."""
 
     partition: PartitionId
     offset: int
@@ -19,18 +19,18 @@ class Arrival:
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...] = ()
     problem: DecodeError | None = None
-    """Why it could not be read, if so; ``value`` is what can be kept of it then."""
+    """Why the record could not be read, if so; ``value`` then holds the bytes that could be kept."""
     read_bytes: int = 0
-    """What had to be read or inflated to see that."""
+    """Bytes read or decompressed to find that out."""
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory."""
+        """Memory used by the record."""
         return memory_bytes(len(self.value or b"") + len(self.key or b""), self.headers)
 
     @property
     def cost_bytes(self) -> int:
-        """What it takes in memory, or took to read."""
+        """Memory used by the record or bytes read for it, whichever is more."""
         return max(self.size_bytes, self.read_bytes)
 
     @property

@@ -1,4 +1,4 @@
-"""The dispatcher's decisions, put together from the settings."""
+"""Wires the dispatcher's parts from the settings."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ from stream_processors.dispatcher.validation import Limits
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the composition root drives."""
+    """The parts used by the composition root."""
 
     dispatcher: Dispatcher
     scheduler: Scheduler[QueuedRequest]
@@ -72,7 +72,7 @@ def assemble(
     answer_lookup: AnswerLookup,
     clock: ClockMs,
 ) -> Parts:
-    """Everything between the stream and the transactions."""
+    """Build everything between the request stream and the transaction loop."""
     policy = SchedulerPolicy(
         fairness=settings.fairness_policy,
         admission=AdmissionPolicy(
@@ -100,7 +100,7 @@ def assemble(
     repeats = Repeats(transactions, writer, counts, archive, clock, scheduler, looked_up=answers.held)
     admitter = Admitter(scheduler, Ladder(), costs, quotas, writer, counts, stats)
     unserved = Unserved(transactions, admitter, writer, counts, stats, duplicates)
-    # One tenant's slow searches leave the others room.
+    # One tenant's slow searches leave permits for the others.
     most = settings.retrieval_max_concurrency
     gate = FairGate(most, per_tenant=(most + 1) // 2)
     enrichment = Enrichment(retriever, histories, gate, settings.retrieval_budget_ms / 1_000)

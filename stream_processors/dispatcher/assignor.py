@@ -1,10 +1,10 @@
-"""Which dispatcher reads which partitions: everything of a tenant on one of them, and the tenants spread evenly.
+"""Partition assignor that keeps the co-partitions of a tenant together and spreads them evenly.
 
-A tenant's fair queue is then on one dispatcher, and its online and offline requests wait in the same one. A place is
-what stays together: partition p of ``requests.<tenant>`` and of ``backfill.<tenant>``; any other topic's partition is a
-place of its own. Places go in order to the member that has the fewest, so members that want the same topics differ by
-one place at most, in tenants and in all. It is deterministic, and does not try to keep places where they were: a
-rebalance of a dispatcher gives up everything anyhow.
+The fair queue of a tenant's partition is then on one dispatcher, for online and backfill requests alike. A unit of
+assignment is partition p of both ``requests.<tenant>`` and ``backfill.<tenant>``; a partition of any other topic is a
+unit of its own. Units go in order to the member with the fewest, so members with equal subscriptions differ by at most
+one unit, among tenants' units and overall. The assignment is deterministic and not sticky: a rebalance revokes
+everything from a dispatcher anyway.
 """
 
 from collections import defaultdict
@@ -24,12 +24,12 @@ Assignment = dict[str, dict[str, list[int]]]
 
 
 def assign_places(partitions: Mapping[str, Collection[int]], wanted: Mapping[str, Collection[str]]) -> Assignment:
-    """Give each partition to one member.
+    """Assign each partition to one member.
 
     Args:
-        partitions: of each topic.
-        wanted: the topics each member subscribed to. While a new tenant becomes known they differ: what belongs
-            together goes to a member that wants all of it, and is parted only when there is none.
+        partitions: partition numbers by topic.
+        wanted: subscribed topics by member. They differ while a new tenant becomes known: a unit goes to a member that
+            subscribed to all its topics, and is split only when there is none.
     """
     assigned: Assignment = {member: {} for member in wanted}
     load = dict.fromkeys(sorted(wanted), 0)
@@ -53,7 +53,7 @@ def assign_places(partitions: Mapping[str, Collection[int]], wanted: Mapping[str
 
 
 def _places(partitions: Mapping[str, Collection[int]]) -> list[tuple[tuple[bool, str], int, list[str]]]:
-    """What is kept together, its partition, and its topics: the tenants first, both in order."""
+    """Units of assignment as (sort key, partition, topics), sorted: tenants first."""
     places: dict[tuple[tuple[bool, str], int], list[str]] = defaultdict(list)
     for topic in sorted(partitions):
         for partition in partitions[topic]:
@@ -69,13 +69,13 @@ def _together(topic: str) -> tuple[bool, str]:
 
 
 class TenantAssignor(RoundRobinPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
-    """``assign_places`` as the leader of a group of aiokafka members runs it."""
+    """``assign_places`` as an aiokafka assignor, run by the group leader."""
 
     name = "fairlane-tenants"
 
     @classmethod
     def assign(cls, cluster: Any, members: Mapping[str, Any]) -> dict[str, ConsumerProtocolMemberAssignment]:
-        """``cluster`` knows the partitions, ``members`` the subscriptions. A topic without metadata is left out."""
+        """Assign the partitions in ``cluster`` to ``members`` by subscription. A topic without metadata is left out."""
         wanted = {member: metadata.subscription for member, metadata in members.items()}
         found = {topic: cluster.partitions_for_topic(topic) for topics in wanted.values() for topic in topics}
         if unknown := [topic for topic, partitions in found.items() if partitions is None]:

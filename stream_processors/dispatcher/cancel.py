@@ -1,4 +1,4 @@
-"""A tenant's word that it does not want an answer any more. Pure."""
+"""A tenant's valid request to cancel an earlier request. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,8 @@ from stream_processors.dispatcher.queued_request import QueuedRequest
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A valid cancel: ``claim`` is its own record, ``tenant`` its topic's, ``requested_at_ms`` the broker's time."""
+    """A valid cancel. ``claim`` is of the cancel's own record, ``tenant`` that of its topic, ``requested_at_ms`` its
+    broker timestamp."""
 
     claim: Claim
     tenant: str
@@ -16,8 +17,8 @@ class Cancel:
     requested_at_ms: int
 
     def concerns(self, queued: QueuedRequest) -> bool:
-        """Whether it means this request: the same tenant's, of that id, and sent before it. Who sends an id again after
-        a cancel wants it again."""
+        """Whether it cancels this request: same tenant and id, and sent before the cancel. An id sent again after its
+        cancel is a new request."""
         if (queued.tenant, queued.request_id) != (self.tenant, self.request_id):
             return False
         source = queued.source

@@ -1,4 +1,4 @@
-"""What becomes of a cancelled request: dropped and answered where it waits, told to the consumers where it does not."""
+"""Cancellation: answer requests still waiting here; publish the cancel to consumers otherwise."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from stream_processors.dispatcher.unserved import Unserved
 
 @dataclass(slots=True)
 class _Unfinished:
-    """Cancels of one id that found something, and the requests they found whose ends are not committed yet."""
+    """Cancels of one request id that found requests, and those requests whose settlements are not committed yet."""
 
     requests: set[Claim] = field(default_factory=set)
     cancels: list[Claim] = field(default_factory=list)
@@ -27,9 +27,12 @@ class _Unfinished:
 
 @dataclass(slots=True)
 class Cancels:
-    """A cancel is done when what it found is: a crash before that must not leave the request alive without its cancel,
-    so its own record is settled after their ends are committed. What waits nowhere here was dispatched, or is handed
-    back to another dispatcher, or was never sent: the consumers are told, and one that holds it or gets it stops it."""
+    """Carries out cancels. A cancel's own record is settled only after the settlements of the requests it found are
+    committed: otherwise a crash in between could leave a request alive without its cancel.
+
+    A request that waits nowhere here was dispatched, was requeued to another dispatcher, or was never sent: the cancel
+    is published to the consumers, and any consumer that holds or receives the request stops it.
+    """
 
     transactions: TransactionLoop
     scheduler: Scheduler[QueuedRequest]
@@ -41,15 +44,15 @@ class Cancels:
     _unfinished: dict[tuple[str, str], _Unfinished] = field(default_factory=dict)
     """By tenant and request id."""
     _found_by: dict[Claim, tuple[str, str]] = field(default_factory=dict)
-    """The requests of ``_unfinished``, and where they stand there."""
+    """The requests of ``_unfinished``, with their key there."""
 
     def carry_out(self, cancel: Cancel, taken: dict[Claim, Taken], undecided: Iterable[QueuedRequest]) -> None:
-        """Cancel what of this id was sent before, wherever it waits.
+        """Cancel all requests of this id sent before the cancel, wherever they wait.
 
         Args:
-            cancel: whose record is settled now, or once what it finds is done.
-            taken: admissions that are not audited yet; those of what is cancelled are taken out.
-            undecided: requests that wait for their admission; the caller drops those that the cancel concerns.
+            cancel: its record is settled now, or once the requests it finds are committed.
+            taken: admissions not audited yet; those of cancelled requests are removed.
+            undecided: requests awaiting admission; the caller drops those that the cancel concerns.
         """
         now_ms = self.clock()
         waiting = [one for one in self.scheduler.find(cancel.tenant, cancel.request_id) if cancel.concerns(one)]
@@ -59,7 +62,7 @@ class Cancels:
             Settlement(one.claim, self.writer.cancelled(one, cancel, now_ms, was_admitted=False)) for one in undecided
         ]
         told = self.writer.cancellation(cancel)
-        # Of a repeated id the first is elsewhere. The repeat goes the way that the first's end shows.
+        # A duplicate's first request is elsewhere; the duplicate is settled once the outcome of the first is known.
         repeats = self.repeats.cancel(cancel)
         self.scheduler.discard([one.claim for one in waiting])
         self.unserved.answered(waiting)
@@ -75,7 +78,7 @@ class Cancels:
         self._await(cancel, {*(answer.claim for answer in answers), *repeats})
 
     def on_committed(self, settled: Iterable[Settlement]) -> None:
-        """These are committed. Settles the cancels that waited for them."""
+        """Settle the cancels whose requests are all committed now."""
         if not self._found_by:
             return
         for settlement in settled:
@@ -87,7 +90,7 @@ class Cancels:
                     self._finish(key)
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
-        """Forget what is of partitions that moved on: their new owner reads requests and cancels again."""
+        """Drop the claims of revoked partitions: their new owner reads the requests and cancels again."""
         for key, unfinished in list(self._unfinished.items()):
             unfinished.cancels = [claim for claim in unfinished.cancels if is_current(claim)]
             for claim in [claim for claim in unfinished.requests if not is_current(claim)]:

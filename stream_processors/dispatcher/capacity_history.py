@@ -1,4 +1,4 @@
-"""What consumers reported while nobody listened: before this process came, or since it listened last. Pure."""
+"""Compaction of capacity reports read since the last ``take``, such as the log before this process started. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -10,26 +10,26 @@ _Kind = tuple[str, str, bool, bool]
 
 @dataclass(slots=True)
 class CapacityHistory:
-    """Reports go in as they stand in the log; at most four of a consumer come out, whatever their number.
+    """Takes reports in log order and keeps at most four per pool and consumer.
 
-    Those are enough to know who lived when a pool was last heard of, and what it could do: the newest report of each
-    consumer, the newest in which it had measured a rate, and its farewell.
+    These suffice to know which consumers of a pool were alive at its last report, and its rates: the newest report, the
+    newest with a measured rate, and the draining ones.
     """
 
     _newest: dict[_Kind, tuple[CapacityReport, int]] = field(default_factory=dict)
     _newest_at_ms: int = 0
 
     def add(self, report: CapacityReport, at_ms: int) -> None:
-        """A report was read; ``at_ms`` is the time of its record, the broker's."""
+        """Add a report; ``at_ms`` is its time by the broker's clock, as far as that is known."""
         kind = (report.pool, report.instance_id, report.draining, report.cost_tokens_per_s > 0)
-        # Taken out first: what is put back stands at the end.
+        # Removed first, so that it is inserted at the end.
         self._newest.pop(kind, None)
         self._newest[kind] = (report, at_ms)
         self._newest_at_ms = max(self._newest_at_ms, at_ms)
 
     def take(self, now_ms: int) -> list[CapacityHeard]:
-        """Take them out, in the order of the log. Their ages are those at ``now_ms``, or at the time of the newest
-        record that ever came if that is later."""
+        """Remove and return the reports in log order. Ages are relative to ``now_ms`` or to the newest record ever
+        added, whichever is later."""
         taken, self._newest = self._newest, {}
         latest_ms = max(now_ms, self._newest_at_ms)
         return [CapacityHeard(report, latest_ms - at_ms) for report, at_ms in taken.values()]

@@ -1,4 +1,4 @@
-"""Requests whose turn has come while what they are to be answered from is still looked up."""
+"""Scheduled requests awaiting enrichment: their turn has come, their context is still being looked up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,20 +11,21 @@ from stream_processors.dispatcher.scheduling.in_flight import InFlight
 from stream_processors.dispatcher.scheduling.turns import Turn
 
 OnReady = Callable[[Turn[QueuedRequest], QueuedRequest], None]
-"""Told the turn and the request with its context, on the event loop. Must not raise."""
+"""Called with the turn and the enriched request, on the event loop. Must not raise."""
 
 
 @dataclass(slots=True)
 class ContextTurns:
-    """They count as in flight: what was reserved for them is released when they are not sent after all."""
+    """Holds turns until enrichment ends. They count as in flight; the reservation is released if one is not
+    dispatched after all."""
 
     enrichment: Enrichment
     in_flight: InFlight
     _waiting: dict[Claim, Turn[QueuedRequest]] = field(default_factory=dict)
 
     def take(self, turn: Turn[QueuedRequest], on_ready: OnReady) -> QueuedRequest | None:
-        """The request with its context; None when that is still looked up: ``on_ready`` is told it, unless the turn is
-        taken back before."""
+        """The enriched request; None while its context is looked up, after which ``on_ready`` is called unless
+        ``take_back`` removed the turn before."""
 
         def ready(queued: QueuedRequest) -> None:
             waiting = self._waiting.pop(queued.claim, None)
@@ -37,7 +38,7 @@ class ContextTurns:
         return queued
 
     def take_back(self, wanted: Callable[[QueuedRequest], bool]) -> list[QueuedRequest]:
-        """Those of them that are wanted are sent to nobody, and wait here no longer."""
+        """Remove and return the matching requests and release their reservations: they are not dispatched."""
         taken = [turn.item for turn in self._waiting.values() if wanted(turn.item)]
         for queued in taken:
             del self._waiting[queued.claim]
@@ -45,9 +46,9 @@ class ContextTurns:
         return taken
 
     def release(self, claim: Claim) -> None:
-        """What was reserved for this one is not sent."""
+        """Release the in-flight reservation of a request that is not dispatched."""
         self.in_flight.release(SourceCoordinate(*claim.partition, claim.offset))
 
     def keep(self, is_waiting: Callable[[Claim], bool]) -> None:
-        """Look up nothing for others than those that wait for their turn, and those here."""
+        """Cancel the look-ups of requests that are neither queued (``is_waiting``) nor held here."""
         self.enrichment.keep(lambda claim: is_waiting(claim) or claim in self._waiting)

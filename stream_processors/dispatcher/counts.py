@@ -1,4 +1,4 @@
-"""Counting per tenant on the hot path: a labelled counter is too dear to touch for every record."""
+"""Per-tenant counters, flushed once per batch: updating a labelled metric for every record is too expensive."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -8,12 +8,12 @@ from fairlane import metrics
 from fairlane.outcomes import Decision
 
 UNREGISTERED = ""
-"""The label of tenants that are not registered, all together: their number has no bound. No tenant has this name."""
+"""Common label of all unregistered tenants, whose number is unbounded. No tenant has this name."""
 
 
 @dataclass(slots=True)
 class DecisionCounts:
-    """What was read and decided since the last ``flush``."""
+    """Records read and decided since the last ``flush``."""
 
     _read: Counter[str] = field(default_factory=Counter)
     _decided: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -21,16 +21,16 @@ class DecisionCounts:
     _degraded: Counter[tuple[str, str]] = field(default_factory=Counter)
     _waits_ms: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _registered: frozenset[str] | None = None
-    """None while that is not known: then every tenant counts as registered."""
+    """None before ``set_tenants``: then every tenant counts as registered."""
 
     def set_tenants(self, tenants: Collection[str]) -> None:
-        """The registered tenants from now on. Of those that are not any more the metrics are removed."""
+        """Set the registered tenants; remove the metrics of those withdrawn."""
         known, self._registered = self._registered, frozenset(tenants)
         if known is not None:
             metrics.forget_tenants(known - self._registered)
 
     def label(self, tenant: str) -> str:
-        """What this tenant is counted under."""
+        """The metric label of this tenant."""
         return tenant if self._registered is None or tenant in self._registered else UNREGISTERED
 
     def read(self, tenant: str) -> None:
@@ -50,7 +50,7 @@ class DecisionCounts:
         self._waits_ms.setdefault((pool, priority_class), []).append(waited_ms)
 
     def flush(self) -> None:
-        """Bring the metrics up to date, once per batch."""
+        """Add the counts to the metrics and reset them. Call once per batch."""
         for tenant, count in self._read.items():
             metrics.REQUESTS_READ.labels(tenant=self.label(tenant)).inc(count)
         for (tenant, decision, code), count in self._decided.items():

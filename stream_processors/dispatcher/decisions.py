@@ -1,4 +1,4 @@
-"""What a decision writes: work items, replies, audit events, dead letters. Pure: values in, records out."""
+"""Output records of decisions: work items, replies, audit events, dead letters. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,38 +29,39 @@ from stream_processors.dispatcher.scheduling.turns import Turn
 from stream_processors.dispatcher.validation import MAX_ID_CHARS, Refusal, reply_topic_for_refusal
 
 Inputs = Mapping[str, object]
-"""What a decision was made from, by name; units are in the names."""
+"""Inputs of a decision by name, for its audit event; units are in the names."""
 
 
 _TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
-"""Why a broker, or the producer, does not take a record however often it is tried."""
+"""Permanent errors: neither producer nor broker ever accepts such a record."""
 
 
 class UnpublishableError(DeadLetterError):
-    """A reply that its topic does not take."""
+    """A reply that its topic refuses for good."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionWriter:
-    """Turns decisions into records; ``dispatcher_id`` signs them, and dead letters with the consumer ``group``."""
+    """Turns decisions into records. ``dispatcher_id`` identifies the writer in all of them, dead letters also carry the
+    consumer ``group``."""
 
     codec: Codec
     dispatcher_id: str
     group: str | None = None
 
     def accepted(self, queued: QueuedRequest, inputs: Inputs, now_ms: int) -> OutRecord:
-        """The audit of an admission."""
+        """The audit event of an admission."""
         return self._decision(queued, Decision.ACCEPTED, now_ms, inputs=inputs)
 
     def degraded(self, queued: QueuedRequest, steps: Sequence[str], inputs: Inputs, now_ms: int) -> OutRecord:
-        """The audit of what was taken from a request so that it could be served at all."""
+        """The audit event of a degradation."""
         return self._decision(queued, Decision.DEGRADED, now_ms, inputs={"steps": " ".join(steps), **inputs})
 
     def dispatched(
         self, turn: Turn[QueuedRequest], now_ms: int, accepted: Inputs | None = None
     ) -> tuple[OutRecord, ...]:
-        """The work item for the pool, and the audit. With ``accepted`` it tells of the admission as well: a request
-        whose turn it is at once has one event and not two."""
+        """The work item for the pool and its audit event. ``accepted`` adds the inputs of the admission: a request
+        dispatched at once has one event instead of two."""
         queued, request = turn.item, turn.item.request
         topic, partition, offset = *queued.claim.partition, queued.claim.offset
         item = WorkItem(
@@ -123,7 +124,7 @@ class DecisionWriter:
         return self.codec.encode(item)
 
     def late(self, queued: QueuedRequest, retry_after_ms: int, now_ms: int) -> tuple[OutRecord, ...]:
-        """The reply to a request whose deadline passed while it waited, or can no longer be met."""
+        """The reply and audit event of a request whose deadline passed while it waited, or can no longer be met."""
         waited_ms = now_ms - queued.submitted_at_ms
         inputs = {"waited_ms": waited_ms, "deadline_at_ms": queued.deadline_at_ms, "cost_tokens": queued.cost_tokens}
         if now_ms > queued.deadline_at_ms:
@@ -140,7 +141,7 @@ class DecisionWriter:
     def shed(
         self, queued: QueuedRequest, code: Code, message: str, retry_after_ms: int | None, inputs: Inputs, now_ms: int
     ) -> tuple[OutRecord, ...]:
-        """The reply to a request that is valid and not taken now, and its audit."""
+        """The reply and audit event of a valid request that is not admitted now."""
         reply = replace(
             self._answer(queued, Outcome.REJECTED, code, message),
             retry_after_ms=retry_after_ms,
@@ -151,7 +152,7 @@ class DecisionWriter:
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
 
     def not_served(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> tuple[OutRecord, ...]:
-        """The reply to a request that was admitted and that nobody may or can serve any more, and its audit."""
+        """The reply and audit event of a valid request that no pool may or can serve any more."""
         reply = replace(
             self._answer(queued, Outcome.REJECTED, refusal.code, refusal.message),
             field=refusal.field,
@@ -172,8 +173,7 @@ class DecisionWriter:
         *,
         was_admitted: bool = True,
     ) -> tuple[OutRecord, ...]:
-        """The reply to a request whose tenant does not want it any more, and its audit; with ``accepted`` that tells of
-        the admission as well."""
+        """The reply and audit event of a cancelled request. ``accepted`` adds the inputs of its admission."""
         waited_ms = now_ms - queued.submitted_at_ms
         message = f"cancelled by its tenant after {waited_ms} ms of waiting"
         reply = self._answer(queued, Outcome.CANCELLED, None, message)
@@ -191,14 +191,15 @@ class DecisionWriter:
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
 
     def cancellation(self, cancel: Cancel) -> OutRecord:
-        """What the consumers are told of a cancel."""
+        """The cancellation record for the consumers."""
         told = Cancellation(cancel.request_id, cancel.tenant, self.dispatcher_id, cancel.requested_at_ms)
         return OutRecord(names.CONTROL_CANCELLATIONS, cancel.request_id.encode(), self.codec.encode(told))
 
     def cancel_refused(
         self, cancel: CancelRequest, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
     ) -> tuple[OutRecord, ...]:
-        """The audit alone: a reply would be one more to the request it names, or one that nobody waits for."""
+        """The audit event of an invalid cancel, without a reply: that would be a second reply to the request it names,
+        or one without a reader."""
         said = replace(refusal, message=f"cancel: {refusal.message}")
         return (self._refusal(cancel.request_id[:MAX_ID_CHARS], None, arrival, tenant, said, now_ms),)
 
@@ -211,7 +212,7 @@ class DecisionWriter:
         refusal: Refusal,
         now_ms: int,
     ) -> tuple[OutRecord, ...]:
-        """The reply that says which field and why, and its audit."""
+        """The reply naming the invalid field and the reason, and its audit event."""
         request_id, replay_of = request.request_id[:MAX_ID_CHARS], request.replay_of
         if replay_of is not None and not names.is_request_id(replay_of):
             replay_of = None
@@ -235,9 +236,9 @@ class DecisionWriter:
     def duplicate(
         self, queued: QueuedRequest, first: SourceCoordinate, replayed: tuple[str, InferenceReply] | None, now_ms: int
     ) -> tuple[OutRecord, ...]:
-        """The audit of a repeated request id, and a copy of the first's reply if that is settled.
+        """The audit event of a duplicate, and a copy of the first request's reply if given.
 
-        Without a settled reply nothing is answered here: the first one's reply is still to come.
+        Without ``replayed`` there is no reply: that of the first request is still to come, or cannot be sent again.
         """
         audit = AuditEvent(
             request_id=queued.request.request_id,
@@ -253,7 +254,7 @@ class DecisionWriter:
         return outputs if replayed is None else (self._reply(*replayed, queued.trace_headers), *outputs)
 
     def dead_letter(self, arrival: Arrival, tenant: str, error: DecodeError, now_ms: int) -> tuple[OutRecord, ...]:
-        """The original bytes with headers that say where they stood and why they are here, and the audit."""
+        """The original bytes, with headers for their origin and the error, and the audit event."""
         audit = AuditEvent(
             request_id="",
             tenant=tenant,
@@ -269,9 +270,12 @@ class DecisionWriter:
         return letter, self._audit(audit)
 
     def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
-        """The broker refuses this settlement's outputs for good. A reply that its topic does not take is kept as a dead
-        letter; work that is too large for its topic is refused, and so is a dead letter: its audit stays. Other work is
-        never given up: it waits until its pool's topic is there."""
+        """The replacement of a settlement whose first output the broker refuses.
+
+        A refused reply becomes a dead letter. A work item too large for its topic becomes a rejection. A dead letter
+        too large is dropped; its audit event stays. Anything else is returned unchanged and waits in the blocked-topic
+        retry queue, such as work whose topic does not exist yet.
+        """
         first = settlement.outputs[0]
         too_large = reason in _TOO_LARGE
         if names.is_replies(first.topic):
@@ -290,7 +294,7 @@ class DecisionWriter:
         return Settlement(settlement.claim, (letter, *settlement.outputs[1:]))
 
     def _too_large_for_its_topic(self, settlement: Settlement) -> Settlement:
-        """The topics of work take less than topics.yaml says."""
+        """The rejection of an oversized work item: its topic allows smaller records than topics.yaml says."""
         work = settlement.outputs[0]
         item = self.codec.decode_as(WorkItem, work.value)
         message = f"its work item of {len(work.value)} bytes is larger than {work.topic} takes"

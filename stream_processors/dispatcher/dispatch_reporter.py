@@ -1,7 +1,7 @@
-"""Saying on ``control.dispatch`` what waits here, so that the dispatchers can share the pools' windows.
+"""Heartbeats on ``control.dispatch`` with this dispatcher's backlog, so that dispatchers can share the pools' windows.
 
-Runs on the event loop and never blocks it: a report goes into the producer's local queue or is dropped, since the next
-one says more.
+Runs on the event loop and never blocks it: a report enters the producer's local queue or is dropped, since the next one
+replaces it.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ Collect = Callable[[bool], DispatchReport]
 
 
 class DispatchReporter:
-    """``collect`` makes a report of this moment, on the event loop; it is told whether to put the tenants in.
+    """Publishes reports. ``collect`` builds one on the event loop; its argument says whether to include the tenants.
 
-    Used on one event loop; ``run`` is a task of its owner, which sees it die when the producer broke for good.
+    Used on one event loop. The owner runs ``run`` as a task and sees it fail on a fatal producer error.
     """
 
     def __init__(self, settings: Settings, codec: Codec, collect: Collect) -> None:
@@ -41,17 +41,17 @@ class DispatchReporter:
         self._woken = asyncio.Event()
         self._stopping = False
         self._backlogged: frozenset[tuple[str, str]] = frozenset()
-        """Pools and classes that the last report said something waits in."""
+        """Pools and classes with a backlog in the last report."""
         self._tenants_at = 0.0
         self._failure: KafkaError | None = None
 
     def arrived(self, pool: str, priority_class: str) -> None:
-        """Something waits there now. If the others believe that nothing does, they are told at once."""
+        """Note a backlog in this pool and class. If the last report showed none, the next one is sent at once."""
         if (pool, priority_class) not in self._backlogged:
             self._woken.set()
 
     async def run(self) -> None:
-        """Report until ``stop``. Raises KafkaException when the producer can never report again."""
+        """Report until ``stop``. Raises KafkaException on a fatal producer error."""
         while not self._stopping:
             self._publish(self._report())
             if self._failure is not None:
@@ -64,7 +64,7 @@ class DispatchReporter:
                 continue
 
     async def stop(self) -> None:
-        """Say that this dispatcher leaves, and wait (for seconds at most) until that is written."""
+        """Publish that this dispatcher is draining; wait at most ``_LAST_TIMEOUT_S`` for delivery."""
         if self._stopping:
             return
         self._stopping = True

@@ -1,4 +1,4 @@
-"""The dispatcher's loop: records in from Faust, pure decisions, settlements out to the transaction loop."""
+"""The dispatcher's main loop: takes records from Faust, decides, submits settlements to the transaction loop."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ _MAX_INTAKE_BATCH = 512
 _LINGER_S = 0.002
 _LINGER_FROM_ITEMS = 4
 _MOST_THAT_WAITED = 64
-"""Records that are decided after they waited for a schema, between two commits. All at once would stand in front of
-everybody else's in the next transactions."""
+"""Records that waited for a schema and are decided between two commits. More would delay the other tenants' records in
+the next transactions."""
 
 _NOT_REGISTERED = "it is registered under none of the subjects that count, or refused"
 _TOO_MUCH_WAITS = "the schema registry does not answer, and too much waits for it"
@@ -65,7 +65,10 @@ def _ignore(_pool: str, _priority_class: str) -> None: ...
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Everything here runs on the event loop. Nothing here raises because of a record."""
+    """Takes each record through intake, deduplication, response cache, admission, enrichment and dispatch.
+
+    Everything runs on the event loop. No method raises because of a single record.
+    """
 
     ownership: Ownership
     transactions: TransactionLoop
@@ -88,24 +91,24 @@ class Dispatcher:
     answer_writer: AnswerWriter
     clock: ClockMs
     on_backlog: Callable[[str, str], None] = _ignore
-    """Told the pools and classes in which something waits."""
+    """Called with each pool and class that has a backlog."""
     on_backfill: Callable[[], None] = _nothing
-    """Told when backfill was taken in, or something waits for a schema: it may be time to pause partitions."""
+    """Called when backfill was decided or a tenant's debt was paid: partitions may have to be paused or resumed."""
     _something_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _tried_again: list[tuple[Arrival, QueuedRequest]] = field(default_factory=list)
-    """What was refused for now at another place, or has no earlier answer, and is to be admitted."""
+    """Requests to be admitted in the next batch: duplicates whose first was rejected for now, and cache misses."""
     _given: dict[Claim, QueuedRequest] = field(default_factory=dict)
-    """What was answered with an earlier answer, and is not committed yet."""
+    """Requests answered from the response cache and not committed yet."""
     _takes_waiting: bool = True
-    """Whether something was committed since what waited for a schema was taken in."""
+    """Whether a commit happened since records that waited for a schema were last decided."""
     _failure: Exception | None = None
     _payday: asyncio.TimerHandle | None = None
 
     def set_registry(
         self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion], parts: Mapping[str, float]
     ) -> None:
-        """The tenants and models as they are from now on; ``parts`` as in ``Scheduler.set_tenants``. What waits moves
-        to the pool that serves it now, or is refused if none does."""
+        """Set the tenants and models; ``parts`` as in ``Scheduler.set_tenants``. Queued requests move to the pool that
+        serves them now, or are rejected if none does."""
         moves = moves_work(self.intake.tenants, tenants, self.intake.models, models)
         self.intake.set_registry(tenants, models)
         self.admitter.set_registry(tenants, models)
@@ -118,9 +121,9 @@ class Dispatcher:
                 self._something_arrived.set()
 
     async def on_record(self, message: Any) -> None:
-        """Take one record from Faust. Waits while too much is undecided, which stops the fetching."""
+        """Take one record from Faust. Backpressure: waits while the intake buffer is full, which stops fetching."""
         partition = PartitionId(message.topic, message.partition)
-        # The fetching thread left there how the record came.
+        # FencedThread stores a ``Fetched`` in this field.
         fetched = message.checksum
         unreadable = None if fetched is None else fetched.unreadable
         claim = self.ownership.deliver(partition, message.offset, None if fetched is None else fetched.epoch)
@@ -141,7 +144,7 @@ class Dispatcher:
         await self.undecided.wait_for_room()
 
     def on_committed(self, settled: Sequence[Settlement]) -> None:
-        """These were committed: what was dispatched by them is about to be read back, and there may be room again."""
+        """Handle committed settlements: their work items are about to be read back, and the buffer may have room."""
         now_ms = self.clock()
         for settlement in settled:
             claim = settlement.claim
@@ -156,14 +159,14 @@ class Dispatcher:
         self.on_room()
 
     def on_room(self) -> None:
-        """Something was committed or dropped: there may be room again. Spurious calls do no harm."""
+        """Re-check for room after a commit or a drop. Spurious calls are harmless."""
         self.undecided.on_room()
         if self.schemas:
             self._takes_waiting = True
             self._something_arrived.set()
 
     async def on_revoked(self) -> None:
-        """Forget what waits of partitions that moved on; their new owner reads it again, and asks its quota."""
+        """Drop the state of revoked partitions; their new owner reads the records again and charges their quotas."""
         is_current = self.ownership.is_current
         self.undecided.discard(is_current)
         self.schemas.discard(is_current)
@@ -181,10 +184,10 @@ class Dispatcher:
         await self.admitter.hand_over(gone)
 
     async def run(self) -> None:
-        """Decide whatever arrived, batch after batch; a batch is what came while the last one was decided.
+        """Decide arrived records batch by batch; a batch is what arrived while the previous one was decided.
 
-        Under load it lingers for a larger one: every batch costs a round trip to Redis and the work of a transaction. A
-        request that comes alone never waits.
+        Under load it lingers for a larger batch, since each costs a Redis round trip and a transaction. A request that
+        arrives alone never waits.
         """
         last_items = 0
         while True:
@@ -213,8 +216,8 @@ class Dispatcher:
             await self.pay_debts()
 
     def dispatch(self) -> None:
-        """Send on what may go, in the queue's order. The oldest of a partition that would block goes first among its
-        tenant's own, never before anybody else's."""
+        """Dispatch the requests whose turn has come, in queue order. The oldest of a partition that is about to be
+        paused goes first among its own tenant's, never before other tenants'."""
         now_ms = self.clock()
         settlements: list[Settlement] = []
         late: list[QueuedRequest] = []
@@ -230,10 +233,10 @@ class Dispatcher:
         self._answer_late(late, now_ms)
 
     def _on_context(self, turn: Turn[QueuedRequest], queued: QueuedRequest) -> None:
-        """The context of one whose turn had come. Never raises: a failure ends ``run``."""
+        """Dispatch a request whose enrichment has ended. Never raises: a failure is re-raised in ``run``."""
         try:
             settlement = self._sent_on(self._with_context(turn, queued), self.clock())
-        except Exception as error:  # noqa: BLE001 - raised again in ``run``, whose end somebody sees
+        except Exception as error:  # noqa: BLE001 - raised again in ``run``, whose owner sees the failure
             self._failure = error
             self._something_arrived.set()
             return
@@ -241,7 +244,8 @@ class Dispatcher:
             self.transactions.submit(settlement)
 
     def _on_answer(self, arrival: Arrival, queued: QueuedRequest, known: KnownAnswer | None) -> None:
-        """Whether an earlier answer is there for it. Never raises: a failure ends ``run``."""
+        """Answer from the response cache on a usable hit, else admit. Never raises: a failure is re-raised in
+        ``run``."""
         now_ms = self.clock()
         settlement: Settlement | None = None
         try:
@@ -251,7 +255,7 @@ class Dispatcher:
             self._failure = error
             self._something_arrived.set()
             return
-        except Exception as error:  # noqa: BLE001 - what stood in the cache must not end the dispatcher
+        except Exception as error:  # noqa: BLE001 - what stood in the cache entry must not end the dispatcher
             log.error("earlier_answer_unusable", tenant=queued.tenant, error=type(error).__name__)
         if settlement is None:
             self._try_again(arrival, queued)
@@ -261,7 +265,7 @@ class Dispatcher:
         self.transactions.submit(settlement)
 
     def _may_have(self, queued: QueuedRequest, known: KnownAnswer) -> bool:
-        """Whether it is still what this tenant would get now."""
+        """Whether the cached answer is one this tenant may get now: same model version, within its prompt bound."""
         now = self.intake.as_of_now(queued)
         if isinstance(now, Refusal) or (now.model.model, now.model.version) != (
             known.answer.model,
@@ -272,7 +276,7 @@ class Dispatcher:
         return most is None or known.answer.usage.prompt_tokens <= most
 
     def _with_context(self, turn: Turn[QueuedRequest], queued: QueuedRequest) -> Turn[QueuedRequest]:
-        """The same turn of the request as it is now; what was taken from it counts."""
+        """The turn with the enriched request. Corrects its cost in the scheduler and counts new degradations."""
         if queued is turn.item:
             return turn
         self.scheduler.change_cost(turn.item, queued)
@@ -288,7 +292,7 @@ class Dispatcher:
             raise self._failure
 
     def _sent_on(self, turn: Turn[QueuedRequest], now_ms: int) -> Settlement | None:
-        """The work of a request, or nothing if it is refused after all."""
+        """The settlement with the work item; None if the enriched request is rejected."""
         queued, claim = turn.item, turn.item.claim
         refusal = refusal_of(queued)
         if refusal is not None:
@@ -309,7 +313,7 @@ class Dispatcher:
             self._something_arrived.set()
 
     def sweep(self) -> None:
-        """Answer what cannot be answered in time any more, whoever's turn it is. Call it now and then."""
+        """Answer queued requests that cannot finish in time, and drop obsolete look-ups. Call it periodically."""
         now_ms = self.clock()
         self._answer_late(self.scheduler.take_late(now_ms), now_ms)
         self.context.keep(self.scheduler.holds)
@@ -317,7 +321,7 @@ class Dispatcher:
         self.counts.flush()
 
     async def pay_debts(self) -> None:
-        """Have quotas take what backfill owes them, as far as they grant it now, and again when they may grant more."""
+        """Pay the debts of backfill as far as quotas grant it now, and schedule the next payment."""
         if await self.admitter.pay_debts(self.clock()):
             self.on_backfill()
         if self._payday is not None:
@@ -329,12 +333,12 @@ class Dispatcher:
             self._payday = asyncio.get_running_loop().call_later(delay_s, self._something_arrived.set)
 
     def held_intake(self) -> set[PartitionId]:
-        """The partitions of which too much waits to be decided or was invalid of late, or a schema is unknown."""
+        """Partitions to hold: crowded intake buffer, too many recent invalid records, or many waits for a schema."""
         return self.undecided.crowded() | self.invalid_pace.in_debt(self.clock()) | self.schemas.crowded()
 
     def paused_backfill(self) -> set[PartitionId]:
-        """The partitions whose backfill waits long enough already, or came in faster than its quota allows or than
-        repeated ids are looked up."""
+        """Backfill partitions to pause: their tenant has enough backfill queued, owes its quota, or has many duplicates
+        waiting for look-up."""
         tenants = self.scheduler.paused_backfill() | self.admitter.debts.tenants() | self.repeats.crowded()
         metrics.BACKFILL_PAUSED.set(len(tenants))
         if not tenants:
@@ -343,7 +347,7 @@ class Dispatcher:
         return {partition for partition in self.ownership.partitions() if partition.topic in paused}
 
     def _turned_away(self, claim: Claim, arrival: Arrival, outputs: tuple[OutRecord, ...]) -> None:
-        """Refused as it is, or a dead letter."""
+        """Submit a rejection or a dead letter, and charge its partition's budget of invalid records."""
         self.transactions.submit(Settlement(claim, outputs))
         if self.invalid_pace.charge(claim.partition, arrival.cost_bytes, self.clock()):
             self.undecided.on_change()
@@ -372,7 +376,7 @@ class Dispatcher:
         if fresh:
             await self.admissions.admit(fresh, arrivals)
         for queued in again:
-            # It was admitted once, and is not judged again.
+            # Requeued work was admitted once and is not judged again.
             if self.ownership.is_current(queued.claim):
                 try:
                     now_ms, now = self.clock(), self.intake.as_of_now(queued)
@@ -383,13 +387,14 @@ class Dispatcher:
                     reduced, notes = self.admitter.take_back(now, now_ms)
                     self.scheduler.push(reduced)
                     self.transactions.note(notes)
-                except Exception as error:  # noqa: BLE001 - one record must not end intake, to be read again at once
+                except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
                     self.admissions.bury(queued.claim, arrivals[queued.claim], error)
         if cancels:
             await self._cancel(cancels, arrivals)
 
     def _verdicts(self, batch: Sequence[tuple[Claim, Arrival]]) -> Iterator[tuple[Claim, Arrival, _Verdict]]:
-        """What each is, in the order of its partition. What has an unknown schema waits, and all behind it."""
+        """Decode and validate, keeping the order within each partition. A record with an unknown schema waits in
+        ``schemas``, and so do all later records of its partition."""
         if self._has_waited():
             self._takes_waiting = False
             for claim, arrival in self.schemas.take(_MOST_THAT_WAITED):
@@ -408,16 +413,16 @@ class Dispatcher:
             yield claim, arrival, self.intake.decide(claim, arrival, _TOO_MUCH_WAITS)
 
     def _has_waited(self) -> bool:
-        """Whether something that waited for a schema is to be decided now."""
+        """Whether records that waited for a schema may be decided now."""
         return self._takes_waiting and self.schemas.is_ready()
 
     async def settle_schemas(self) -> None:
-        """Look up schemas that are unknown, apart from intake."""
+        """Look up unknown schemas, as a task besides intake."""
         self.schemas.on_answer = self._something_arrived.set
         await self.schemas.run()
 
     async def _cancel(self, cancels: Sequence[Cancel], arrivals: Mapping[Claim, Arrival]) -> None:
-        """What came before them in the same batch is admitted by now, and nothing is just being refused."""
+        """Carry out cancels. Earlier records of the batch are admitted by now; pending rejections are sent first."""
         while self.unserved:
             await self.unserved.send()
         for cancel in cancels:
@@ -431,11 +436,11 @@ class Dispatcher:
                     self.answers.drop(queued.claim for queued in undecided if cancel.concerns(queued))
                 except RegistryError:
                     raise
-                except Exception as error:  # noqa: BLE001 - one record must not end intake, to be read again at once
+                except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
                     self.admissions.bury(cancel.claim, arrivals[cancel.claim], error)
 
     def _take_back(self, cancel: Cancel) -> None:
-        """What is concerned and still looked up waits again: it was sent to nobody."""
+        """Put cancelled requests that await enrichment back into the queue, where the cancel finds them."""
         for queued in self.context.take_back(cancel.concerns):
             self.scheduler.push(queued)
 
@@ -452,7 +457,7 @@ class Dispatcher:
         return kept
 
     async def settle_duplicates(self) -> None:
-        """Answer repeated request ids, one look-up after the other."""
+        """Settle duplicates, one look-up after the other, as a task besides intake."""
         await self.repeats.run(self.duplicates, self._try_again)
 
     def _try_again(self, arrival: Arrival, queued: QueuedRequest) -> None:

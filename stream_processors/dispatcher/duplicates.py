@@ -1,4 +1,4 @@
-"""Whether a request id was accepted before, at another place in the log. Kept in Redis, which may be missing."""
+"""Index of accepted request ids with their source coordinates, in optional Redis."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -17,12 +17,11 @@ log = get_logger(__name__)
 _MAX_OWED = 10_000
 _MAX_PAID_AT_ONCE = 512
 
-# Whoever sets a key first stays; the answer is what stands there now, or nothing where it could not be set. One script
-# for a whole batch: one command to write and one reply to parse, where a pipeline costs the event loop several times as
-# much.
-# Given: the time to live, most ids of a tenant, how many ids there are; their places; for each the number of its
-# tenant's counter, which are the keys behind the ids. Answered: the places that came first, how many ids there was no
-# memory for, and for how many their tenant had no room.
+# The first to set a key wins. Returned per id is the value stored now, or nothing where it could not be set. One script
+# per batch is one command and one reply; a pipeline costs the event loop several times as much.
+# ARGV: time to live, most ids per tenant, number of ids; the coordinate of each id; for each id the number of its
+# tenant's counter. KEYS: the ids, then the tenants' counters. Returns: the first coordinate of each id, the number of
+# ids refused for lack of memory, and the number refused by their tenant's bound.
 _REMEMBER = (
     TENANT_ROOM
     + """
@@ -52,7 +51,7 @@ return answers
 """
 )
 
-# Only what still stands where this request stood: the same id may have been accepted elsewhere meanwhile.
+# Deletes an id only if it still has this request's coordinate: it may have been accepted at another one meanwhile.
 _FORGET = (
     TENANT_ROOM
     + """
@@ -79,38 +78,38 @@ class _Given(TypedDict):
 
 
 class DuplicateIndex(Protocol):
-    """Remembers where each accepted (tenant, request id) first stood."""
+    """Maps each accepted (tenant, request id) to its first source coordinate."""
 
     async def first_seen(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> list[SourceCoordinate | None]:
-        """For each (tenant, request id, coordinate): the coordinate that came first, if it is another one.
+        """For each (tenant, request id, coordinate): the first coordinate if it differs, else None.
 
-        A record that is read again after a crash stands at the same coordinate and is no duplicate.
+        A record read again after a crash has the same coordinate and is no duplicate.
         """
 
     async def forget(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> None:
-        """These were refused for now: the same ids may try again, at other coordinates."""
+        """Remove ids rejected for now: the same ids may be sent again, at other coordinates."""
 
 
 class NoDuplicateIndex:
-    """Without Redis duplicates pass."""
+    """Used without Redis: every duplicate passes."""
 
     async def first_seen(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> list[SourceCoordinate | None]:
         return [None] * len(entries)
 
     async def forget(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> None:
-        """Nothing was remembered."""
+        """Nothing is stored."""
 
 
 class RedisDuplicateIndex:
-    """One round trip per call, and none while Redis does not answer. A Redis that fails lets duplicates pass, and so
-    does one that is full, which still recognises what it knows. Deletions that failed are retried before the next
-    query, as long as this process lives.
+    """One round trip per call (plus failed deletions to retry), none while Redis is unavailable. While Redis fails
+    duplicates pass. A full Redis still recognises stored ids; new ones pass. Failed deletions are retried before the
+    next query, as long as this process lives.
 
     Args:
-        redis: the client; its own time-outs apply as well.
-        ttl_s: how long each id is remembered, in seconds.
-        watch: of the same Redis.
-        most: ids that are remembered of one tenant at a time; what is beyond passes.
+        redis: the client; its own timeouts apply as well.
+        ttl_s: how long each id is stored, in seconds.
+        watch: availability of the same Redis.
+        most: most ids stored per tenant; ids beyond it pass.
     """
 
     def __init__(self, redis: "Redis", ttl_s: int, watch: RedisWatch, most: int) -> None:
@@ -120,7 +119,7 @@ class RedisDuplicateIndex:
         self._most = most
         self._turns = RedisTurns(watch, "duplicate_index_unavailable")
         self._owed: dict[tuple[str, str, SourceCoordinate], None] = {}
-        """To forget, the oldest first."""
+        """Deletions still to be made, oldest first."""
 
     async def first_seen(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> list[SourceCoordinate | None]:
         if not self._turns.may_ask():
@@ -138,8 +137,8 @@ class RedisDuplicateIndex:
         return [_other(answer, coordinate) for answer, (_, _, coordinate) in zip(answers, entries, strict=True)]
 
     async def forget(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> None:
-        """What cannot be forgotten now is forgotten before the next question; of too much the oldest stays until it
-        expires."""
+        """Delete now, or before the next query. Beyond ``_MAX_OWED`` pending deletions the oldest are dropped, and
+        their ids stay until they expire."""
         self._owed.update(dict.fromkeys(entries))
         while len(self._owed) > _MAX_OWED:
             del self._owed[next(iter(self._owed))]
@@ -153,7 +152,7 @@ class RedisDuplicateIndex:
             self._turns.succeeded()
 
     def _given(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> _Given:
-        """What either script takes."""
+        """Keys and arguments of either script."""
         counters: dict[str, int] = {}
         numbers = [counters.setdefault(tenant, len(counters) + 1) for tenant, _, _ in entries]
         keys = [f"seen:{tenant}:{request_id}" for tenant, request_id, _ in entries]
@@ -182,6 +181,6 @@ def _other(answer: bytes | None, coordinate: SourceCoordinate) -> SourceCoordina
         topic, partition, offset = answer.decode().split("|")
         return SourceCoordinate(topic, int(partition), int(offset))
     except ValueError:
-        # Not ours: somebody else writes these keys as well.
+        # Not written by us: another client uses these keys too.
         log.warning("duplicate_index_unreadable", topic=coordinate.topic, offset=coordinate.offset)
         return None

@@ -1,4 +1,4 @@
-"""The Kafka consumer inside Faust, made fit to be fenced: what it reads, where it starts, and as whom it may commit."""
+"""Faust's Kafka consumer thread with fencing: committed reads, own start positions, group metadata for commits."""
 
 import asyncio
 import struct
@@ -21,11 +21,12 @@ from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
 log = get_logger(__name__)
 
-# aiokafka takes no fetcher by argument; both are pinned, and a test on the real broker holds that this one is used.
+# aiokafka has no parameter for the fetcher class. Versions are pinned, and a test on the real broker checks that this
+# class is used.
 aiokafka.consumer.consumer.Fetcher = BoundedFetcher
 
 MAX_READ_AHEAD_BYTES: Final = 32 * 1024 * 1024
-"""Of records that were handed to the event loop and that it has not taken; beyond it nothing is handed over."""
+"""Bound of records passed to the event loop and not taken by it; beyond it nothing more is passed."""
 
 # Well below the 40 s after which Faust would go on reading without the seek.
 _SEEK_TIMEOUT_S = 20.0
@@ -33,12 +34,12 @@ _NO_STATIC_INSTANCE = b"\x01"
 
 
 class Fetched(NamedTuple):
-    """How a record came; it travels in ``checksum``, which Kafka itself does not use any more.
+    """Fetch metadata of a record, carried in its ``checksum`` field, which Kafka no longer uses.
 
     Attributes:
-        epoch: of the assignment that it was fetched in.
-        poll: number of the poll that handed it over.
-        unreadable: that it cannot be read, if so.
+        epoch: of the assignment in which it was fetched.
+        poll: number of the poll that returned it.
+        unreadable: why it cannot be read, if so.
     """
 
     epoch: int
@@ -47,7 +48,7 @@ class Fetched(NamedTuple):
 
 
 def group_metadata(group: str, generation: int, member_id: str) -> bytes:
-    """What librdkafka's ``consumer_group_metadata()`` would be for this member of a classic group (its format v2)."""
+    """Group metadata as librdkafka's ``consumer_group_metadata()`` serialises it for a classic group (format v2)."""
     return (
         b"CGMDv2:"
         + struct.pack("<i", generation)
@@ -60,7 +61,7 @@ def group_metadata(group: str, generation: int, member_id: str) -> bytes:
 
 
 class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has no types
-    """The consumer thread: fetches committed data only and starts every assignment where the group really left off."""
+    """Consumer thread that fetches committed data only and starts every assignment at the group's committed offsets."""
 
     ownership: Ownership
     offsets: ConfluentConsumer
@@ -72,10 +73,10 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
-        # Faust sets these only in its own exactly-once mode, or not at all.
+        # Faust sets these only in its exactly-once mode, or never.
         consumer._isolation_level = "read_committed"
-        # One alone: aiokafka 0.14 sends a join for each of several (its pull request 1168), so that every rebalance is
-        # two, and members that start at the same time may call one another back for minutes.
+        # Exactly one assignor: aiokafka 0.14 sends one join per assignor (its pull request 1168), which doubles every
+        # rebalance, and members that start together may trigger rebalances for minutes.
         consumer._partition_assignment_strategy = (TenantAssignor,)
         return consumer
 
@@ -88,8 +89,8 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
         records = await super()._fetch_records(consumer, active_partitions, timeout=timeout, max_records=max_records)
         if not records:
             return records
-        # Seeks run on this thread too and nothing is awaited since the records were drained: they belong to the present
-        # epoch, however late the other thread gets to see them.
+        # Seeks run on this thread too, and nothing was awaited since the records were drained: they belong to the
+        # present epoch, however late the event loop sees them.
         epoch = self.ownership.epoch
         poll = self.read_ahead.hand_over(sum(record_bytes(record) for batch in records.values() for record in batch))
         for batch in records.values():
@@ -98,7 +99,7 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
         return records
 
     def hold(self, held: frozenset[PartitionId], slow: frozenset[PartitionId]) -> None:
-        """See ``RequestStream.hold``. For the event loop's thread: what is replaced here never changes in place."""
+        """See ``RequestStream.hold``. Called on the event loop's thread; the sets are replaced, never mutated."""
         released = self._held - held
         self._held, self._slow = held, slow
         consumer = self._consumer
@@ -114,14 +115,14 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
         try:
             return await self._seek_to_committed()
         except Exception as error:
-            # Faust would go on reading from wherever it is: the process must end instead.
+            # Faust would continue from an arbitrary position: end the process instead.
             self.on_failure(error)
             raise
 
     async def _seek_to_committed(self) -> Mapping[Any, int]:
         consumer = self._ensure_consumer()
         if consumer._subscription.reassignment_in_progress:
-            return {}  # what is assigned is about to be taken away; the join that follows seeks again
+            return {}  # the assignment is about to be revoked; the next join seeks again
         membership, revocations = self.membership(), self.ownership.revocations
         assigned = {PartitionId(tp.topic, tp.partition): tp for tp in consumer.assignment()}
         missing = [partition for partition in assigned if partition not in set(self.ownership.partitions())]
@@ -131,27 +132,27 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
         if self.membership().generation != membership.generation or not self.ownership.assign(
             points, membership, topic_ids=ids_of(found), stale=stale_in(found), unless_revoked_since=revocations
         ):
-            return {}  # another rebalance began meanwhile; its own seek follows
+            return {}  # another rebalance has begun; its own seek follows
         for partition, resume in found.items():
-            # A group that never committed here begins at this position, whatever is handed on first.
+            # A group without a commit here starts at this position, whichever record is delivered first.
             self.ownership.advance(partition, resume.position)
         positions = self.ownership.resume_points()
         for partition, tp in assigned.items():
             if partition in positions:
                 consumer.seek(tp, positions[partition])
-        # From here on a position that retention overtook is an error that ends the process, never a silent reset.
+        # From now on a position overtaken by retention is an error that ends the process, never a silent reset.
         consumer._fetcher._default_reset_strategy = OffsetResetStrategy.NONE
         log.info("assigned", partitions=len(assigned), generation=membership.generation)
         return {tp: positions[partition] for partition, tp in assigned.items() if partition in positions}
 
     def allow_reset(self) -> None:
-        """Between a revocation and the seek that follows the next join, aiokafka starts wherever it likes."""
+        """Allow an automatic offset reset between a revocation and the seek after the next join."""
         consumer = self._consumer
         if consumer is not None and consumer._fetcher is not None:
             consumer._fetcher._default_reset_strategy = OffsetResetStrategy.EARLIEST
 
     def membership(self) -> Membership:
-        """Who the coordinator says this consumer is now; a generation of -1 is nobody."""
+        """This consumer's membership as the coordinator client knows it; a generation of -1 means no member."""
         coordinator = self._ensure_consumer()._coordinator
         generation, member_id = int(coordinator.generation), str(coordinator.member_id)
         return Membership(generation, member_id, group_metadata(self.app.conf.id, generation, member_id))

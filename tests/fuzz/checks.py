@@ -14,11 +14,11 @@ from fairlane.records import InferenceRequest
 from fairlane.schema_files import default_codec
 from producers.backfill.row import GoodRow
 from producers.backfill.rows import parse_row
-from producers.gateway.errors import GatewayError
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.openai.batches import BatchBody
-from producers.gateway.openai.body import parse
-from producers.gateway.openai.requests import (
+from producers.openai_api.body import parse
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.request_models import (
     ChatBody,
     CompletionBody,
     EmbeddingBody,

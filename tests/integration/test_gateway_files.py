@@ -27,12 +27,12 @@ from producers.backfill.files import LocalFile
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import JobStore
 from producers.backfill.outputs import FileParts
-from producers.backfill.seams import AwayError, JobFailedError
-from producers.gateway.errors import GatewayError
-from producers.gateway.identity.principal import Identity
+from producers.backfill.ports import AwayError, JobFailedError
+from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router
-from producers.gateway.openai.errors import error_response
+from producers.openai_api.error_bodies import error_response
+from producers.openai_api.gateway_error import GatewayError
 from tests.stack import PostgresServer, empty_database
 
 DAY_S = 86_400

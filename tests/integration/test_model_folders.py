@@ -17,10 +17,27 @@ from inference_consumers.engines.model_folder import weight_bytes
 from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.protocol import EngineLoadError, Success
 from tests.kit.damaged_models import WEIGHTS, ask_for_a_terabyte, edit, truncate
-from tests.kit.encoder_kit import save
-from tests.kit.engine_kit import THREADS, TINY, complete, save_parrot
+from tests.kit.encoder_kit import prepared_tokenizer, save
+from tests.kit.engine_kit import LANGUAGE_MODEL, THREADS, TINY, complete, save_parrot, save_tiny_model
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return prepared_tokenizer(LANGUAGE_MODEL)
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_model(folder, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
 
 
 def load(folder: Path, **options: object) -> CausalLmEngine:

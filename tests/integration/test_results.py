@@ -17,7 +17,6 @@ from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.store_error import StoreError
-from producers.gateway.errors import GatewayError
 from producers.gateway.results import request_store, write_queue
 from producers.gateway.results.request_status import Status
 from producers.gateway.results.request_store import (
@@ -28,6 +27,7 @@ from producers.gateway.results.request_store import (
     ended_question,
 )
 from producers.gateway.results.results import Results, make_results
+from producers.openai_api.gateway_error import GatewayError
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
 from tests.kit.native_kit import ID, place, recorded

@@ -12,9 +12,9 @@ from fairlane.schema_files import default_codec
 from producers.backfill.answers import RowAnswer
 from producers.backfill.budget import Budget
 from producers.backfill.job import ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
+from producers.backfill.ports import AwayError, LeaseLostError
 from producers.backfill.row import RowContent
 from producers.backfill.runner import Runner
-from producers.backfill.seams import AwayError, LeaseLostError
 
 TENANT = "acme"
 PARTITIONS = 12

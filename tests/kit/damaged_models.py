@@ -1,33 +1,9 @@
 """Model folders, and ways to damage them."""
 
 import json
-import shutil
 from pathlib import Path
 
-import pytest
-from transformers import PreTrainedTokenizerBase
-
-from tests.kit.encoder_kit import prepared_tokenizer
-from tests.kit.engine_kit import LANGUAGE_MODEL, save_tiny_model
-
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return prepared_tokenizer(LANGUAGE_MODEL)
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_model(folder, tokenizer)
-    return folder
-
-
-@pytest.fixture
-def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
 
 
 def truncate(file: Path) -> None:

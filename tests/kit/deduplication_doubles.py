@@ -3,9 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import pytest
-
-from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec
+from fairlane.records import InferenceReply, SourceCoordinate
 from stream_processors.dispatcher.repeats import ReplyUnknownError
 from tests.kit.dispatcher_bench import Bench, request
 
@@ -36,11 +34,3 @@ def finds(bench: Bench, find: Find) -> None:
 
 async def away(_tenant: str, _request_id: str, _source: SourceCoordinate) -> InferenceReply | None:
     raise ReplyUnknownError("OperationalError")
-
-
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.register([TenantSpec("acme"), TenantSpec("other")])
-    made.assign("requests.other")
-    return made

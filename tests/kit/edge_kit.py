@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from producers.gateway.edge.connections import Connections
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
-from producers.gateway.edge.patience import Cut
+from producers.gateway.edge.timeouts import Cut
 from tests.waiting import PATIENCE_S, eventually
 
 LARGE_BYTES = 64 * 1024 * 1024

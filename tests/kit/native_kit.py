@@ -20,19 +20,19 @@ from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
-from producers.gateway.edge.error_answers import install
-from producers.gateway.edge.short_path import ShortPath
-from producers.gateway.errors import GatewayError
+from producers.gateway.edge.error_responses import install
+from producers.gateway.edge.fast_path import ShortPath
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.identity.principal import Identity, Role, Scope
+from producers.gateway.identity.identity import Identity, Role, Scope
 from producers.gateway.native.deps import EventPolicy, NativeDeps
 from producers.gateway.native.event_slots import EventSlots
 from producers.gateway.native.router import router
 from producers.gateway.native.sending_routes import short_answers
-from producers.gateway.reply_errors import was_not_run
-from producers.gateway.results.entries import MOST_ENTRY_BYTES
+from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_store import EndedFilter, EndedPlace
 from producers.gateway.results.results import Results
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import was_not_run
 from tests.kit.cache_kit import DictRedis
 from tests.kit.openai_kit import MODEL, ScriptedSubmitter, ScriptedWaiting
 from tests.waiting import PATIENCE_S, eventually

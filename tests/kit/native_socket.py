@@ -6,24 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.kit.native_kit import ID, KEY, Bench, served
+from tests.kit.native_kit import ID, KEY
 from tests.waiting import PATIENCE_S
 
 Told = tuple[str, Any]
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def url(bench: Bench) -> Iterator[str]:
-    with served(bench) as url:
-        yield url
 
 
 def client(url: str, key: str = KEY) -> httpx.Client:

@@ -17,12 +17,12 @@ from fairlane.client.reassembly import TextDelta
 from fairlane.outcomes import Outcome, Task
 from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, Output, Timings, TokenUsage
 from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.identity.principal import Identity, Role, Scope
+from producers.gateway.identity.identity import Identity, Role, Scope
 from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.errors import error_response
 from producers.gateway.openai.router import router
+from producers.openai_api.error_bodies import error_response
+from producers.openai_api.gateway_error import GatewayError
 from tests.waiting import eventually, eventually_async
 
 MODEL = "smollm2-135m-instruct"

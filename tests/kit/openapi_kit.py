@@ -23,7 +23,7 @@ from fairlane.settings import Settings
 from producers.gateway.app import Gateway
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.native import documents
+from producers.gateway.native import openapi
 from producers.gateway.native.router import router as native_router
 from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.openai.batch_deps import BatchDeps
@@ -121,8 +121,8 @@ def gateway(*, docs: bool = True, bench: Bench | None = None, batches: BatchDeps
 def scripted() -> Bench:
     """With one request that ended, whose id the document has as an example."""
     bench = Bench(wait_s=1.0)
-    bench.store.record(recorded(1, request_id=documents.EXAMPLE_ID, at_ms=now_ms()))
-    bench.store.decide(decided(Decision.ACCEPTED, 1, request_id=documents.EXAMPLE_ID))
+    bench.store.record(recorded(1, request_id=openapi.EXAMPLE_ID, at_ms=now_ms()))
+    bench.store.decide(decided(Decision.ACCEPTED, 1, request_id=openapi.EXAMPLE_ID))
     return bench
 
 

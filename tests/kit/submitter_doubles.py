@@ -7,7 +7,7 @@ from fairlane.records import (
     InferenceReply,
 )
 from fairlane.schema_files import default_codec
-from producers.gateway.errors import GatewayError
+from producers.openai_api.gateway_error import GatewayError
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairlane import metrics
 from producers.gateway.edge.addresses import address_of
-from producers.gateway.edge.patience import Cut, Outflow, Patience
+from producers.gateway.edge.timeouts import Cut, Outflow, Patience
 
 _LEFT = (7, 8)
 """CLOSE and CLOSE_WAIT: the peer has closed."""

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from producers.gateway.edge.connections import Connection, Connections, CountedTransport, count
 from producers.gateway.edge.limited_websocket import LimitedWebSocket
-from producers.gateway.edge.patience import Cut, Inflow, Stage
+from producers.gateway.edge.timeouts import Cut, Inflow, Stage
 
 MOST_HEAD_BYTES: Final = 32_768
 """Bound of the request line and all headers; also of the bytes between two pieces of a body."""

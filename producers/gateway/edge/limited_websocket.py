@@ -9,7 +9,7 @@ from uvicorn.server import ServerState
 from websockets.http11 import Response
 
 from producers.gateway.edge.connections import Connection, count
-from producers.gateway.edge.patience import Cut
+from producers.gateway.edge.timeouts import Cut
 
 _NO_SNIFF: Final = "x-content-type-options"
 _BAD_REQUEST: Final = (

@@ -5,9 +5,9 @@ from hmac import compare_digest
 from fairlane.clock import ClockMs
 from fairlane_server.api_keys.api_key import PresentedKey, parse_key
 from fairlane_server.circuit_breaker import CircuitBreaker
+from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.key_store import IdentityStore, StoredKey, StoreUnavailableError
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
-from producers.gateway.identity.principal import Identity
 from producers.gateway.identity.refusals import Refusal, RefusedError
 from producers.gateway.limits.failed_keys import FailedKeys
 

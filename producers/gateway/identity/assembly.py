@@ -10,8 +10,8 @@ from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.postgres.pool import PromptPool
 from fairlane_server.redis.availability import RedisWatch
 from producers.gateway.identity.api_keys import KeyVerifier
+from producers.gateway.identity.authentication import Gate
 from producers.gateway.identity.authenticator import Authenticator
-from producers.gateway.identity.gate import Gate
 from producers.gateway.identity.jwks import HttpKeySetSource, KeySet
 from producers.gateway.identity.key_store import PgIdentityStore
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier

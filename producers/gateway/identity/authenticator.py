@@ -6,7 +6,7 @@ from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.api_keys.api_key import looks_like_key
-from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.refusals import Refusal, RefusedError, answer
 from producers.gateway.limits.rate_buckets import RateBook, RatePolicy
 

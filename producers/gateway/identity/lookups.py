@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.circuit_breaker import CircuitBreaker
+from producers.gateway.identity.answer_cache import Freshness, Recent
 from producers.gateway.identity.key_store import StoreUnavailableError
-from producers.gateway.identity.recent import Freshness, Recent
 
 log = get_logger(__name__)
 

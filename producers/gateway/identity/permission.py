@@ -8,7 +8,7 @@ from fastapi import Depends
 from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane_server.api_keys.roles import Scope
-from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.refusals import Refusal, answer
 
 log = get_logger(__name__)

@@ -10,10 +10,10 @@ from fairlane.clock import ClockMs
 from fairlane.names import is_name
 from fairlane_server.api_keys.roles import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
+from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.jwks import KeySetUnavailableError
 from producers.gateway.identity.key_store import IdentityStore, StoreUnavailableError, UserStanding
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
-from producers.gateway.identity.principal import Identity
 from producers.gateway.identity.refusals import Refusal, RefusedError
 from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS, SigningKey
 

@@ -10,8 +10,8 @@ from fairlane.outcomes import Code
 from fairlane_server.caching.entries import UNREADABLE
 from fairlane_server.caching.keys import canonical
 from fairlane_server.text import NUL
-from producers.gateway.errors import GatewayError
 from producers.gateway.results.request_store import EndedFilter, EndedPlace
+from producers.openai_api.gateway_error import GatewayError
 
 MOST_CURSOR_CHARS = 4_096
 

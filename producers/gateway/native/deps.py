@@ -6,14 +6,14 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.names import is_request_id
 from fairlane_server.api_keys.roles import Scope
 from producers.gateway.idempotency import Idempotency
+from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.permission import Authenticate, permit
-from producers.gateway.identity.principal import Identity
 from producers.gateway.native.errors import unknown_request
 from producers.gateway.native.event_slots import EventSlots
-from producers.gateway.native.kept_streams import KeptStreams
-from producers.gateway.pipeline.caller import note_request
+from producers.gateway.native.unclaimed_streams import KeptStreams
+from producers.gateway.pipeline.call_context import note_request
+from producers.gateway.ports import Submitter
 from producers.gateway.results.results import Results
-from producers.gateway.seams import Submitter
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from starlette.responses import JSONResponse
 
-from producers.gateway.errors import GatewayError
-from producers.gateway.openai.errors import error_headers
+from producers.openai_api.error_bodies import error_headers
+from producers.openai_api.gateway_error import GatewayError
 
 UNKNOWN_REQUEST = "unknown_request"
 """No request of this tenant has this id; the request of another tenant is unknown too."""

@@ -13,18 +13,18 @@ from starlette.websockets import WebSocketDisconnect
 
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
-from producers.gateway.errors import GatewayError
-from producers.gateway.identity.principal import Identity
-from producers.gateway.native import documents
+from producers.gateway.identity.identity import Identity
+from producers.gateway.native import openapi
 from producers.gateway.native.deps import NativeDeps, checked_id, may_read
 from producers.gateway.native.errors import error_response, unknown_request
 from producers.gateway.native.follow import Event, EventName, follow
+from producers.gateway.native.guarded_events import watched
 from producers.gateway.native.lookup_routes import RequestId
-from producers.gateway.native.watched import watched
-from producers.gateway.openai.sse import HEADERS, KEEP_ALIVE
 from producers.gateway.openai.streams import EventStream
-from producers.gateway.pipeline.caller import note_error
+from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.results.request_status import RequestStatus
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.sse import HEADERS, KEEP_ALIVE
 
 log = get_logger(__name__)
 
@@ -89,7 +89,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
                 "description": "Server-sent events",
                 "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
             },
-            **documents.errors(*documents.READING),
+            **openapi.errors(*openapi.READING),
         },
     )
     router.add_api_websocket_route("/v1/requests/{request_id}/events", socket, name="follow_request_socket")

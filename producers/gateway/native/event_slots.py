@@ -2,9 +2,9 @@
 
 import asyncio
 
-from producers.gateway.errors import GatewayError
-from producers.gateway.pipeline.refusals import draining
+from producers.gateway.pipeline.errors import draining
 from producers.gateway.tenant_slots import TenantSlots
+from producers.openai_api.gateway_error import GatewayError
 
 TOO_MANY_STREAMS = "too_many_streams"
 """The gateway's own code."""

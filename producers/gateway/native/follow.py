@@ -10,13 +10,13 @@ from time import monotonic
 
 from fairlane.backoff import Backoff
 from fairlane_server.postgres.request_timeline import RecordedReply
-from producers.gateway.errors import GatewayError
-from producers.gateway.native.answer_bodies import Answer, DeltaAnswer, result_answer, status_answer
 from producers.gateway.native.deps import EventPolicy, NativeDeps
+from producers.gateway.native.response_bodies import Answer, DeltaAnswer, result_answer, status_answer
 from producers.gateway.openai.streams import Deltas, Silence
-from producers.gateway.results.arrivals import Arrival
+from producers.gateway.ports import Waiting
+from producers.gateway.results.reply_waiters import Arrival
 from producers.gateway.results.request_status import RequestStatus, Status
-from producers.gateway.seams import Waiting
+from producers.openai_api.gateway_error import GatewayError
 
 
 class EventName(StrEnum):

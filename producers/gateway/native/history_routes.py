@@ -9,14 +9,14 @@ from starlette.responses import Response
 from fairlane.outcomes import Code, Outcome
 from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.text import NUL
-from producers.gateway.errors import GatewayError
-from producers.gateway.identity.principal import Identity
-from producers.gateway.native import documents
-from producers.gateway.native.answer_bodies import HistoryAnswer, ended_answer
+from producers.gateway.identity.identity import Identity
+from producers.gateway.native import openapi
 from producers.gateway.native.cursor import MOST_CURSOR_CHARS, cursor_of, place_of
 from producers.gateway.native.deps import NativeDeps, may_read
+from producers.gateway.native.response_bodies import HistoryAnswer, ended_answer
 from producers.gateway.native.responses import answered
 from producers.gateway.results.request_store import EndedFilter, EndedPlace
+from producers.openai_api.gateway_error import GatewayError
 
 MOST_OF_PAGE = 100
 
@@ -34,7 +34,7 @@ def add_history_routes(router: APIRouter, deps: NativeDeps) -> None:
     """GET /v1/requests."""
     Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
 
-    page = {**documents.answers(200, HistoryAnswer, "A page"), **documents.errors(*documents.READING)}
+    page = {**openapi.answers(200, HistoryAnswer, "A page"), **openapi.errors(*openapi.READING)}
 
     @router.get("/v1/requests", responses=page, tags=["requests"])
     async def list_requests(

@@ -5,10 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 from starlette.responses import Response
 
-from producers.gateway.errors import GatewayError
-from producers.gateway.identity.principal import Identity
-from producers.gateway.native import documents
-from producers.gateway.native.answer_bodies import (
+from producers.gateway.identity.identity import Identity
+from producers.gateway.native import openapi
+from producers.gateway.native.deps import NativeDeps, checked_id, may_read, may_send
+from producers.gateway.native.errors import RESULT_EXPIRED, unknown_request
+from producers.gateway.native.response_bodies import (
     AcceptedAnswer,
     ResultAnswer,
     StatusAnswer,
@@ -16,23 +17,22 @@ from producers.gateway.native.answer_bodies import (
     result_answer,
     status_answer,
 )
-from producers.gateway.native.deps import NativeDeps, checked_id, may_read, may_send
-from producers.gateway.native.errors import RESULT_EXPIRED, unknown_request
 from producers.gateway.native.responses import answered, not_yet
 from producers.gateway.results.request_status import Status
+from producers.openai_api.gateway_error import GatewayError
 
-RequestId = Annotated[str, Path(description="Of the request", examples=[documents.EXAMPLE_ID])]
+RequestId = Annotated[str, Path(description="Of the request", examples=[openapi.EXAMPLE_ID])]
 
-_ERRORS = documents.errors(*documents.READING)
+_ERRORS = openapi.errors(*openapi.READING)
 _RESULT = {
-    **documents.answers(200, ResultAnswer, "The final reply, whatever its outcome"),
-    **documents.answers(202, AcceptedAnswer, "There is none yet"),
+    **openapi.answers(200, ResultAnswer, "The final reply, whatever its outcome"),
+    **openapi.answers(202, AcceptedAnswer, "There is none yet"),
     **_ERRORS,
 }
-_STATUS = {**documents.answers(200, StatusAnswer, "Where it stands"), **_ERRORS}
+_STATUS = {**openapi.answers(200, StatusAnswer, "Where it stands"), **_ERRORS}
 _CANCEL = {
-    **documents.answers(200, StatusAnswer, "It was done before, and stays as it is"),
-    **documents.answers(202, AcceptedAnswer, "It is told; the final reply comes as ever"),
+    **openapi.answers(200, StatusAnswer, "It was done before, and stays as it is"),
+    **openapi.answers(202, AcceptedAnswer, "It is told; the final reply comes as ever"),
     **_ERRORS,
 }
 

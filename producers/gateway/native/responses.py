@@ -2,10 +2,10 @@
 
 from starlette.responses import Response
 
-from producers.gateway.native.answer_bodies import PREFIX, Answer, accepted_answer
-from producers.gateway.pipeline.caller import note_error
-from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, client_gone
+from producers.gateway.native.response_bodies import PREFIX, Answer, accepted_answer
+from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.results.request_status import Status
+from producers.openai_api.reply_errors import CLIENT_CLOSED_REQUEST, client_gone
 
 _ASK_AGAIN_S = 1
 

@@ -11,13 +11,13 @@ from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.disconnects import ClientGoneError, unless_gone
 from producers.gateway.edge.body_limit import release_body
 from producers.gateway.idempotency import HEADER, Call
-from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.identity import Identity
 from producers.gateway.native.deps import NativeDeps, may_send
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
-from producers.gateway.openai.body import parse
-from producers.gateway.openai.calls import body_of
+from producers.gateway.openai.inference_calls import body_of
+from producers.gateway.ports import Waiting
 from producers.gateway.publish_once import publish_once
-from producers.gateway.seams import Waiting
+from producers.openai_api.body import parse
 
 BodyT = TypeVar("BodyT", NewRequest, RankRequest, ClassifyRequest)
 WishT = TypeVar("WishT")

@@ -8,10 +8,12 @@ from starlette.responses import Response
 
 from fairlane.records import InferenceReply
 from producers.gateway.disconnects import ClientGoneError
-from producers.gateway.edge.short_path import ShortAnswer
-from producers.gateway.identity.principal import Identity
-from producers.gateway.native import documents
-from producers.gateway.native.answer_bodies import (
+from producers.gateway.edge.fast_path import ShortAnswer
+from producers.gateway.identity.identity import Identity
+from producers.gateway.native import openapi
+from producers.gateway.native.deps import NativeDeps
+from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
+from producers.gateway.native.response_bodies import (
     AcceptedAnswer,
     ClassifyAnswer,
     RankAnswer,
@@ -20,14 +22,12 @@ from producers.gateway.native.answer_bodies import (
     rank_answer,
     result_answer,
 )
-from producers.gateway.native.deps import NativeDeps
-from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.native.responses import accepted, answered, gone
 from producers.gateway.native.sending import Sent, reply_to, send
-from producers.gateway.openai.body import documented
-from producers.gateway.openai.documented import IDEMPOTENCY_KEY
-from producers.gateway.reply_errors import error_of, waited_too_long
+from producers.gateway.openai.openapi import IDEMPOTENCY_KEY
 from producers.gateway.results.request_status import Status
+from producers.openai_api.body import documented
+from producers.openai_api.reply_errors import error_of, waited_too_long
 
 _MOST_WAIT_S = 3_600.0
 _REQUESTS, _RANK, _CLASSIFY = "/v1/requests", "/v1/rank", "/v1/classify"
@@ -39,9 +39,9 @@ Wait = Annotated[
 ]
 
 _CREATED = {
-    **documents.answers(200, ResultAnswer, "With `wait`: the answer came in time"),
-    **documents.answers(202, AcceptedAnswer, "Accepted: it gets exactly one final reply"),
-    **documents.errors(*documents.WAITING),
+    **openapi.answers(200, ResultAnswer, "With `wait`: the answer came in time"),
+    **openapi.answers(202, AcceptedAnswer, "Accepted: it gets exactly one final reply"),
+    **openapi.errors(*openapi.WAITING),
 }
 
 
@@ -49,7 +49,7 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
     """POST /v1/requests with its alias, /v1/rank and /v1/classify."""
     Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
 
-    takes = documented(NewRequest, documents.NEW_REQUESTS) | IDEMPOTENCY_KEY
+    takes = documented(NewRequest, openapi.NEW_REQUESTS) | IDEMPOTENCY_KEY
 
     async def create_request(request: Request, caller: Caller, wait: Wait = 0.0) -> Response:
         """Send a request. With an `Idempotency-Key` the call can be repeated, and the work is done once."""
@@ -69,7 +69,7 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
     @router.post(
         _RANK,
         responses=_waited(RankAnswer, "The documents, the best first"),
-        openapi_extra=documented(RankRequest, documents.RANK) | IDEMPOTENCY_KEY,
+        openapi_extra=documented(RankRequest, openapi.RANK) | IDEMPOTENCY_KEY,
         tags=["tasks"],
     )
     async def rank(request: Request, caller: Caller) -> Response:
@@ -81,7 +81,7 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
     @router.post(
         _CLASSIFY,
         responses=_waited(ClassifyAnswer, "The classes, the likeliest first"),
-        openapi_extra=documented(ClassifyRequest, documents.CLASSIFY) | IDEMPOTENCY_KEY,
+        openapi_extra=documented(ClassifyRequest, openapi.CLASSIFY) | IDEMPOTENCY_KEY,
         tags=["tasks"],
     )
     async def classify(request: Request, caller: Caller) -> Response:
@@ -113,8 +113,8 @@ async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s:
     return accepted(sent.request_id)
 
 
-def _waited(model: type, description: str) -> documents.Responses:
-    return {**documents.answers(200, model, description), **documents.errors(*documents.WAITING)}
+def _waited(model: type, description: str) -> openapi.Responses:
+    return {**openapi.answers(200, model, description), **openapi.errors(*openapi.WAITING)}
 
 
 async def _answered(deps: NativeDeps, sent: Sent, request: Request, wait_s: float) -> Response:

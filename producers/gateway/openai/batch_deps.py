@@ -17,10 +17,10 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
 from producers.backfill.files import Blob, blob_of, file_url
-from producers.backfill.seams import AwayError, JobFailedError
-from producers.gateway.errors import GatewayError
+from producers.backfill.ports import AwayError, JobFailedError
 from producers.gateway.identity.permission import Authenticate
 from producers.gateway.tenant_slots import TenantSlots
+from producers.openai_api.gateway_error import GatewayError
 
 log = get_logger(__name__)
 

@@ -16,17 +16,17 @@ from fairlane_server.text import without_nul
 from producers.backfill.batches import INPUT_PURPOSE, Batch, new_file_id
 from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Wanted
 from producers.backfill.job_store import JobStore, new_job_id
-from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import HEADER, checked_key, other_body
+from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.permission import require
-from producers.gateway.identity.principal import Identity
-from producers.gateway.openai import batch_answers as answers
+from producers.gateway.openai import batch_openapi as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed
-from producers.gateway.openai.body import documented, parse
-from producers.gateway.openai.calls import body_of
-from producers.gateway.openai.documented import IDEMPOTENCY_KEY, READING, errors
 from producers.gateway.openai.files import found_file
-from producers.gateway.pipeline.caller import note_object
+from producers.gateway.openai.inference_calls import body_of
+from producers.gateway.openai.openapi import IDEMPOTENCY_KEY, READING, errors
+from producers.gateway.pipeline.call_context import note_object
+from producers.openai_api.body import documented, parse
+from producers.openai_api.gateway_error import GatewayError
 
 _STATUS: Mapping[Status, str] = dict.fromkeys((Status.QUEUED, Status.RUNNING, Status.PAUSED), "in_progress")
 _ID = re.compile(r"batch_[0-9a-f]{16}")

@@ -7,12 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from producers.gateway.edge.body_limit import release_body
-from producers.gateway.identity.principal import Identity
-from producers.gateway.openai.answers import ChatStream, chat_completion
-from producers.gateway.openai.body import documented, parse
-from producers.gateway.openai.calls import body_of, publish, senders
+from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.documented import (
+from producers.gateway.openai.inference_calls import body_of, publish, senders
+from producers.gateway.openai.openapi import (
     ABOUT,
     CREATED_S,
     IDEMPOTENCY_KEY,
@@ -22,10 +20,12 @@ from producers.gateway.openai.documented import (
     errors,
     success,
 )
-from producers.gateway.openai.requests import ChatBody, chat_request
-from producers.gateway.openai.responses import ChatCompletion
 from producers.gateway.openai.streams import Wish, text_response
 from producers.gateway.publish_once import Published
+from producers.openai_api.body import documented, parse
+from producers.openai_api.request_models import ChatBody, chat_request
+from producers.openai_api.response_bodies import ChatStream, chat_completion
+from producers.openai_api.response_models import ChatCompletion
 
 _MODEL = "smollm2-135m-instruct"
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}

@@ -8,8 +8,8 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.records import InferenceRequest, ModelVersion
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity.permission import Authenticate
+from producers.gateway.ports import Submitter
 from producers.gateway.publish_once import OnAccepted
-from producers.gateway.seams import Submitter
 
 KEEP_ALIVE_S = 10.0
 

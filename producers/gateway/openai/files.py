@@ -24,17 +24,17 @@ from fairlane_server.text import clean_text, without_nul
 from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
 from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
 from producers.backfill.job import Fingerprint
-from producers.backfill.seams import AwayError, JobFailedError, NoSuchInputError
+from producers.backfill.ports import AwayError, JobFailedError, NoSuchInputError
 from producers.gateway.edge.body_limit import declared_bytes
-from producers.gateway.errors import GatewayError
+from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.permission import require
-from producers.gateway.identity.principal import Identity
-from producers.gateway.openai import batch_answers as answers
+from producers.gateway.openai import batch_openapi as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
-from producers.gateway.openai.documented import READING, errors
+from producers.gateway.openai.openapi import READING, errors
 from producers.gateway.openai.upload_form import MOST_FORM_BYTES, form_of
-from producers.gateway.pipeline.caller import note_object
-from producers.gateway.reply_errors import client_gone
+from producers.gateway.pipeline.call_context import note_object
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import client_gone
 
 log = get_logger(__name__)
 

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 
 from fairlane.outcomes import Code
-from producers.gateway.errors import GatewayError
-from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.documented import READING, errors
-from producers.gateway.openai.responses import Model, ModelList
+from producers.gateway.openai.openapi import READING, errors
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.response_models import Model, ModelList
 
 _MODEL = {"id": "smollm2-135m-instruct", "object": "model", "created": 0, "owned_by": "fairlane"}
 

@@ -14,18 +14,18 @@ from starlette.types import Receive, Scope, Send
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply
 from producers.gateway.disconnects import ClientGoneError, unless_gone
-from producers.gateway.errors import GatewayError
-from producers.gateway.openai import sse
-from producers.gateway.openai.answers import Asked, Stream, text_of
-from producers.gateway.openai.calls import asked, checked, json_response, leave, reply_of
 from producers.gateway.openai.continuation import Continuation, DivergedError
 from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.errors import REQUEST_ID_HEADER, STREAM_RESTARTED, error_body
-from producers.gateway.openai.requests import ChatBody, CompletionBody
-from producers.gateway.pipeline.caller import note_error
+from producers.gateway.openai.inference_calls import asked, checked, json_response, leave, reply_of
+from producers.gateway.pipeline.call_context import note_error
+from producers.gateway.ports import Waiting
 from producers.gateway.publish_once import Published
-from producers.gateway.reply_errors import client_gone, waited_too_long
-from producers.gateway.seams import Waiting
+from producers.openai_api import sse
+from producers.openai_api.error_bodies import REQUEST_ID_HEADER, STREAM_RESTARTED, error_body
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import client_gone, waited_too_long
+from producers.openai_api.request_models import ChatBody, CompletionBody
+from producers.openai_api.response_bodies import Asked, Stream, text_of
 
 
 class Silence(Enum):

@@ -11,7 +11,7 @@ from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane_server.kafka.load_board import LoadView
 from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
-from producers.gateway.pipeline.early_answer import LoadPicture
+from producers.gateway.pipeline.early_rejection import LoadPicture
 from producers.gateway.pipeline.load_watch import Directory, LoadWatch
 from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.publisher import Publisher, PublishLimits, producer_config

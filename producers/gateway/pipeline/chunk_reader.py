@@ -20,7 +20,7 @@ from fairlane.logs import get_logger
 from fairlane.names import chunks_topic
 from fairlane.records import ReplyChunk
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.handover import Handover
+from producers.gateway.pipeline.loop_bridge import Handover
 from producers.gateway.pipeline.record_decoder import RecordDecoder
 
 log = get_logger(__name__)

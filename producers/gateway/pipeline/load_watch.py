@@ -16,7 +16,7 @@ from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
 from fairlane_server.kafka.load_feed import LoadFeed
-from producers.gateway.pipeline.early_answer import Registry
+from producers.gateway.pipeline.early_rejection import Registry
 
 log = get_logger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from fairlane.client.reassembly import Reassembly, TextDelta
 from fairlane.records import InferenceReply, ReplyChunk
-from producers.gateway.pipeline.refusals import busy, busy_with_tenant
+from producers.gateway.pipeline.errors import busy, busy_with_tenant
 from producers.gateway.tenant_slots import TenantSlots
 
 MOST_UNTAKEN_CHARS = 65_536

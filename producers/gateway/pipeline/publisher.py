@@ -19,9 +19,9 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.settings import Settings
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.errors import GatewayError
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.refusals import away, busy, busy_with_tenant, not_confirmed
+from producers.gateway.pipeline.errors import away, busy, busy_with_tenant, not_confirmed
+from producers.openai_api.gateway_error import GatewayError
 
 log = get_logger(__name__)
 

@@ -23,7 +23,7 @@ from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane.unreadable import PassingConsumer, UnreadableRange
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.handover import Handover
+from producers.gateway.pipeline.loop_bridge import Handover
 from producers.gateway.pipeline.record_decoder import RecordDecoder
 
 log = get_logger(__name__)

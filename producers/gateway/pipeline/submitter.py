@@ -1,4 +1,4 @@
-"""Kafka implementation of ``producers.gateway.seams.Submitter``."""
+"""Kafka implementation of ``producers.gateway.ports.Submitter``."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from fairlane.outcomes import Code
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
 from fairlane.trace_context import TraceHeaders
 from fairlane_server.kafka.reply_partition import new_request_id, partition_of
-from producers.gateway.errors import GatewayError
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.caller import present
+from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.chunk_reader import Chunk
-from producers.gateway.pipeline.early_answer import LoadPicture, Registry, early_answer
+from producers.gateway.pipeline.early_rejection import LoadPicture, Registry, early_answer
+from producers.gateway.pipeline.errors import draining
 from producers.gateway.pipeline.pending import Call, Pending
-from producers.gateway.pipeline.refusals import draining
 from producers.gateway.pipeline.waiting import LOOK_UPS, FindReply, LoggedWaiting
+from producers.openai_api.gateway_error import GatewayError
 
 log = get_logger(__name__)
 

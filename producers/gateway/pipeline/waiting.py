@@ -10,10 +10,10 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply
-from producers.gateway.errors import GatewayError
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.caller import Caller
+from producers.gateway.pipeline.call_context import Caller
 from producers.gateway.pipeline.pending import Call
+from producers.openai_api.gateway_error import GatewayError
 
 FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
 """Finds the recorded reply by tenant and request id; None if there is none. If it raises, it is called again."""
@@ -48,7 +48,7 @@ class Desk(Protocol):
 
 
 class LoggedWaiting:
-    """Implements ``producers.gateway.seams.Waiting``."""
+    """Implements ``producers.gateway.ports.Waiting``."""
 
     def __init__(self, call: Call, desk: Desk, caller: Caller | None) -> None:
         self._call = call

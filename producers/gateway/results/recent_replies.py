@@ -4,7 +4,7 @@ from collections import OrderedDict
 from threading import Lock
 
 from fairlane_server.postgres.request_timeline import RecordedReply
-from producers.gateway.reply_errors import was_not_run
+from producers.openai_api.reply_errors import was_not_run
 
 KEEP_MS = 5_000
 """By then they are in Redis or Postgres."""

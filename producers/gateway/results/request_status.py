@@ -7,8 +7,8 @@ from enum import StrEnum
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import InferenceReply
 from fairlane_server.postgres.request_timeline import History, Place, RecordedReply, StoryEvent, tell
-from producers.gateway.reply_errors import NOT_RUN
-from producers.gateway.results.entries import Accepted
+from producers.gateway.results.cache_entries import Accepted
+from producers.openai_api.reply_errors import NOT_RUN
 
 
 class Status(StrEnum):

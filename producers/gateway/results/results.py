@@ -18,10 +18,7 @@ from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
-from producers.gateway.errors import UNAVAILABLE, GatewayError
-from producers.gateway.reply_errors import was_not_run
-from producers.gateway.results.arrivals import Arrivals
-from producers.gateway.results.entries import (
+from producers.gateway.results.cache_entries import (
     MOST_ENTRY_BYTES,
     Accepted,
     decode_accepted,
@@ -31,11 +28,14 @@ from producers.gateway.results.entries import (
     size_of_reply,
 )
 from producers.gateway.results.recent_replies import RecentReplies
+from producers.gateway.results.reply_waiters import Arrivals
 from producers.gateway.results.request_status import RequestStatus, status_of
 from producers.gateway.results.request_store import EndedFilter, EndedPlace, PgRequestStore, RequestStore
 from producers.gateway.results.write_queue import WriteQueue
 from producers.gateway.tenant_map import TenantMap
 from producers.gateway.tenant_slots import TenantSlots
+from producers.openai_api.gateway_error import UNAVAILABLE, GatewayError
+from producers.openai_api.reply_errors import was_not_run
 
 log = get_logger(__name__)
 

@@ -18,8 +18,8 @@ from producers.backfill.files import absolute, are_same, blob_of, blocks_of
 from producers.backfill.inputs import source_of
 from producers.backfill.job import MEBIBYTE, Fingerprint, Format, Job, JobSpec, Position
 from producers.backfill.outputs import FileParts
+from producers.backfill.ports import InputChangedError, JobFailedError, NoSuchInputError, Source
 from producers.backfill.row import BadRow, RowContent
-from producers.backfill.seams import InputChangedError, JobFailedError, NoSuchInputError, Source
 from producers.backfill.submission import TooExpensiveError, survey
 from tests.s3_storage import s3_storage
 

@@ -12,8 +12,8 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from producers.backfill import reply_reader
 from producers.backfill.job import Fingerprint, Job, JobSpec
+from producers.backfill.ports import AwayError, JobFailedError
 from producers.backfill.reply_reader import KafkaReplies
-from producers.backfill.seams import AwayError, JobFailedError
 
 PARTITIONS = 12
 

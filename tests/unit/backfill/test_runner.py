@@ -17,15 +17,15 @@ from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, InferenceRequest
 from producers.backfill.guard import guarded
 from producers.backfill.job import MAX_COST_REACHED, Status, Wanted
-from producers.backfill.request_records import MOST_RECORD_BYTES
-from producers.backfill.row import RowContent
-from producers.backfill.seams import (
+from producers.backfill.ports import (
     AwayError,
     InputChangedError,
     JobFailedError,
     LeaseLostError,
     NoSuchInputError,
 )
+from producers.backfill.request_records import MOST_RECORD_BYTES
+from producers.backfill.row import RowContent
 from tests.kit.backfill_kit import (
     GOOD_ROW,
     TENANT,

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from fairlane_server.processes.service import Readiness, StopSignal
 from producers.backfill.job import Status
 from producers.backfill.job_turns import WaitingJob
-from producers.backfill.seams import AwayError, JobFailedError
+from producers.backfill.ports import AwayError, JobFailedError
 from producers.backfill.service import CONDITIONS, JobService
 from tests.waiting import eventually
 

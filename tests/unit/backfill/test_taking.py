@@ -12,7 +12,7 @@ from producers.backfill import app
 from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Wanted
 from producers.backfill.lease import LeaseKeeper
-from producers.backfill.seams import AwayError, NoSuchInputError
+from producers.backfill.ports import AwayError, NoSuchInputError
 
 AWAY = AwayError("Postgres: canceling statement due to statement timeout")
 

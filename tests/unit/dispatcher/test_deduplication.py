@@ -17,6 +17,14 @@ from tests.kit.deduplication_doubles import FIRST, Find, away, finds, later, rep
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded, request
 
 
+@pytest.fixture
+def bench() -> Bench:
+    made = Bench()
+    made.register([TenantSpec("acme"), TenantSpec("other")])
+    made.assign("requests.other")
+    return made
+
+
 def ok(number: int = 1) -> InferenceReply:
     return InferenceReply(request(number).request_id, "acme", Outcome.OK)
 

@@ -16,14 +16,14 @@ from structlog.testing import capture_logs
 from fairlane.client.reassembly import TextDelta
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import CacheUse, InferenceReply, TokenUsage
-from producers.gateway.edge import call_log, error_answers
-from producers.gateway.edge.call_log import CallLog
-from producers.gateway.errors import GatewayError
+from producers.gateway.edge import access_log, error_responses
+from producers.gateway.edge.access_log import CallLog
 from producers.gateway.limits.call_limits import refusal
 from producers.gateway.limits.rate_buckets import Allowance
-from producers.gateway.pipeline.caller import note_object, present
-from producers.gateway.pipeline.refusals import not_confirmed
-from producers.gateway.reply_errors import client_gone, error_of, waited_too_long
+from producers.gateway.pipeline.call_context import note_object, present
+from producers.gateway.pipeline.errors import not_confirmed
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import client_gone, error_of, waited_too_long
 from tests.kit.native_kit import ID, OTHER_KEY, QUESTION, Bench, decided, recorded
 from tests.kit.openai_kit import KEY, MODEL, Gate, Script, ScriptedSubmitter, build
 
@@ -32,13 +32,13 @@ REPLY = InferenceReply(ID, "acme", Outcome.OK, usage=TokenUsage(10, 5))
 
 @pytest.fixture(autouse=True)
 def _fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    monkeypatch.setattr(access_log, "log", structlog.get_logger())
 
 
 def line_of(answer: Callable[[], Any]) -> dict[str, Any]:
     """What is told of a call that is answered so."""
     app = FastAPI()
-    error_answers.install(app)
+    error_responses.install(app)
 
     @app.get("/v1/things")
     async def things() -> Response:

@@ -22,7 +22,7 @@ from producers.gateway.edge.limited_protocol import (
     MOST_PIPELINED_BYTES,
     LimitedProtocol,
 )
-from producers.gateway.edge.patience import Cut, Inflow, Outflow, Patience, Stage
+from producers.gateway.edge.timeouts import Cut, Inflow, Outflow, Patience, Stage
 from tests.kit.edge_kit import cut, drip, edge, everything
 from tests.waiting import PATIENCE_S, eventually
 

@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, TokenUsage
-from producers.gateway.edge import call_log, error_answers
+from producers.gateway.edge import access_log, error_responses
+from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import TOO_MANY_BYTES, BodyLimit, BodyLimits, body_budget, release_body
-from producers.gateway.edge.call_log import CallLog
-from producers.gateway.errors import GatewayError
-from producers.gateway.pipeline.caller import present
+from producers.gateway.pipeline.call_context import present
 from producers.gateway.tenant_slots import TenantSlots
+from producers.openai_api.gateway_error import GatewayError
 
 SECRET = "the launch code is 4711"
 MOST_BYTES = 1_000
@@ -29,7 +29,7 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 def application(budget: TenantSlots | None = None) -> FastAPI:
     app = FastAPI()
-    error_answers.install(app)
+    error_responses.install(app)
 
     @app.post("/v1/chat/completions")
     @app.post("/v1/requests")
@@ -132,7 +132,7 @@ def test_every_error_has_the_shape_of_its_path() -> None:
 
 
 def test_a_mistake_of_ours_is_told_and_logged_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    monkeypatch.setattr(access_log, "log", structlog.get_logger())
     with capture_logs() as logged:
         answer = call("POST", "/v1/broken/name")
     assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")
@@ -143,7 +143,7 @@ def test_a_mistake_of_ours_is_told_and_logged_without_its_text(monkeypatch: pyte
 
 
 def test_a_call_is_logged_once_with_who_and_what_it_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    monkeypatch.setattr(access_log, "log", structlog.get_logger())
     with capture_logs() as logged:
         answer = call("POST", "/v1/answered", headers={"traceparent": PARENT, "authorization": SECRET})
     assert answer.json() == {"trace": [PARENT]}
@@ -215,7 +215,7 @@ def test_a_websocket_is_a_call(path: str, status: int, close_code: int | None, m
     }
     labels = {"route": "/v1/requests/{name}/events", "status": str(status)}
     counted = REGISTRY.get_sample_value("fairlane_gateway_calls_total", labels) or 0.0
-    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    monkeypatch.setattr(access_log, "log", structlog.get_logger())
     with capture_logs() as logged:
         asyncio.run(calls(scope, receive, sent.put))
     assert calls.open_calls == 0
@@ -242,7 +242,7 @@ def test_a_websocket_is_a_call(path: str, status: int, close_code: int | None, m
 
 
 def test_what_stands_in_a_path_names_no_metric(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_log, "log", structlog.get_logger())
+    monkeypatch.setattr(access_log, "log", structlog.get_logger())
     with capture_logs() as logged:
         call("GET", f"/{SECRET}")
         call("GET", f"/v2/things/{SECRET}/parts")

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from fairlane_server.api_keys.api_key import looks_like_key, new_key, parse_key
 from fairlane_server.api_keys.roles import Role, Scope
 from fairlane_server.circuit_breaker import CircuitBreaker
+from producers.gateway.identity.answer_cache import Freshness, Recent
 from producers.gateway.identity.api_keys import KeyVerifier
+from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError
 from producers.gateway.identity.lookups import (
     FRESH_MS,
@@ -22,8 +24,6 @@ from producers.gateway.identity.lookups import (
     MOST_UNDER_WAY,
     Lookups,
 )
-from producers.gateway.identity.principal import Identity
-from producers.gateway.identity.recent import Freshness, Recent
 from producers.gateway.identity.refusals import Refusal, RefusedError, answer
 from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
 from tests.kit.identity_kit import Clock, MemoryIdentityStore

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.gateway.errors import GatewayError
 from producers.gateway.native.cursor import MOST_CURSOR_CHARS, cursor_of, place_of
 from producers.gateway.results.request_store import EndedFilter, EndedPlace
+from producers.openai_api.gateway_error import GatewayError
 
 _INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
 _TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=128)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -15,17 +16,28 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from fairlane.client.reassembly import TextDelta
 from fairlane.outcomes import Decision
 from fairlane.records import InferenceRequest, RequestInput
-from producers.gateway.edge.call_log import CallLog
+from producers.gateway.edge.access_log import CallLog
 from producers.gateway.native.deps import EventPolicy
 from producers.gateway.native.event_routes import MOST_WORDS
 from producers.gateway.native.follow import EventName, follow
-from producers.gateway.native.kept_streams import KeptStreams
+from producers.gateway.native.unclaimed_streams import KeptStreams
 from tests.kit.native_kit import ID, KEY, OTHER_KEY, QUESTION, WORK_KEY, Bench, decided, recorded, served
 from tests.kit.native_socket import client, following, said, socket
 from tests.kit.openai_kit import Gate, Script, ScriptedWaiting
 from tests.waiting import PATIENCE_S, eventually, eventually_async
 
 STREAMED = QUESTION | {"parameters": {"stream": True}}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def url(bench: Bench) -> Iterator[str]:
+    with served(bench) as url:
+        yield url
 
 
 def test_a_stream_tells_its_text_as_it_is_made_and_ends_with_the_result(bench: Bench, url: str) -> None:

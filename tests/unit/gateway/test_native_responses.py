@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from producers.gateway.native.answer_bodies import accepted_answer
+from producers.gateway.native.response_bodies import accepted_answer
 from producers.gateway.native.responses import accepted
 from producers.gateway.results.request_status import Status
 

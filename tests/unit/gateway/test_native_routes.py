@@ -14,9 +14,9 @@ from fairlane.clock import now_ms
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import Output
 from fairlane_server.postgres.request_timeline import RecordedReply
-from producers.gateway.edge.call_log import CallLog
-from producers.gateway.pipeline.refusals import away, not_confirmed
-from producers.gateway.reply_errors import CLIENT_CLOSED_REQUEST, UNCERTAIN
+from producers.gateway.edge.access_log import CallLog
+from producers.gateway.pipeline.errors import away, not_confirmed
+from producers.openai_api.reply_errors import CLIENT_CLOSED_REQUEST, UNCERTAIN
 from tests.kit.native_kit import (
     ID,
     KEY,

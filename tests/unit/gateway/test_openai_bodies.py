@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fairlane.records import Output
-from producers.gateway.errors import GatewayError
 from producers.gateway.openai.batch_deps import BatchDeps
 from producers.gateway.openai.batch_router import router
-from producers.gateway.openai.body import parse
-from producers.gateway.openai.errors import error_response, param_of, speaks_openai
-from producers.gateway.openai.requests import ChatBody, CompletionBody, EmbeddingBody, chat_request
+from producers.openai_api.body import parse
+from producers.openai_api.error_bodies import error_response, param_of, speaks_openai
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.request_models import ChatBody, CompletionBody, EmbeddingBody, chat_request
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, Script, ScriptedSubmitter, authenticate, build
 
 SECRET = "planted-secret-text"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fairlane.records import InferenceReply
 from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import MOST_KEY_CHARS, Claim, Idempotency, is_key
-from producers.gateway.reply_errors import UNCERTAIN
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import UNCERTAIN
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, OTHER_KEY, Gate, Script, ScriptedSubmitter, build
 from tests.waiting import eventually_async

@@ -16,8 +16,8 @@ from starlette.types import Message, Scope
 from fairlane_server.api_keys.roles import Role
 from producers.backfill.batches import BatchStore, QuotaReachedError
 from producers.backfill.files import LocalFile
-from producers.gateway.edge import error_answers
-from producers.gateway.identity.principal import Identity
+from producers.gateway.edge import error_responses
+from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_TRANSFERS_OF_TENANT, BatchDeps
 from producers.gateway.openai.batch_router import router
 from producers.gateway.openai.files import _Download
@@ -50,7 +50,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def upload(deps: BatchDeps, *messages: Message, headers: Any = None) -> int:
     """The status of one of which no more comes than this."""
     app = FastAPI()
-    error_answers.install(app)
+    error_responses.install(app)
     app.include_router(router(deps))
     coming = iter(messages)
     statuses: list[int] = []

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from jsonschema_rs import Draft202012Validator
 from schemathesis import GenerationMode
 
-from producers.gateway.native import documents
+from producers.gateway.native import openapi
 from tests.kit.openapi_kit import (
     FILES,
     HEALTH,
@@ -146,7 +146,7 @@ def test_every_example_is_a_call_that_is_taken(probe: Probe, route: Route) -> No
 
 @pytest.mark.parametrize("route", sorted(route for route in NATIVE | OPENAI if route[0] != "POST"), ids=str)
 def test_what_is_found_is_told_as_it_says(probe: Probe, route: Route) -> None:
-    names = {"request_id": documents.EXAMPLE_ID, "model": "smollm2-135m-instruct"}
+    names = {"request_id": openapi.EXAMPLE_ID, "model": "smollm2-135m-instruct"}
     given = {name: value for name, value in names.items() if f"{{{name}}}" in route[1]}
     assert probe.call(route, path_parameters=given).status_code == 200
 

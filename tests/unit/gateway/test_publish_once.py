@@ -7,13 +7,13 @@ import pytest
 
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.pipeline.caller import Caller as HttpCaller
-from producers.gateway.pipeline.caller import present
-from producers.gateway.pipeline.refusals import away, not_confirmed
+from producers.gateway.pipeline.call_context import Caller as HttpCaller
+from producers.gateway.pipeline.call_context import present
+from producers.gateway.pipeline.errors import away, not_confirmed
+from producers.gateway.ports import Waiting
 from producers.gateway.publish_once import Published, publish_once
-from producers.gateway.seams import Waiting
+from producers.openai_api.gateway_error import GatewayError
 from tests.kit.openai_kit import Script, ScriptedWaiting
 
 REQUEST = InferenceRequest("", "chat", "generate", RequestInput(prompt="p"))

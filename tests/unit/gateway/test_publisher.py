@@ -9,10 +9,10 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane.client.seams import KafkaHeaders
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
-from producers.gateway.errors import UNAVAILABLE, GatewayError
+from producers.gateway.pipeline.errors import TOO_MANY_CALLS
 from producers.gateway.pipeline.publisher import DeliveryReport, Publisher, PublishLimits
-from producers.gateway.pipeline.refusals import TOO_MANY_CALLS
-from producers.gateway.reply_errors import UNCERTAIN
+from producers.openai_api.gateway_error import UNAVAILABLE, GatewayError
+from producers.openai_api.reply_errors import UNCERTAIN
 from tests.waiting import eventually_async
 
 LIMITS = PublishLimits(8, 2_000)

@@ -19,12 +19,12 @@ from fairlane.outcomes import Decision
 from fairlane.schema_files import default_codec
 from producers.gateway import server as gateway_server
 from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.edge import error_answers
-from producers.gateway.edge.call_log import CallLog
+from producers.gateway.edge import error_responses
+from producers.gateway.edge.access_log import CallLog
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router
-from producers.gateway.pipeline.early_answer import LoadPicture, Registry
+from producers.gateway.pipeline.early_rejection import LoadPicture, Registry
 from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.submitter import LogSubmitter
 from producers.gateway.server import GatewayServer
@@ -51,7 +51,7 @@ class Gateway:
         self.submitter.owned(frozenset(range(6)), 6)
         self.calls: CallLog | None = None
         self.app = FastAPI()
-        error_answers.install(self.app)
+        error_responses.install(self.app)
         idempotency = Idempotency(LocalClaims(), recorded.find)
         deps = OpenAIDeps(self.submitter, authenticate, ScriptedCatalog(), idempotency, TIMEOUT_S, keep_alive_s=0.05)
         self.app.include_router(router(deps))

@@ -24,12 +24,12 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.reply_partition import partition_of
-from producers.gateway.errors import GatewayError
-from producers.gateway.pipeline.caller import Caller, present
-from producers.gateway.pipeline.early_answer import LoadPicture, Registry
+from producers.gateway.pipeline.call_context import Caller, present
+from producers.gateway.pipeline.early_rejection import LoadPicture, Registry
+from producers.gateway.pipeline.errors import TOO_MANY_CALLS, not_confirmed
 from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Call, Pending
-from producers.gateway.pipeline.refusals import TOO_MANY_CALLS, not_confirmed
 from producers.gateway.pipeline.submitter import LogSubmitter
+from producers.openai_api.gateway_error import GatewayError
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.waiting import eventually_async
 

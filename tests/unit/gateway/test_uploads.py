@@ -17,9 +17,8 @@ from starlette.testclient import TestClient
 from fairlane_server.api_keys.roles import Role
 from producers.backfill.batches import QuotaReachedError, StoredFile
 from producers.backfill.files import LocalFile
-from producers.backfill.seams import AwayError
-from producers.gateway.errors import GatewayError
-from producers.gateway.identity.principal import Identity
+from producers.backfill.ports import AwayError
+from producers.gateway.identity.identity import Identity
 from producers.gateway.openai import batch_deps
 from producers.gateway.openai.batch_deps import (
     MOST_CALLS,
@@ -30,8 +29,9 @@ from producers.gateway.openai.batch_deps import (
     FileLimits,
 )
 from producers.gateway.openai.batch_router import router
-from producers.gateway.openai.errors import error_response
 from producers.gateway.openai.files import stored_name
+from producers.openai_api.error_bodies import error_response
+from producers.openai_api.gateway_error import GatewayError
 from tests.waiting import eventually
 
 TENANT = "acme"

@@ -5,8 +5,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from fairlane.outcomes import Code
-from producers.gateway.errors import GatewayError
-from producers.gateway.reply_errors import UNCERTAIN, WAITED_TOO_LONG
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import UNCERTAIN, WAITED_TOO_LONG
 
 if TYPE_CHECKING:
     from starlette.responses import JSONResponse

@@ -7,9 +7,9 @@ from typing import Literal
 
 from fairlane.outcomes import FinishReason
 from fairlane.records import InferenceReply, TokenLogprob, TopLogprob
-from producers.gateway.errors import GatewayError
-from producers.gateway.openai import sse
-from producers.gateway.openai.responses import (
+from producers.openai_api import sse
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.response_models import (
     About,
     AssistantMessage,
     ChatChoice,

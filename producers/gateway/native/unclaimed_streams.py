@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, OrderedDict
 
-from producers.gateway.seams import Waiting
+from producers.gateway.ports import Waiting
 
 KEEP_S = 60.0
 MOST_KEPT = 1_000

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fairlane.settings import Network
 from producers.gateway.edge.addresses import address_of
 from producers.gateway.identity.authenticator import Authenticator
-from producers.gateway.identity.principal import Identity
+from producers.gateway.identity.identity import Identity
 from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
 from producers.gateway.limits.rate_buckets import Allowance
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from producers.gateway.openai.errors import error_type
-from producers.gateway.openai.responses import ErrorBody
+from producers.openai_api.error_bodies import error_type
+from producers.openai_api.response_models import ErrorBody
 
 Responses = dict[int | str, dict[str, Any]]
 

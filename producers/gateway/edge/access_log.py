@@ -17,10 +17,10 @@ from fairlane import headers, metrics
 from fairlane.logs import get_logger
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.cost_tokens import cost_tokens
-from producers.gateway.edge.error_answers import INTERNAL_ERROR, cut_off, internal_error
-from producers.gateway.openai.errors import REQUEST_ID_HEADER
-from producers.gateway.pipeline.caller import Caller, present
-from producers.gateway.reply_errors import CLIENT_GONE, UNCERTAIN, WAITED_TOO_LONG
+from producers.gateway.edge.error_responses import INTERNAL_ERROR, cut_off, internal_error
+from producers.gateway.pipeline.call_context import Caller, present
+from producers.openai_api.error_bodies import REQUEST_ID_HEADER
+from producers.openai_api.reply_errors import CLIENT_GONE, UNCERTAIN, WAITED_TOO_LONG
 
 log = get_logger(__name__)
 

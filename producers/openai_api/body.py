@@ -9,9 +9,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from fairlane.outcomes import Code
-from producers.gateway.errors import GatewayError
-from producers.gateway.openai.errors import INVALID_JSON, MISSING_PARAMETER
-from producers.gateway.openai.json_bounds import MOST_VALUES, has_too_many_values
+from producers.openai_api.error_bodies import INVALID_JSON, MISSING_PARAMETER
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.json_bounds import MOST_VALUES, has_too_many_values
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -1,8 +1,8 @@
 """Errors of requests that were not published, or possibly not."""
 
 from fairlane.outcomes import Code
-from producers.gateway.errors import UNAVAILABLE, GatewayError
-from producers.gateway.reply_errors import UNCERTAIN
+from producers.openai_api.gateway_error import UNAVAILABLE, GatewayError
+from producers.openai_api.reply_errors import UNCERTAIN
 
 TOO_MANY_CALLS = "too_many_calls"
 """The gateway's own code: the tenant is at its limit at this instance; others have room."""

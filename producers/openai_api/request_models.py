@@ -8,8 +8,16 @@ from pydantic_core import PydanticCustomError
 from fairlane.client.requests import build_request, check_request
 from fairlane.outcomes import Code, Task
 from fairlane.records import MOST_INPUT_ITEMS, InferenceRequest, Message, Retrieval
-from producers.gateway.errors import GatewayError
-from producers.gateway.openai.fields import CHAT, COMPLETION, EMBEDDING, MESSAGE, Neutral, described, refuse_unsupported
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.unsupported_fields import (
+    CHAT,
+    COMPLETION,
+    EMBEDDING,
+    MESSAGE,
+    Neutral,
+    described,
+    refuse_unsupported,
+)
 
 _MOST_TOKENS = 2**31 - 1
 _LARGEST_INT = 2**63 - 1

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from producers.gateway.openai.documented import CREATED_S, Responses, Told, success
+from producers.gateway.openai.openapi import CREATED_S, Responses, Told, success
 
 JobStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled", "failed"

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from fairlane.outcomes import Code
-from producers.gateway.errors import GatewayError
 from producers.gateway.native import errors as native
-from producers.gateway.openai import errors as openai
-from producers.gateway.pipeline.caller import note_error
-from producers.gateway.reply_errors import UNCERTAIN
+from producers.gateway.pipeline.call_context import note_error
+from producers.openai_api import error_bodies as openai
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import UNCERTAIN
 
 INTERNAL_ERROR = "internal_error"
 """The gateway's own code: a defect of the gateway; the log has the details."""

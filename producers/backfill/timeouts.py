@@ -8,7 +8,7 @@ from typing import TypeVar
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
 from producers.backfill.job import Status, Wanted
-from producers.backfill.seams import AwayError, Control, JobLog, LeaseLostError
+from producers.backfill.ports import AwayError, Control, JobLog, LeaseLostError
 
 log = get_logger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
-from producers.gateway.errors import GatewayError
+from producers.openai_api.gateway_error import GatewayError
 
 WAITED_TOO_LONG = "timeout"
 """The gateway's own code: no reply within the call's wait time. The request goes on."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from producers.gateway.native.answer_bodies import (
+from producers.gateway.native.response_bodies import (
     AcceptedAnswer,
     Answer,
     ClassifyAnswer,

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from producers.gateway.edge.error_answers import error_response
-from producers.gateway.errors import GatewayError
+from producers.gateway.edge.error_responses import error_response
+from producers.openai_api.gateway_error import GatewayError
 
 ShortAnswer = Callable[[Request], Awaitable[Response]]
 

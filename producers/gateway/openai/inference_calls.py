@@ -11,15 +11,15 @@ from starlette.types import Receive
 from fairlane.logs import get_logger
 from fairlane.records import InferenceReply, InferenceRequest
 from producers.gateway.disconnects import ClientGoneError, unless_gone
-from producers.gateway.errors import GatewayError
 from producers.gateway.idempotency import HEADER
+from producers.gateway.identity.identity import Identity, Scope
 from producers.gateway.identity.permission import Authenticate, require
-from producers.gateway.identity.principal import Identity, Scope
-from producers.gateway.openai.answers import Asked
 from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.errors import REQUEST_ID_HEADER
 from producers.gateway.publish_once import Published, publish_once
-from producers.gateway.reply_errors import client_gone, error_of, waited_too_long
+from producers.openai_api.error_bodies import REQUEST_ID_HEADER
+from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.reply_errors import client_gone, error_of, waited_too_long
+from producers.openai_api.response_bodies import Asked
 
 log = get_logger(__name__)
 

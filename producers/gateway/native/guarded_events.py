@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from random import random
 from time import monotonic
 
-from producers.gateway.errors import GatewayError
 from producers.gateway.native.follow import Event, EventName
+from producers.openai_api.gateway_error import GatewayError
 
 _NOT_ALLOWED = frozenset({401, 403})
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from producers.gateway.errors import GatewayError
-from producers.gateway.openai.errors import UNKNOWN_PARAMETER, UNSUPPORTED_PARAMETER
+from producers.openai_api.error_bodies import UNKNOWN_PARAMETER, UNSUPPORTED_PARAMETER
+from producers.openai_api.gateway_error import GatewayError
 
 Neutral = Mapping[str, Sequence[object] | None]
 """Accepted values by field, those that change nothing; None: any value."""

@@ -1,0 +1,1 @@
+"""The OpenAI wire format: requests, responses and errors as data, for the gateway and for backfill files."""

@@ -5,7 +5,7 @@ from typing import Any
 from fairlane.records import InferenceReply
 from producers.openai_api.error_bodies import error_body
 from producers.openai_api.reply_errors import error_of
-from producers.openai_api.response_bodies import Asked, chat_completion, completion, embeddings
+from producers.openai_api.response_bodies import RequestEcho, chat_completion, completion, embeddings
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -15,7 +15,7 @@ URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
 
 def body_of(url: str, reply: InferenceReply, created_s: int) -> str:
     """The body of a response to a reply that is ``ok``, as JSON: as the gateway answers."""
-    asked = Asked(reply.request_id, reply.model or "", created_s)
+    asked = RequestEcho(reply.request_id, reply.model or "", created_s)
     if url == EMBEDDINGS:
         return embeddings(reply, asked, as_base64=False, dimensions=None).decode()
     return (chat_completion if url == CHAT else completion)(reply, asked).decode()

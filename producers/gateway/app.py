@@ -29,7 +29,7 @@ from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
 from producers.gateway.edge.fast_path import ShortPath
 from producers.gateway.idempotency import ClaimStore, Idempotency
 from producers.gateway.identity import assembly as identity
-from producers.gateway.identity.authentication import GateHeaders
+from producers.gateway.identity.authentication import RateLimitHeaders
 from producers.gateway.identity.identity import Identity
 from producers.gateway.memory import TrimWatch, trim
 from producers.gateway.native import openapi as native_openapi
@@ -96,7 +96,7 @@ class Gateway:
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
         self.app.add_middleware(ShortPath, answers=short_answers(self._native))
-        self.app.add_middleware(GateHeaders)
+        self.app.add_middleware(RateLimitHeaders)
         limits = BodyLimits(self._most_body_bytes, self._budget, frozenset({FILES_PATH}))
         self.app.add_middleware(BodyLimit, limits=limits)
         self.app.add_middleware(self._call_log)

@@ -36,7 +36,7 @@ FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class KeyClaim:
     """The value stored under a key.
 
     Attributes:
@@ -59,7 +59,7 @@ class Claim:
         return f"{packed}|{_SENT_AGAIN}" if self.is_again else packed
 
     @classmethod
-    def unpacked(cls, stored: str) -> "Claim | None":
+    def unpacked(cls, stored: str) -> "KeyClaim | None":
         """Inverse of ``packed``; None for any other text."""
         digest, _, rest = stored.partition("|")
         request_id, _, rest = rest.partition("|")
@@ -89,9 +89,9 @@ class _Kept:
     store: ClaimStore
     tenant: str
     name: str
-    claim: Claim
+    claim: KeyClaim
 
-    async def become(self, claim: Claim) -> "_Kept":
+    async def become(self, claim: KeyClaim) -> "_Kept":
         """Replace the claim if it is still stored."""
         await self.store.swap(self.tenant, self.name, self.claim.packed(), claim.packed())
         return replace(self, claim=claim)
@@ -101,7 +101,7 @@ class _Kept:
         await self.store.swap(self.tenant, self.name, self.claim.packed(), None)
 
 
-class Call:
+class IdempotentCall:
     """One call under a key; without a key nothing is stored.
 
     Attributes:
@@ -167,8 +167,8 @@ class Idempotency:
         self._find_reply = find_reply
         self._clock_ms = clock_ms
 
-    async def begin(self, tenant: str, route: str, key: str | None, body: bytes, new_request_id: str) -> Call:
-        """Claim a key for a call, or find the reply of the call that holds it.
+    async def begin(self, tenant: str, route: str, key: str | None, body: bytes, new_request_id: str) -> IdempotentCall:
+        """KeyClaim a key for a call, or find the reply of the call that holds it.
 
         Args:
             tenant: of the identity.
@@ -183,15 +183,15 @@ class Idempotency:
         """
         key = checked_key(key)
         if key is None:
-            return Call(new_request_id)
+            return IdempotentCall(new_request_id)
         name = _digest(tenant, route, key)
-        mine = Claim(_digest(tenant, route, key, body=body), new_request_id, self._clock_ms())
+        mine = KeyClaim(_digest(tenant, route, key, body=body), new_request_id, self._clock_ms())
         expected: str | None = None
         for _ in range(_MOST_ROUNDS):
             there = await self._store.swap(tenant, name, expected, mine.packed())
             if there == mine.packed():
-                return Call(mine.request_id, kept=_Kept(self._store, tenant, name, mine))
-            theirs = None if there is None else Claim.unpacked(there)
+                return IdempotentCall(mine.request_id, kept=_Kept(self._store, tenant, name, mine))
+            theirs = None if there is None else KeyClaim.unpacked(there)
             if theirs is None:
                 # The claim is gone, or not in our format.
                 expected = there
@@ -200,7 +200,7 @@ class Idempotency:
                 raise other_body()
             reply = await self._find_reply(tenant, theirs.request_id)
             if reply is not None and not was_not_run(reply):
-                return Call(theirs.request_id, reply)
+                return IdempotentCall(theirs.request_id, reply)
             if reply is not None and not theirs.is_again:
                 mine = replace(mine, request_id=new_request_id, is_again=False)
             else:

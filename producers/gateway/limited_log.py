@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from fairlane.clock import ClockMs, monotonic_ms
-from producers.gateway.limits.rate_buckets import RateBook, RatePolicy
+from producers.gateway.limits.rate_buckets import RatePolicy, TokenBuckets
 
 _LINES = RatePolicy(rate_per_s=0.2, burst=3)
 _MOST_EVENTS = 64
@@ -21,7 +21,7 @@ class LimitedLog:
     def __init__(self, log: Any, clock: ClockMs = monotonic_ms) -> None:
         self._log = log
         self._clock = clock
-        self._book = RateBook(_MOST_EVENTS)
+        self._book = TokenBuckets(_MOST_EVENTS)
         self._unsaid: Counter[str] = Counter()
 
     def warning(self, event: str, **fields: object) -> None:

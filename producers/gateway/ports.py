@@ -7,7 +7,7 @@ from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply, InferenceRequest
 
 
-class Waiting(Protocol):
+class PendingReply(Protocol):
     """An accepted request: its publish was acknowledged."""
 
     @property
@@ -37,7 +37,7 @@ class Waiting(Protocol):
 class Submitter(Protocol):
     """Publishes requests to Kafka."""
 
-    async def submit(self, tenant: str, request: InferenceRequest) -> Waiting:
+    async def submit(self, tenant: str, request: InferenceRequest) -> PendingReply:
         """Publish to the tenant's request topic and return when the publish is acknowledged.
 
         The request's ``request_id`` must come from ``new_request_id``: it routes the reply.

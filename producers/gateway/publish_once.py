@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fairlane.records import InferenceReply, InferenceRequest
-from producers.gateway.idempotency import Call, Idempotency
+from producers.gateway.idempotency import Idempotency, IdempotentCall
 from producers.gateway.pipeline.call_context import present
-from producers.gateway.ports import Submitter, Waiting
+from producers.gateway.ports import PendingReply, Submitter
 from producers.openai_api.gateway_error import GatewayError
 from producers.openai_api.reply_errors import UNCERTAIN
 
@@ -25,10 +25,10 @@ class Published:
         source: of the reply: a waiter, which must be forgotten in the end, or the earlier reply.
     """
 
-    call: Call
+    call: IdempotentCall
     request_id: str
     model: str
-    source: Waiting | InferenceReply
+    source: PendingReply | InferenceReply
 
 
 async def publish_once(

@@ -17,7 +17,7 @@ from fairlane_server.processes.service import HealthServer, exit_after
 from producers.gateway.app import Gateway
 from producers.gateway.edge.connections import Connections
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
-from producers.gateway.edge.timeouts import Patience
+from producers.gateway.edge.timeouts import ConnectionTimeouts
 from producers.gateway.memory import map_large_blocks
 
 log = logs.get_logger(__name__)
@@ -36,7 +36,7 @@ _DESCRIPTORS_BESIDES = 512
 """File descriptors besides client connections: Kafka, Postgres, Redis, uploads."""
 
 
-class Served(Protocol):
+class DrainableGateway(Protocol):
     """The part of a ``Gateway`` that the server uses."""
 
     @property
@@ -58,7 +58,7 @@ class GatewayServer(uvicorn.Server):
     signal ends the server at once. A watching thread ends the process if the event loop does not react, or has not
     started."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Served, drain_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: DrainableGateway, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._drain_timeout_s = drain_timeout_s
@@ -132,7 +132,7 @@ def main() -> int:
         return 1
     health = HealthServer(gateway.readiness, settings.metrics_host, settings.metrics_port)
     health.start()
-    patience = Patience()
+    patience = ConnectionTimeouts()
     most = _room_for(settings.gateway_max_connections)
     connections = Connections(most, min(most, settings.gateway_max_connections_per_address), patience)
     config = uvicorn.Config(

@@ -14,7 +14,7 @@ from producers.openai_api.unsupported_fields import (
     COMPLETION,
     EMBEDDING,
     MESSAGE,
-    Neutral,
+    AcceptedValues,
     described,
     refuse_unsupported,
 )
@@ -122,7 +122,7 @@ ModelName = Annotated[str, Field(min_length=1, max_length=64, description="As /v
 MaxTokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 
 
-def _taking(neutral: Neutral) -> ConfigDict:
+def _taking(neutral: AcceptedValues) -> ConfigDict:
     """Config of a model whose extra fields are left to ``refuse_unsupported`` and listed in the schema."""
 
     def add(schema: dict[str, Any]) -> None:

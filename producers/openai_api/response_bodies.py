@@ -10,7 +10,6 @@ from fairlane.records import InferenceReply, TokenLogprob, TopLogprob
 from producers.openai_api import sse
 from producers.openai_api.gateway_error import GatewayError
 from producers.openai_api.response_models import (
-    About,
     AssistantMessage,
     ChatChoice,
     ChatChunk,
@@ -24,6 +23,7 @@ from producers.openai_api.response_models import (
     Embedding,
     EmbeddingList,
     EmbeddingUsage,
+    FairlaneDetails,
     TokenDetails,
     TokenLogprobPart,
     TopLogprobPart,
@@ -36,7 +36,7 @@ from producers.openai_api.response_models import (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestEcho:
     """Request fields that the response repeats. ``created_s``: seconds since the epoch."""
 
     request_id: str
@@ -45,7 +45,7 @@ class Asked:
     with_usage: bool = False
 
 
-def chat_completion(reply: InferenceReply, asked: Asked) -> bytes:
+def chat_completion(reply: InferenceReply, asked: RequestEcho) -> bytes:
     """Response body of a chat completion, from an ``ok`` reply."""
     return (
         ChatCompletion(
@@ -67,7 +67,7 @@ def chat_completion(reply: InferenceReply, asked: Asked) -> bytes:
     )
 
 
-def completion(reply: InferenceReply, asked: Asked) -> bytes:
+def completion(reply: InferenceReply, asked: RequestEcho) -> bytes:
     """Response body of a completion, from an ``ok`` reply."""
     choice = CompletionChoice(
         index=0, text=text_of(reply), finish_reason=_finish_reason(reply), logprobs=_completion_logprobs(reply)
@@ -80,7 +80,7 @@ def completion(reply: InferenceReply, asked: Asked) -> bytes:
     )
 
 
-def embeddings(reply: InferenceReply, asked: Asked, *, as_base64: bool, dimensions: int | None) -> bytes:
+def embeddings(reply: InferenceReply, asked: RequestEcho, *, as_base64: bool, dimensions: int | None) -> bytes:
     """Response body of an embedding request, from an ``ok`` reply.
 
     Raises GatewayError: 400 if the vectors do not have ``dimensions`` dimensions.
@@ -117,7 +117,7 @@ def text_of(reply: InferenceReply) -> str:
 class ChatStream:
     """Server-sent events of a streamed chat completion."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: RequestEcho) -> None:
         self._asked = asked
 
     def first(self) -> bytes:
@@ -162,7 +162,7 @@ class ChatStream:
 class CompletionStream:
     """Server-sent events of a streamed completion."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: RequestEcho) -> None:
         self._asked = asked
 
     def first(self) -> bytes:
@@ -196,7 +196,7 @@ def _event(chunk: ChatChunk | Completion) -> bytes:
     return sse.event(chunk.model_dump_json(exclude_unset=True))
 
 
-def _completion(asked: Asked, model: str | None, choices: list[CompletionChoice]) -> Completion:
+def _completion(asked: RequestEcho, model: str | None, choices: list[CompletionChoice]) -> Completion:
     return Completion(
         id=f"cmpl-{asked.request_id}",
         object="text_completion",
@@ -206,7 +206,7 @@ def _completion(asked: Asked, model: str | None, choices: list[CompletionChoice]
     )
 
 
-def _chat_id(asked: Asked) -> str:
+def _chat_id(asked: RequestEcho) -> str:
     return f"chatcmpl-{asked.request_id}"
 
 
@@ -224,9 +224,9 @@ def _usage(reply: InferenceReply) -> Usage:
     )
 
 
-def _about(reply: InferenceReply) -> About:
+def _about(reply: InferenceReply) -> FairlaneDetails:
     retrieval, cache, history = reply.retrieval_use, reply.cache_use, reply.history_use
-    return About(
+    return FairlaneDetails(
         request_id=reply.request_id,
         model_version=reply.model_version,
         degradations=list(reply.degradations),

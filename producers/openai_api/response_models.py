@@ -55,7 +55,7 @@ class UsedHistory(_Part):
     reason: str | None
 
 
-class About(_Part):
+class FairlaneDetails(_Part):
     """Fairlane's details of the request."""
 
     request_id: str
@@ -115,7 +115,7 @@ class ChatCompletion(_Part):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    fairlane: About
+    fairlane: FairlaneDetails
 
 
 class ChatDelta(_Part):
@@ -143,7 +143,7 @@ class ChatChunk(_Part):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
-    fairlane: About | None = None
+    fairlane: FairlaneDetails | None = None
 
 
 class CompletionLogprobs(_Part):
@@ -173,7 +173,7 @@ class Completion(_Part):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
-    fairlane: About | None = None
+    fairlane: FairlaneDetails | None = None
 
 
 class Embedding(_Part):
@@ -198,7 +198,7 @@ class EmbeddingList(_Part):
     model: str
     data: list[Embedding]
     usage: EmbeddingUsage
-    fairlane: About
+    fairlane: FairlaneDetails
 
 
 class Model(_Part):

@@ -6,17 +6,17 @@ from typing import Any
 from producers.openai_api.error_bodies import UNKNOWN_PARAMETER, UNSUPPORTED_PARAMETER
 from producers.openai_api.gateway_error import GatewayError
 
-Neutral = Mapping[str, Sequence[object] | None]
+AcceptedValues = Mapping[str, Sequence[object] | None]
 """Accepted values by field, those that change nothing; None: any value."""
 
-_SAMPLING: Neutral = {
+_SAMPLING: AcceptedValues = {
     "n": (1, None),
     "frequency_penalty": (0, 0.0, None),
     "presence_penalty": (0, 0.0, None),
     "logit_bias": ({}, None),
 }
 
-CHAT: Neutral = {
+CHAT: AcceptedValues = {
     **_SAMPLING,
     "user": None,
     "safety_identifier": None,
@@ -40,7 +40,7 @@ CHAT: Neutral = {
     "web_search_options": (None,),
 }
 
-MESSAGE: Neutral = {
+MESSAGE: AcceptedValues = {
     "name": (None,),
     "refusal": (None,),
     "audio": (None,),
@@ -50,7 +50,7 @@ MESSAGE: Neutral = {
 }
 """Includes the fields that an assistant message of an earlier answer carries."""
 
-COMPLETION: Neutral = {
+COMPLETION: AcceptedValues = {
     **_SAMPLING,
     "user": None,
     "best_of": (1, None),
@@ -58,10 +58,10 @@ COMPLETION: Neutral = {
     "suffix": ("", None),
 }
 
-EMBEDDING: Neutral = {"user": None}
+EMBEDDING: AcceptedValues = {"user": None}
 
 
-def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: Neutral, within: str = "") -> None:
+def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: AcceptedValues, within: str = "") -> None:
     """Reject fields that would be expected to change the answer and cannot.
 
     Args:
@@ -82,7 +82,7 @@ def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: Neutral, within
             raise GatewayError(400, UNSUPPORTED_PARAMETER, f"{name}: {reason}", field=within + name)
 
 
-def described(neutral: Neutral) -> dict[str, Any]:
+def described(neutral: AcceptedValues) -> dict[str, Any]:
     """JSON schema properties of these fields."""
     return {
         name: {"description": "Taken, and changes nothing."} if allowed is None else {"enum": _distinct(allowed)}

@@ -29,9 +29,9 @@ from producers.gateway.identity.key_store import (
     PgIdentityStore,
     StoredKey,
     StoreUnavailableError,
-    UserStanding,
+    UserSettings,
 )
-from producers.gateway.identity.refusals import Refusal, RefusedError
+from producers.gateway.identity.refusals import AuthRefusal, RefusedError
 from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
 from tests.kit.identity_kit import MemoryIdentityStore
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
@@ -152,7 +152,7 @@ def found_by(keeper: Keeper, text: str) -> StoredKey | None:
     return keeper.ask(lambda store: store.key(shown.key_id, shown.secret_sha256, PATIENT_S))
 
 
-def standing(keeper: Keeper, tenant: str, subject: str) -> UserStanding:
+def standing(keeper: Keeper, tenant: str, subject: str) -> UserSettings:
     return keeper.ask(lambda store: store.user(tenant, subject, PATIENT_S))
 
 
@@ -201,11 +201,11 @@ def test_what_ends_a_key_is_told(keeper: Keeper) -> None:
 
 def test_a_user_is_one_of_one_tenant(keeper: Keeper) -> None:
     keeper.set_user("acme", "u-17", Role.VIEWER, disabled=True)
-    assert standing(keeper, "acme", "u-17") == UserStanding(Role.VIEWER, is_disabled=True)
-    assert standing(keeper, "globex", "u-17") == UserStanding()
-    assert standing(keeper, "acme", "u-1") == UserStanding()
+    assert standing(keeper, "acme", "u-17") == UserSettings(Role.VIEWER, is_disabled=True)
+    assert standing(keeper, "globex", "u-17") == UserSettings()
+    assert standing(keeper, "acme", "u-1") == UserSettings()
     keeper.set_user("acme", "u-17", Role.ADMIN)
-    assert standing(keeper, "acme", "u-17") == UserStanding(Role.ADMIN)
+    assert standing(keeper, "acme", "u-17") == UserSettings(Role.ADMIN)
 
 
 # --- Postgres
@@ -454,7 +454,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
                     assert (await verifier.verify(known.text)).subject == known.key_id
                 with pytest.raises(RefusedError) as caught:
                     await verifier.verify(unknown.text)
-                assert caught.value.why is Refusal.UNAVAILABLE
+                assert caught.value.why is AuthRefusal.UNAVAILABLE
         finally:
             await verifier.close()
             await pool.close()

@@ -18,10 +18,10 @@ from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.store_error import StoreError
 from producers.gateway.results import request_store, write_queue
-from producers.gateway.results.request_status import Status
+from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.request_store import (
+    EndedCursor,
     EndedFilter,
-    EndedPlace,
     PgRequestStore,
     RequestStore,
     ended_question,
@@ -131,7 +131,7 @@ def test_pages_are_read_from_an_index(requests: Recorded) -> None:
             """
         )
         connection.execute("ANALYZE results")
-        behind = EndedPlace(5_000, "ffff", "requests.acme", 0, 15_000)
+        behind = EndedCursor(5_000, "ffff", "requests.acme", 0, 15_000)
         for wanted, index in (
             (EndedFilter(), "results_by_time"),
             (EndedFilter(model="rare"), "results_by_model"),
@@ -185,7 +185,7 @@ def test_redis_first_and_postgres_when_it_has_nothing(requests: Recorded, redis_
         assert await results.find_reply(f"{unique}x", ID) is None
         status = await results.status(unique, ID)
         assert status is not None
-        assert status.status is Status.DONE
+        assert status.status is RequestState.DONE
 
     running(requests.server, redis_url, test)
 
@@ -195,7 +195,7 @@ def test_a_page_survives_the_whole_way(requests: Recorded, redis_url: str) -> No
 
     async def test(results: Results, other: Results) -> None:
         first = await results.ended("acme", EndedFilter(), None, 4)
-        rest = await results.ended("acme", EndedFilter(), EndedPlace(*place(first[-1])), 4)
+        rest = await results.ended("acme", EndedFilter(), EndedCursor(*place(first[-1])), 4)
         assert [int(one.reply.request_id, 16) for one in (*first, *rest)] == [9, 4, 3, 2, 1, 0]
 
     running(requests.server, redis_url, test)

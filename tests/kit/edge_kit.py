@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from producers.gateway.edge.connections import Connections
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
-from producers.gateway.edge.timeouts import Cut
+from producers.gateway.edge.timeouts import CloseReason
 from tests.waiting import PATIENCE_S, eventually
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -135,7 +135,7 @@ def everything(peer: socket.socket) -> bytes:
     return said
 
 
-def cut(why: Cut) -> float:
+def cut(why: CloseReason) -> float:
     """How many connections were cut for this."""
     return REGISTRY.get_sample_value("fairlane_gateway_connections_cut_total", {"reason": why}) or 0.0
 

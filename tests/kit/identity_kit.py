@@ -17,7 +17,7 @@ from fairlane.clock import now_ms
 from fairlane_server.api_keys.api_key import NewKey, new_key
 from fairlane_server.api_keys.roles import Role, Scope
 from producers.gateway.identity.jwks import KeySetUnavailableError
-from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError, UserStanding
+from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError, UserSettings
 
 ISSUER = "https://login.example/realm"
 AUDIENCE = "fairlane"
@@ -40,7 +40,7 @@ class MemoryIdentityStore:
         self.is_away = False
         self.asked = 0
         self._keys: dict[str, StoredKey] = {}
-        self._users: dict[tuple[str, str], UserStanding] = {}
+        self._users: dict[tuple[str, str], UserSettings] = {}
 
     def create(
         self,
@@ -62,19 +62,19 @@ class MemoryIdentityStore:
         del self._keys[key_id]
 
     def set_user(self, tenant: str, subject: str, role: Role, *, disabled: bool = False) -> None:
-        self._users[tenant, subject] = UserStanding(role, disabled)
+        self._users[tenant, subject] = UserSettings(role, disabled)
 
     async def key(self, key_id: str, shown_sha256: bytes, timeout_s: float) -> StoredKey | None:
         self._ask()
         found = self._keys.get(key_id)
         if found is None or found.user is None:
             return found
-        user = self._users.get((found.tenant, found.user), UserStanding())
+        user = self._users.get((found.tenant, found.user), UserSettings())
         return replace(found, is_user_disabled=user.is_disabled)
 
-    async def user(self, tenant: str, subject: str, timeout_s: float) -> UserStanding:
+    async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
         self._ask()
-        return self._users.get((tenant, subject), UserStanding())
+        return self._users.get((tenant, subject), UserSettings())
 
     def _ask(self) -> None:
         self.asked += 1

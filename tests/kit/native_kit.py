@@ -29,7 +29,7 @@ from producers.gateway.native.event_slots import EventSlots
 from producers.gateway.native.router import router
 from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
-from producers.gateway.results.request_store import EndedFilter, EndedPlace
+from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.gateway.results.results import Results
 from producers.openai_api.gateway_error import GatewayError
 from producers.openai_api.reply_errors import was_not_run
@@ -92,7 +92,7 @@ class MemoryRequests:
         return History(tuple(sorted(mine, key=lambda one: one.occurred_at_ms)), replies=tuple(reversed(replies)))
 
     async def ended(
-        self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+        self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
     ) -> Sequence[RecordedReply]:
         self._asked()
         found = sorted((one for one in self.replies if one.reply.tenant == tenant), key=place, reverse=True)
@@ -121,7 +121,7 @@ def place(recorded: RecordedReply) -> tuple[Any, ...]:
     return recorded.replied_at_ms, recorded.reply.request_id, source.topic, source.partition, source.offset
 
 
-def _key(behind: EndedPlace) -> tuple[Any, ...]:
+def _key(behind: EndedCursor) -> tuple[Any, ...]:
     return (
         behind.replied_at_ms,
         behind.request_id,

@@ -19,7 +19,7 @@ from fairlane.records import (
     TopLogprob,
 )
 from fairlane_server.postgres.request_timeline import History, RecordedReply
-from producers.gateway.results.request_store import EndedFilter, EndedPlace, RequestStore
+from producers.gateway.results.request_store import EndedCursor, EndedFilter, RequestStore
 from tests.kit.native_kit import ID, LABELS, decided, place, recorded
 
 ANY = EndedFilter()
@@ -144,11 +144,11 @@ class RequestStoreSuite:
         assert len(everything) == 13
         assert [place(one) for one in everything] == sorted(map(place, everything), reverse=True)
         seen: list[RecordedReply] = []
-        behind: EndedPlace | None = None
+        behind: EndedCursor | None = None
         while page := page_of(requests, "acme", ANY, behind, 2):
             assert len(page) <= 2
             seen += page
-            behind = EndedPlace(*place(page[-1]))
+            behind = EndedCursor(*place(page[-1]))
             requests.record(recorded(100 + len(seen), at_ms=2_000 + len(seen)))
         assert seen == list(everything)
 
@@ -170,7 +170,7 @@ class RequestStoreSuite:
             (EndedFilter(outcome="expired"), []),
         ):
             assert numbers_of(page_of(requests, "acme", wanted, None, 10)) == numbers
-        last = EndedPlace(*place(recorded(4, at_ms=4_000)))
+        last = EndedCursor(*place(recorded(4, at_ms=4_000)))
         failed = EndedFilter(outcome="failed")
         assert numbers_of(page_of(requests, "acme", failed, last, 10)) == [2]
 
@@ -188,7 +188,7 @@ def history_of(requests: Requests, tenant: str, request_id: str) -> History:
 
 
 def page_of(
-    requests: Requests, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+    requests: Requests, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
 ) -> Sequence[RecordedReply]:
     """A page of those that ended."""
     found: Sequence[RecordedReply] = requests.ask(lambda store: store.ended(tenant, wanted, behind, most))

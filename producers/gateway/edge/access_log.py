@@ -17,8 +17,8 @@ from fairlane import headers, metrics
 from fairlane.logs import get_logger
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.cost_tokens import cost_tokens
-from producers.gateway.edge.error_responses import INTERNAL_ERROR, cut_off, internal_error
-from producers.gateway.pipeline.call_context import Caller, present
+from producers.gateway.edge.error_responses import INTERNAL_ERROR, internal_error, shutdown_error
+from producers.gateway.pipeline.call_context import CallContext, present
 from producers.openai_api.error_bodies import REQUEST_ID_HEADER
 from producers.openai_api.reply_errors import CLIENT_GONE, UNCERTAIN, WAITED_TOO_LONG
 
@@ -58,7 +58,7 @@ class CallLog:
         if scope["type"] not in ("http", "websocket") or scope["path"] in UNLOGGED:
             await self._app(scope, receive, send)
             return
-        caller = Caller(_trace(scope["headers"]))
+        caller = CallContext(_trace(scope["headers"]))
         token = present.set(caller)
         began = monotonic()
         status = 0
@@ -84,7 +84,7 @@ class CallLog:
         except asyncio.CancelledError:
             # The process ends. Without this answer the client gets one that client libraries retry by themselves.
             if not status:
-                await cut_off(scope["path"], caller.request_id)(scope, receive, send_named)
+                await shutdown_error(scope["path"], caller.request_id)(scope, receive, send_named)
             raise
         except Exception as error:  # noqa: BLE001 - of whatever kind: it is told without its text
             frames = [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-4:]]
@@ -99,7 +99,7 @@ class CallLog:
             _tell(scope, caller, status, close_code, monotonic() - began)
 
 
-def _tell(scope: Scope, caller: Caller, status: int, close_code: int | None, took_s: float) -> None:
+def _tell(scope: Scope, caller: CallContext, status: int, close_code: int | None, took_s: float) -> None:
     route, reply = _route(scope), caller.reply
     calls, seconds = _meters(route, status)
     calls.inc()
@@ -155,7 +155,7 @@ def _route(scope: Scope) -> str:
     return "/".join(parts[: len(parts) - template.count("/")]) + template
 
 
-def _name(message: Message, caller: Caller) -> None:
+def _name(message: Message, caller: CallContext) -> None:
     """Add ``x-request-id`` unless present: the request's id, else a new one by which the log line is found."""
     fields = message.setdefault("headers", [])
     if all(name.lower() != _HEADER for name, _ in fields):

@@ -12,12 +12,12 @@ from typing import Any
 
 from fairlane import metrics
 from producers.gateway.edge.addresses import address_of
-from producers.gateway.edge.timeouts import Cut, Outflow, Patience
+from producers.gateway.edge.timeouts import CloseReason, ConnectionTimeouts, Outflow
 
 _LEFT = (7, 8)
 """CLOSE and CLOSE_WAIT: the peer has closed."""
 
-Late = Callable[[float], Cut | None]
+Late = Callable[[float], CloseReason | None]
 
 
 class Connections:
@@ -29,8 +29,8 @@ class Connections:
         patience: timeouts of each connection.
     """
 
-    def __init__(self, most: int, most_of_address: int, patience: Patience | None = None) -> None:
-        self.patience = patience or Patience()
+    def __init__(self, most: int, most_of_address: int, patience: ConnectionTimeouts | None = None) -> None:
+        self.patience = patience or ConnectionTimeouts()
         self._most = most
         self._most_of_address = most_of_address
         self._of_address: Counter[str] = Counter()
@@ -39,12 +39,12 @@ class Connections:
     def __len__(self) -> int:
         return self._total
 
-    def enter(self, address: str) -> Cut | None:
+    def enter(self, address: str) -> CloseReason | None:
         """Admit a connection, or return why not. An admitted one must ``leave`` in the end."""
         if self._total >= self._most:
-            return Cut.TOO_MANY
+            return CloseReason.TOO_MANY
         if self._of_address[address] >= self._most_of_address:
-            return Cut.TOO_MANY_OF_ADDRESS
+            return CloseReason.TOO_MANY_OF_ADDRESS
         self._total += 1
         self._of_address[address] += 1
         metrics.GATEWAY_CONNECTIONS.set(self._total)
@@ -94,7 +94,7 @@ class Connection:
         now_s, transport = self._loop.time(), self.transport
         # Also while closing, which waits until the peer has taken everything.
         if self._outflow.is_stuck(now_s, transport.written_bytes, transport.untaken_bytes()):
-            count(Cut.UNTAKEN)
+            count(CloseReason.UNTAKEN)
             transport.abort()
             return
         if not transport.is_closing() and (why := self.late(now_s)) is not None:
@@ -187,6 +187,6 @@ def _state_of(pseudo: Any) -> int | None:
         return None
 
 
-def count(why: Cut) -> None:
+def count(why: CloseReason) -> None:
     """Count a connection cut for this reason."""
     metrics.GATEWAY_CONNECTIONS_CUT.labels(reason=why).inc()

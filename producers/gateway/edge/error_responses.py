@@ -34,7 +34,7 @@ def internal_error(path: str) -> JSONResponse:
     return error_response(path, GatewayError(500, INTERNAL_ERROR, "the gateway failed; nothing else is known"))
 
 
-def cut_off(path: str, request_id: str | None) -> JSONResponse:
+def shutdown_error(path: str, request_id: str | None) -> JSONResponse:
     """503 for a call cut off by the end of the process. Its request may go on."""
     message = "the gateway ended before it could answer; it is not known what became of the call"
     return error_response(path, GatewayError(503, UNCERTAIN, message, request_id=request_id))
@@ -49,7 +49,7 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)  # noqa: S101 - as it was registered
-        return error_response(request.url.path, of_validation(error.errors()))
+        return error_response(request.url.path, validation_error(error.errors()))
 
     async def plain(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)  # noqa: S101 - as it was registered
@@ -63,7 +63,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, plain)
 
 
-def of_validation(problems: Sequence[Mapping[str, Any]]) -> GatewayError:
+def validation_error(problems: Sequence[Mapping[str, Any]]) -> GatewayError:
     """The first problem, with its field. Neither Pydantic's messages nor our validators' quote input."""
     if not problems:
         return GatewayError(400, Code.INVALID, "the call is not valid")

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from producers.gateway.edge.connections import Connection, Connections, CountedTransport, count
 from producers.gateway.edge.limited_websocket import LimitedWebSocket
-from producers.gateway.edge.timeouts import Cut, Inflow, Stage
+from producers.gateway.edge.timeouts import CloseReason, Inflow, ReceiveStage
 
 MOST_HEAD_BYTES: Final = 32_768
 """Bound of the request line and all headers; also of the bytes between two pieces of a body."""
@@ -115,7 +115,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._own_bytes = 0
         super().data_received(data)
         # All waiting calls came in this read, complete or not.
-        waits = self._is_answering() and (bool(self.pipeline) or self._inflow.stage is Stage.HEAD)
+        waits = self._is_answering() and (bool(self.pipeline) or self._inflow.stage is ReceiveStage.HEAD)
         if waits and len(data) - self._own_bytes > MOST_PIPELINED_BYTES and not self.transport.is_closing():
             self._is_pipelined = True
             self.send_400_response("")
@@ -127,7 +127,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._bare_bytes += len(data)
         if (
             self._bare_bytes > MOST_HEAD_BYTES
-            and self._inflow.stage in (Stage.HEAD, Stage.BODY, Stage.LEFTOVER)
+            and self._inflow.stage in (ReceiveStage.HEAD, ReceiveStage.BODY, ReceiveStage.LEFTOVER)
             and not self.transport.is_closing()
         ):
             self.send_400_response("")
@@ -135,7 +135,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = self._bare_bytes = 0
-        self._inflow.enter(Stage.HEAD, self.loop.time())
+        self._inflow.enter(ReceiveStage.HEAD, self.loop.time())
 
     def on_headers_complete(self) -> None:
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -143,7 +143,7 @@ class LimitedProtocol(HttpToolsProtocol):
             # Stops the parser; ``send_400_response`` answers.
             raise HeadTooLargeError
         super().on_headers_complete()
-        self._inflow.enter(Stage.BODY, self.loop.time())
+        self._inflow.enter(ReceiveStage.BODY, self.loop.time())
         if not self.pipeline:
             self._own_bytes += self._head_bytes
         elif len(self.pipeline) > MOST_PIPELINED:
@@ -164,8 +164,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._is_understood = True
-        is_answered = self._inflow.stage is Stage.LEFTOVER
-        self._inflow.enter(Stage.IDLE if is_answered else Stage.NOTHING, self.loop.time())
+        is_answered = self._inflow.stage is ReceiveStage.LEFTOVER
+        self._inflow.enter(ReceiveStage.IDLE if is_answered else ReceiveStage.NOTHING, self.loop.time())
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -175,15 +175,21 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             # Another call of this connection has arrived already.
             return
-        if self._inflow.stage is Stage.NOTHING:
-            self._inflow.enter(Stage.IDLE, self.loop.time())
-        elif self._inflow.stage is Stage.BODY:
-            self._inflow.enter(Stage.LEFTOVER, self.loop.time())
+        if self._inflow.stage is ReceiveStage.NOTHING:
+            self._inflow.enter(ReceiveStage.IDLE, self.loop.time())
+        elif self._inflow.stage is ReceiveStage.BODY:
+            self._inflow.enter(ReceiveStage.LEFTOVER, self.loop.time())
 
     def send_400_response(self, msg: str) -> None:
         is_too_large = self._is_too_large() or self._bare_bytes > MOST_HEAD_BYTES
-        count(Cut.PIPELINED if self._is_pipelined else Cut.HEAD_TOO_LARGE if is_too_large else Cut.MALFORMED)
-        if self._is_answering() or self._inflow.stage is not Stage.HEAD:
+        count(
+            CloseReason.PIPELINED
+            if self._is_pipelined
+            else CloseReason.HEAD_TOO_LARGE
+            if is_too_large
+            else CloseReason.MALFORMED
+        )
+        if self._is_answering() or self._inflow.stage is not ReceiveStage.HEAD:
             # An error must not be written into the middle of an answer.
             self.transport.close()
         elif is_too_large:
@@ -213,10 +219,10 @@ class LimitedProtocol(HttpToolsProtocol):
         may overtake the answer. So our side is shut down, and theirs is read until it ends too, or for as long as the
         rest of a body may take."""
         is_answered = self.cycle is not None and self.cycle.response_complete  # type: ignore[redundant-expr]  # as below
-        if self._is_lingering or not is_answered or self._inflow.stage is not Stage.BODY:
+        if self._is_lingering or not is_answered or self._inflow.stage is not ReceiveStage.BODY:
             return False
         self._is_lingering = True
-        self._inflow.enter(Stage.LEFTOVER, self.loop.time())
+        self._inflow.enter(ReceiveStage.LEFTOVER, self.loop.time())
         self.transport.write_eof()
         self.flow.resume_reading()
         return True
@@ -228,7 +234,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _is_too_large(self) -> bool:
         return self._head_bytes > MOST_HEAD_BYTES or len(self.headers or ()) > MOST_HEADERS
 
-    def _late(self, now_s: float) -> Cut | None:
+    def _late(self, now_s: float) -> CloseReason | None:
         if self.flow.read_paused and self.transport.has_left():
             # While reading is paused a disconnect goes unnoticed: the call being answered would not learn of it.
             self.transport.close()

@@ -9,7 +9,7 @@ from uvicorn.server import ServerState
 from websockets.http11 import Response
 
 from producers.gateway.edge.connections import Connection, count
-from producers.gateway.edge.timeouts import Cut
+from producers.gateway.edge.timeouts import CloseReason
 
 _NO_SNIFF: Final = "x-content-type-options"
 _BAD_REQUEST: Final = (
@@ -43,7 +43,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
             # The whole head is here and is no valid handshake; uvicorn would not send the error.
-            count(Cut.MALFORMED)
+            count(CloseReason.MALFORMED)
             self.handshake_complete = self.close_sent = True
             self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
             self.transport.close()
@@ -61,5 +61,5 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.conn.data_to_send()
 
 
-def _never(_now_s: float) -> Cut | None:
+def _never(_now_s: float) -> CloseReason | None:
     return None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
 
-class Cut(StrEnum):
+class CloseReason(StrEnum):
     """Why a connection was not admitted, or was closed by the gateway."""
 
     TOO_MANY = "too_many"
@@ -23,7 +23,7 @@ class Cut(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ConnectionTimeouts:
     """Bounds of one connection.
 
     Attributes:
@@ -56,7 +56,7 @@ class Patience:
         return self.taken_span_s * self.bytes_per_s
 
 
-class Stage(Enum):
+class ReceiveStage(Enum):
     """What the client is expected to send next."""
 
     HEAD = auto()
@@ -75,11 +75,11 @@ class Inflow:
         stage: what the client is expected to send next.
     """
 
-    def __init__(self, patience: Patience, now_s: float) -> None:
+    def __init__(self, patience: ConnectionTimeouts, now_s: float) -> None:
         self._patience = patience
-        self.enter(Stage.HEAD, now_s)
+        self.enter(ReceiveStage.HEAD, now_s)
 
-    def enter(self, stage: Stage, now_s: float) -> None:
+    def enter(self, stage: ReceiveStage, now_s: float) -> None:
         """Start a stage and its timeout."""
         self.stage = stage
         self._since_s = now_s
@@ -89,29 +89,29 @@ class Inflow:
         """Count received bytes of a body."""
         self._bytes += body_bytes
 
-    def late(self, now_s: float, *, is_paused: bool) -> Cut | None:
+    def late(self, now_s: float, *, is_paused: bool) -> CloseReason | None:
         """Why to stop waiting, or None. ``is_paused``: the gateway itself has paused reading."""
         waited_s, patience = now_s - self._since_s, self._patience
-        if is_paused and self.stage in (Stage.HEAD, Stage.BODY):
+        if is_paused and self.stage in (ReceiveStage.HEAD, ReceiveStage.BODY):
             self.enter(self.stage, now_s)
-        elif self.stage is Stage.BODY:
+        elif self.stage is ReceiveStage.BODY:
             if waited_s >= patience.span_s:
                 if self._bytes < patience.span_bytes:
-                    return Cut.SLOW_BODY
-                self.enter(Stage.BODY, now_s)
-        elif self.stage is Stage.HEAD and waited_s >= patience.head_s:
-            return Cut.SLOW_HEAD
-        elif self.stage is Stage.LEFTOVER and waited_s >= patience.head_s:
-            return Cut.UNREAD_BODY
-        elif self.stage is Stage.IDLE and waited_s >= patience.idle_s:
-            return Cut.IDLE
+                    return CloseReason.SLOW_BODY
+                self.enter(ReceiveStage.BODY, now_s)
+        elif self.stage is ReceiveStage.HEAD and waited_s >= patience.head_s:
+            return CloseReason.SLOW_HEAD
+        elif self.stage is ReceiveStage.LEFTOVER and waited_s >= patience.head_s:
+            return CloseReason.UNREAD_BODY
+        elif self.stage is ReceiveStage.IDLE and waited_s >= patience.idle_s:
+            return CloseReason.IDLE
         return None
 
 
 class Outflow:
     """Rate at which the peer takes written data."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: ConnectionTimeouts) -> None:
         self._patience = patience
         self._span: tuple[float, int, int] | None = None
         """Start of the span, with the bytes taken and not taken at that time."""

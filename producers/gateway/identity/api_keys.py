@@ -8,7 +8,7 @@ from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.key_store import IdentityStore, StoredKey, StoreUnavailableError
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
-from producers.gateway.identity.refusals import Refusal, RefusedError
+from producers.gateway.identity.refusals import AuthRefusal, RefusedError
 from producers.gateway.limits.failed_keys import FailedKeys
 
 _NO_SECRET = bytes(32)
@@ -48,25 +48,25 @@ class KeyVerifier:
         """The identity of the key. Raises RefusedError."""
         shown = parse_key(text)
         if shown is None:
-            raise RefusedError(Refusal.MALFORMED)
+            raise RefusedError(AuthRefusal.MALFORMED)
         # Known keys bypass the limit: it counts only guesses, which are never cached.
         is_known = address is None or self._lookups.knows(shown)
         if not (is_known or self._failed.may_try(str(address), self._monotonic_clock())):
-            raise RefusedError(Refusal.TOO_MANY_FAILURES)
+            raise RefusedError(AuthRefusal.TOO_MANY_FAILURES)
         try:
             key = await self._lookups.find(shown, lambda: self._proven(shown), address)
         except StoreUnavailableError:
-            raise RefusedError(Refusal.UNAVAILABLE, shown.key_id) from None
+            raise RefusedError(AuthRefusal.UNAVAILABLE, shown.key_id) from None
         if key is None:
             if address is not None:
                 self._failed.failed(address, self._monotonic_clock())
-            raise RefusedError(Refusal.WRONG_KEY, shown.key_id)
+            raise RefusedError(AuthRefusal.WRONG_KEY, shown.key_id)
         if key.is_revoked:
-            raise RefusedError(Refusal.KEY_REVOKED, key.key_id)
+            raise RefusedError(AuthRefusal.KEY_REVOKED, key.key_id)
         if key.expires_at_ms is not None and key.expires_at_ms <= self._clock():
-            raise RefusedError(Refusal.KEY_EXPIRED, key.key_id)
+            raise RefusedError(AuthRefusal.KEY_EXPIRED, key.key_id)
         if key.is_user_disabled:
-            raise RefusedError(Refusal.USER_DISABLED, key.key_id)
+            raise RefusedError(AuthRefusal.USER_DISABLED, key.key_id)
         return Identity(key.tenant, key.key_id, key.role, key.scopes, key.user)
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.postgres.pool import PromptPool
 from fairlane_server.redis.availability import RedisWatch
 from producers.gateway.identity.api_keys import KeyVerifier
-from producers.gateway.identity.authentication import Gate
+from producers.gateway.identity.authentication import AuthenticatedCall
 from producers.gateway.identity.authenticator import Authenticator
 from producers.gateway.identity.jwks import HttpKeySetSource, KeySet
 from producers.gateway.identity.key_store import PgIdentityStore
@@ -29,7 +29,7 @@ _CONNECTIONS = 4
 class IdentityParts:
     """Parts of authentication; open them on the serving event loop, close them after serving."""
 
-    gate: Gate
+    gate: AuthenticatedCall
     authenticator: Authenticator
     keys: KeyVerifier
     tokens: TokenVerifier | None
@@ -75,5 +75,5 @@ def assemble(settings: Settings, redis: "Redis | None", watch: RedisWatch | None
         RatePolicy(settings.gateway_tenant_rate_per_s, settings.gateway_tenant_burst),
         monotonic_ms,
     )
-    gate = Gate(authenticator, calls, settings.trusted_proxies)
+    gate = AuthenticatedCall(authenticator, calls, settings.trusted_proxies)
     return IdentityParts(gate, authenticator, keys, tokens, key_set, pool)

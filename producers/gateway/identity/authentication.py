@@ -19,7 +19,7 @@ _SEVERAL = "several"
 """Replaces repeated headers of one name; it is neither a scheme nor a key, so it is refused."""
 
 
-class Gate:
+class AuthenticatedCall:
     """FastAPI dependency for HTTP and WebSocket routes: ``Depends(gate)`` is the Identity of the call.
 
     Raises GatewayError as ``Authenticator`` does, and 429 with ``retry_after_ms`` over the rate limit.
@@ -60,7 +60,7 @@ class Gate:
         return address_of(tuple(client), forwarded, self._trusted_proxies)
 
 
-class GateHeaders:
+class RateLimitHeaders:
     """ASGI middleware: adds the caller's remaining rate limit to answers, and the challenge to a 401."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -7,8 +7,8 @@ from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.api_keys.api_key import looks_like_key
 from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.refusals import Refusal, RefusedError, answer
-from producers.gateway.limits.rate_buckets import RateBook, RatePolicy
+from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
+from producers.gateway.limits.rate_buckets import RatePolicy, TokenBuckets
 
 log = get_logger(__name__)
 
@@ -58,7 +58,7 @@ class Authenticator:
         if looks_like_key(shown):
             return await self._keys.verify(shown, address)
         if self._tokens is None or not may_be_token:
-            raise RefusedError(Refusal.MALFORMED)
+            raise RefusedError(AuthRefusal.MALFORMED)
         return await self._tokens.verify(shown, address)
 
 
@@ -67,10 +67,10 @@ class Refusals:
 
     def __init__(self, clock: ClockMs) -> None:
         self._clock = clock
-        self._book = RateBook(len(Refusal))
-        self._unsaid = dict.fromkeys(Refusal, 0)
+        self._book = TokenBuckets(len(AuthRefusal))
+        self._unsaid = dict.fromkeys(AuthRefusal, 0)
 
-    def tell(self, why: Refusal, who: str | None) -> None:
+    def tell(self, why: AuthRefusal, who: str | None) -> None:
         """Record one refusal; ``who`` is no secret."""
         metrics.AUTHENTICATIONS_REFUSED.labels(reason=why).inc()
         if not self._book.take([why], _LINES, self._clock()).is_granted:
@@ -83,17 +83,17 @@ class Refusals:
 def _shown(authorization: str | None, api_key_header: str | None) -> str:
     """The call's one key or token. Raises RefusedError."""
     if authorization is None and api_key_header is None:
-        raise RefusedError(Refusal.MISSING)
+        raise RefusedError(AuthRefusal.MISSING)
     if authorization is None or api_key_header is None:
         text = authorization or api_key_header or ""
     else:
         # With two credentials, the choice between them would be arbitrary.
-        raise RefusedError(Refusal.MALFORMED)
+        raise RefusedError(AuthRefusal.MALFORMED)
     if len(text) > MOST_CHARACTERS:
-        raise RefusedError(Refusal.MALFORMED)
+        raise RefusedError(AuthRefusal.MALFORMED)
     if authorization is None:
         return text.strip()
     scheme, _, shown = authorization.partition(" ")
     if scheme.lower() != "bearer" or not shown.strip():
-        raise RefusedError(Refusal.MALFORMED)
+        raise RefusedError(AuthRefusal.MALFORMED)
     return shown.strip()

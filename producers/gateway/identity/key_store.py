@@ -46,7 +46,7 @@ class StoredKey:
 
 
 @dataclass(frozen=True, slots=True)
-class UserStanding:
+class UserSettings:
     """Stored settings of a token's subject; most subjects have none.
 
     Attributes:
@@ -68,7 +68,7 @@ class IdentityStore(Protocol):
         """
         ...
 
-    async def user(self, tenant: str, subject: str, timeout_s: float) -> UserStanding:
+    async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
         """The stored settings of this user."""
         ...
 
@@ -97,10 +97,10 @@ class PgIdentityStore:
             is_user_disabled,
         )
 
-    async def user(self, tenant: str, subject: str, timeout_s: float) -> UserStanding:
+    async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
         """See :class:`IdentityStore`."""
         row = await self._row(_FIND_USER, (tenant, subject), timeout_s)
-        return UserStanding() if row is None else UserStanding(Role(row[0]), row[1])
+        return UserSettings() if row is None else UserSettings(Role(row[0]), row[1])
 
     async def _row(self, statement: str, parameters: tuple[str | bytes, ...], timeout_s: float) -> Any:
         try:

@@ -20,13 +20,13 @@ FRESH_MS = 1_000
 """Lifetime of a cached answer, and so how long a revoked key may still pass."""
 
 TIMEOUT_S = 3.0
-PATIENCE_MS = 250
+STALE_WAIT_MS = 250
 """How long a caller waits for a new answer while an older one still counts."""
 
 MOST_REMEMBERED = 20_000
 MOST_UNDER_WAY = 64
 """Lookups in flight: as many as may wait for a connection of the store's pool."""
-MOST_STRANGERS_UNDER_WAY = 48
+MOST_UNKNOWN_IN_FLIGHT = 48
 """Of those, lookups of names that the store never knew: guesses must not take the slots of known names."""
 MOST_STRANGERS_OF_ORIGIN = 12
 """Of those, lookups from one address or of one tenant, so that no one caller's guesses take all."""
@@ -82,7 +82,7 @@ class Lookups(Generic[ValueT]):
         if name not in self._talks:
             is_known = name in self._recent
             counted_for = None if is_known else origin
-            is_full = len(self._talks) >= (MOST_UNDER_WAY if is_known else MOST_STRANGERS_UNDER_WAY)
+            is_full = len(self._talks) >= (MOST_UNDER_WAY if is_known else MOST_UNKNOWN_IN_FLIGHT)
             if is_full or (counted_for is not None and self._strangers[counted_for] >= MOST_STRANGERS_OF_ORIGIN):
                 return _sure(self._recent.within(name, now_ms, min(FULL_GRACE_MS, self._grace_ms)))
             if not self._breaker.lets_through(now_ms):
@@ -90,7 +90,7 @@ class Lookups(Generic[ValueT]):
             self._begin(name, ask, now_ms, counted_for)
         talk, begun_at_ms = self._talks[name]
         known = self._recent.in_grace(name, now_ms)
-        patience_s = None if known is None else max(0, begun_at_ms + PATIENCE_MS - now_ms) / 1_000
+        patience_s = None if known is None else max(0, begun_at_ms + STALE_WAIT_MS - now_ms) / 1_000
         # Cancelling one waiter does not cancel the lookup: others may wait for it.
         await asyncio.wait((talk,), timeout=patience_s)
         if not talk.done() and known is not None:

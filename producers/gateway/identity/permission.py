@@ -9,7 +9,7 @@ from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane_server.api_keys.roles import Scope
 from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.refusals import Refusal, answer
+from producers.gateway.identity.refusals import AuthRefusal, answer
 
 log = get_logger(__name__)
 
@@ -21,9 +21,9 @@ def permit(identity: Identity, scope: Scope, *, writes: bool = False) -> Identit
     """The same identity, if it has the scope and, with ``writes``, may write. Raises GatewayError: 403."""
     why = None
     if not identity.may(scope):
-        why = Refusal.NO_SCOPE
+        why = AuthRefusal.NO_SCOPE
     elif writes and not identity.may_write:
-        why = Refusal.READ_ONLY
+        why = AuthRefusal.READ_ONLY
     if why is None:
         return identity
     metrics.AUTHENTICATIONS_REFUSED.labels(reason=why).inc()

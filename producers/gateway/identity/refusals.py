@@ -8,7 +8,7 @@ INVALID_KEY = "invalid_api_key"
 _RETRY_AFTER_MS = 1_000
 
 
-class Refusal(StrEnum):
+class AuthRefusal(StrEnum):
     """Reasons; also the labels of their metric."""
 
     MISSING = "missing"
@@ -31,7 +31,7 @@ class Refusal(StrEnum):
 class RefusedError(Exception):
     """The caller is not authenticated, or not allowed. ``who`` is a key id or a subject, for logs; never a secret."""
 
-    def __init__(self, why: Refusal, who: str | None = None) -> None:
+    def __init__(self, why: AuthRefusal, who: str | None = None) -> None:
         super().__init__(why.value)
         self.why = why
         self.who = who
@@ -39,25 +39,25 @@ class RefusedError(Exception):
 
 # Only for callers that have proved to hold the key or the token.
 _FORBIDDEN = {
-    Refusal.KEY_EXPIRED: ("key_expired", "This API key has expired."),
-    Refusal.USER_DISABLED: ("user_disabled", "This user is disabled."),
-    Refusal.NO_TENANT: ("forbidden", "This token names no tenant (claim `tenant`)."),
-    Refusal.NO_ROLE: ("forbidden", "This token names no role that is known here (claim `role` or `roles`)."),
-    Refusal.NO_SCOPE: ("insufficient_scope", "This API key has not the scope that this needs."),
-    Refusal.READ_ONLY: ("forbidden", "This identity may read only."),
+    AuthRefusal.KEY_EXPIRED: ("key_expired", "This API key has expired."),
+    AuthRefusal.USER_DISABLED: ("user_disabled", "This user is disabled."),
+    AuthRefusal.NO_TENANT: ("forbidden", "This token names no tenant (claim `tenant`)."),
+    AuthRefusal.NO_ROLE: ("forbidden", "This token names no role that is known here (claim `role` or `roles`)."),
+    AuthRefusal.NO_SCOPE: ("insufficient_scope", "This API key has not the scope that this needs."),
+    AuthRefusal.READ_ONLY: ("forbidden", "This identity may read only."),
 }
 
 
-def answer(why: Refusal) -> GatewayError:
+def answer(why: AuthRefusal) -> GatewayError:
     """The error for the caller."""
     if why in _FORBIDDEN:
         return GatewayError(403, *_FORBIDDEN[why])
-    if why is Refusal.UNAVAILABLE:
+    if why is AuthRefusal.UNAVAILABLE:
         text = "Who you are cannot be checked at the moment."
         return GatewayError(503, "identity_unavailable", text, retry_after_ms=_RETRY_AFTER_MS)
-    if why is Refusal.TOO_MANY_FAILURES:
+    if why is AuthRefusal.TOO_MANY_FAILURES:
         text = "Too many API keys that do not exist came from this address; this one is not looked up."
         return GatewayError(429, "too_many_failed_keys", text, retry_after_ms=_RETRY_AFTER_MS)
-    if why is Refusal.MISSING:
+    if why is AuthRefusal.MISSING:
         return GatewayError(401, INVALID_KEY, "An API key or a token is needed: `Authorization: Bearer ...`.")
     return GatewayError(401, INVALID_KEY, "This API key or token is not valid.")

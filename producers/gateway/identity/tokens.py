@@ -12,9 +12,9 @@ from fairlane_server.api_keys.roles import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.jwks import KeySetUnavailableError
-from producers.gateway.identity.key_store import IdentityStore, StoreUnavailableError, UserStanding
+from producers.gateway.identity.key_store import IdentityStore, StoreUnavailableError, UserSettings
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
-from producers.gateway.identity.refusals import Refusal, RefusedError
+from producers.gateway.identity.refusals import AuthRefusal, RefusedError
 from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS, SigningKey
 
 MOST_CHARACTERS = 8_192
@@ -74,7 +74,7 @@ class TokenVerifier:
         self._policy = policy
         self._keys = keys
         self._store = store
-        self._users: Lookups[UserStanding] = Lookups(
+        self._users: Lookups[UserSettings] = Lookups(
             grace_ms,
             monotonic_clock,
             breaker,
@@ -86,21 +86,21 @@ class TokenVerifier:
         claims = await self._claims(token)
         subject = claims["sub"]
         if not 1 <= len(subject) <= MOST_SUBJECT_CHARACTERS or not subject.isprintable():
-            raise RefusedError(Refusal.WRONG_TOKEN)
+            raise RefusedError(AuthRefusal.WRONG_TOKEN)
         tenant, claimed = claims.get("tenant"), _strongest(claims)
         if not isinstance(tenant, str) or not is_name(tenant):
-            raise RefusedError(Refusal.NO_TENANT, subject)
+            raise RefusedError(AuthRefusal.NO_TENANT, subject)
         try:
             user = await self._users.find(
                 (tenant, subject), lambda: self._store.user(tenant, subject, TIMEOUT_S), tenant
             )
         except StoreUnavailableError:
-            raise RefusedError(Refusal.UNAVAILABLE, subject) from None
+            raise RefusedError(AuthRefusal.UNAVAILABLE, subject) from None
         if user is not None and user.is_disabled:
-            raise RefusedError(Refusal.USER_DISABLED, subject)
+            raise RefusedError(AuthRefusal.USER_DISABLED, subject)
         role = claimed if user is None or user.role is None else user.role
         if role is None:
-            raise RefusedError(Refusal.NO_ROLE, subject)
+            raise RefusedError(AuthRefusal.NO_ROLE, subject)
         return Identity(tenant, subject, role, user=subject)
 
     async def close(self) -> None:
@@ -121,14 +121,14 @@ class TokenVerifier:
                 options={"require": _REQUIRED, "enforce_minimum_key_length": True},
             )
         except jwt.ExpiredSignatureError:
-            raise RefusedError(Refusal.TOKEN_EXPIRED) from None
+            raise RefusedError(AuthRefusal.TOKEN_EXPIRED) from None
         except _UNREADABLE:
-            raise RefusedError(Refusal.WRONG_TOKEN) from None
+            raise RefusedError(AuthRefusal.WRONG_TOKEN) from None
 
     async def _key_of(self, token: str) -> SigningKey:
         """The issuer's key that the header names. Its other key parameters (jku, jwk, x5u, x5c) are not read."""
         if len(token) > MOST_CHARACTERS or not token.isascii() or token.count(".") != 2:
-            raise RefusedError(Refusal.MALFORMED)
+            raise RefusedError(AuthRefusal.MALFORMED)
         try:
             header = jwt.get_unverified_header(token)
             kind = header.get("typ")
@@ -136,18 +136,18 @@ class TokenVerifier:
             is_acceptable = header.get("alg") in ALGORITHMS and kind in _TYPES and "crit" not in header
             is_acceptable = is_acceptable and header.get("b64", True) is True
         except _UNREADABLE:
-            raise RefusedError(Refusal.MALFORMED) from None
+            raise RefusedError(AuthRefusal.MALFORMED) from None
         key_id = header.get("kid")
         if not is_acceptable or not isinstance(key_id, str) or not 1 <= len(key_id) <= MOST_KEY_ID_CHARACTERS:
-            raise RefusedError(Refusal.WRONG_TOKEN)
+            raise RefusedError(AuthRefusal.WRONG_TOKEN)
         try:
             key = await self._keys.key(key_id)
         except KeySetUnavailableError:
-            raise RefusedError(Refusal.UNAVAILABLE) from None
+            raise RefusedError(AuthRefusal.UNAVAILABLE) from None
         if key is None:
-            raise RefusedError(Refusal.UNKNOWN_SIGNER)
+            raise RefusedError(AuthRefusal.UNKNOWN_SIGNER)
         if key.algorithm != header["alg"]:
-            raise RefusedError(Refusal.WRONG_TOKEN)
+            raise RefusedError(AuthRefusal.WRONG_TOKEN)
         return key
 
 

@@ -6,7 +6,7 @@ from math import ceil
 from fairlane import metrics
 from fairlane.clock import ClockMs
 from producers.gateway.identity.identity import Identity
-from producers.gateway.limits.rate_buckets import Allowance, RateBook, RatePolicy
+from producers.gateway.limits.rate_buckets import Allowance, RatePolicy, TokenBuckets
 from producers.gateway.limits.rate_limits import RateLimits
 from producers.openai_api.gateway_error import GatewayError
 
@@ -29,7 +29,7 @@ class CallLimits:
         self._limits = limits
         self._policy = policy
         self._tenant_policy = tenant_policy
-        self._tenants = RateBook()
+        self._tenants = TokenBuckets()
         self._clock = clock
 
     async def take(self, identity: Identity) -> Allowance:

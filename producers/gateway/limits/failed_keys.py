@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from producers.gateway.limits.rate_buckets import RateBook, RatePolicy
+from producers.gateway.limits.rate_buckets import RatePolicy, TokenBuckets
 
 BURST_S: Final = 10.0
 """Burst, in seconds of the rate."""
@@ -19,7 +19,7 @@ class FailedKeys:
 
     def __init__(self, policy: RatePolicy, most_addresses: int = MOST_ADDRESSES) -> None:
         self._policy = policy
-        self._book = RateBook(most_addresses)
+        self._book = TokenBuckets(most_addresses)
 
     def may_try(self, address: str, now_ms: int) -> bool:
         """Whether this address may present an unknown key."""

@@ -64,7 +64,7 @@ class _Level:
     at_ms: int
 
 
-class RateBook:
+class TokenBuckets:
     """Buckets by owner; full ones are not stored. Bounded; not thread-safe.
 
     A clock that goes back refills nothing until it has caught up.

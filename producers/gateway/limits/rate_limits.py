@@ -15,7 +15,7 @@ from fairlane_server.redis.availability import RedisTurns, RedisWatch
 from fairlane_server.redis.state import Kind, count_refusal_of
 from fairlane_server.redis.token_buckets import BUCKET_FUNCTIONS
 from fairlane_server.token_bucket import LONGEST_WAIT_MS
-from producers.gateway.limits.rate_buckets import Allowance, RateBook, RatePolicy, allowance
+from producers.gateway.limits.rate_buckets import Allowance, RatePolicy, TokenBuckets, allowance
 
 log = get_logger(__name__)
 
@@ -87,7 +87,7 @@ class LocalRateLimits:
 
     def __init__(self, clock: ClockMs) -> None:
         self._clock = clock
-        self._book = RateBook()
+        self._book = TokenBuckets()
 
     async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
         return self._book.take(owners, policy, self._clock())

@@ -10,7 +10,7 @@ from fairlane.outcomes import Code
 from fairlane_server.caching.entries import UNREADABLE
 from fairlane_server.caching.keys import canonical
 from fairlane_server.text import NUL
-from producers.gateway.results.request_store import EndedFilter, EndedPlace
+from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.openai_api.gateway_error import GatewayError
 
 MOST_CURSOR_CHARS = 4_096
@@ -21,19 +21,19 @@ _LARGEST_INT = 2**63 - 1
 
 class _Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     filter: bytes
-    place: EndedPlace
+    place: EndedCursor
 
 
 _decoder = msgspec.msgpack.Decoder(_Cursor)
 
 
-def cursor_of(tenant: str, wanted: EndedFilter, place: EndedPlace) -> str:
+def cursor_of(tenant: str, wanted: EndedFilter, place: EndedCursor) -> str:
     """Cursor of the page after this place, for the same tenant and filter."""
     raw = msgspec.msgpack.encode(_Cursor(_digest(tenant, wanted), place))
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def place_of(tenant: str, wanted: EndedFilter, cursor: str) -> EndedPlace:
+def place_of(tenant: str, wanted: EndedFilter, cursor: str) -> EndedCursor:
     """The place in a cursor. It is not signed: it gives access to nothing that its caller could not ask for anyway.
 
     Raises GatewayError: 400 for an invalid cursor, or one of another filter.

@@ -68,7 +68,7 @@ class NativeDeps:
     identify: Authenticate | None = None
 
 
-def may_send(identity: Identity) -> None:
+def require_send(identity: Identity) -> None:
     """Raises GatewayError: 403 if this caller may not send and cancel requests."""
     permit(identity, Scope.INFERENCE, writes=True)
 

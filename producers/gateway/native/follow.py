@@ -11,11 +11,11 @@ from time import monotonic
 from fairlane.backoff import Backoff
 from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.native.deps import EventPolicy, NativeDeps
-from producers.gateway.native.response_bodies import Answer, DeltaAnswer, result_answer, status_answer
-from producers.gateway.openai.streams import Deltas, Silence
-from producers.gateway.ports import Waiting
+from producers.gateway.native.response_bodies import DeltaAnswer, ResponseBody, result_answer, status_answer
+from producers.gateway.openai.streams import Deltas, NoDelta
+from producers.gateway.ports import PendingReply
 from producers.gateway.results.reply_waiters import Arrival
-from producers.gateway.results.request_status import RequestStatus, Status
+from producers.gateway.results.request_status import RequestState, RequestStatus
 from producers.openai_api.gateway_error import GatewayError
 
 
@@ -39,7 +39,7 @@ class Event:
     """One event; pings and timeouts have no body."""
 
     name: EventName
-    body: Answer | None = None
+    body: ResponseBody | None = None
 
 
 _PING = Event(EventName.PING)
@@ -59,7 +59,7 @@ async def follow(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncG
     # Before the first lookup, so that no reply is missed in between.
     with deps.results.arrivals.awaited(tenant, request_id) as arrival:
         yield Event(EventName.STATUS, status_answer(status))
-        _, found = await _look(deps, tenant, request_id, with_status=status.status is Status.DONE)
+        _, found = await _look(deps, tenant, request_id, with_status=status.status is RequestState.DONE)
         waiting = deps.kept.claim(tenant, request_id)
         try:
             if waiting is not None:
@@ -78,17 +78,17 @@ async def follow(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncG
 
 
 async def _text(
-    waiting: Waiting, status: RequestStatus, policy: EventPolicy, *, is_done: bool
+    waiting: PendingReply, status: RequestStatus, policy: EventPolicy, *, is_done: bool
 ) -> AsyncGenerator[Event, None]:
     deltas = Deltas(waiting, _LATE_TEXT_S if is_done else policy.longest_s)
-    told = Status.RUNNING if is_done else status.status
+    told = RequestState.RUNNING if is_done else status.status
     try:
         while (delta := await deltas.next(policy.ping_s)) is not None:
-            if isinstance(delta, Silence):
+            if isinstance(delta, NoDelta):
                 yield _PING
                 continue
-            if told is not Status.RUNNING:
-                told = Status.RUNNING
+            if told is not RequestState.RUNNING:
+                told = RequestState.RUNNING
                 yield Event(EventName.STATUS, status_answer(replace(status, status=told)))
             yield Event(EventName.DELTA, DeltaAnswer.model_validate(delta))
     except TimeoutError:
@@ -133,7 +133,7 @@ async def _changes(
     yield Event(EventName.TIMEOUT)
 
 
-def _told(status: RequestStatus) -> tuple[Status, int]:
+def _told(status: RequestStatus) -> tuple[RequestState, int]:
     """The part of a status whose change is an event."""
     return status.status, len(status.events)
 
@@ -156,7 +156,7 @@ async def _look(
         if not with_status:
             return None, None
         status = await results.status(tenant, request_id)
-        if status is None or status.status is not Status.DONE:
+        if status is None or status.status is not RequestState.DONE:
             return status, None
         return status, await results.find(tenant, request_id)
     except GatewayError:

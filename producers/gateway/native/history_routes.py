@@ -15,7 +15,7 @@ from producers.gateway.native.cursor import MOST_CURSOR_CHARS, cursor_of, place_
 from producers.gateway.native.deps import NativeDeps, may_read
 from producers.gateway.native.response_bodies import HistoryAnswer, ended_answer
 from producers.gateway.native.responses import answered
-from producers.gateway.results.request_store import EndedFilter, EndedPlace
+from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.openai_api.gateway_error import GatewayError
 
 MOST_OF_PAGE = 100
@@ -60,7 +60,7 @@ def add_history_routes(router: APIRouter, deps: NativeDeps) -> None:
         return answered(HistoryAnswer(data=data, has_more=has_more, next_cursor=next_cursor))
 
 
-def _place(recorded: RecordedReply) -> EndedPlace:
+def _place(recorded: RecordedReply) -> EndedCursor:
     source = recorded.reply.source
     assert source is not None  # noqa: S101 - what comes from a row has one
-    return EndedPlace(recorded.replied_at_ms, recorded.reply.request_id, source.topic, source.partition, source.offset)
+    return EndedCursor(recorded.replied_at_ms, recorded.reply.request_id, source.topic, source.partition, source.offset)

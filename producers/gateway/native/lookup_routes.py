@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native import openapi
-from producers.gateway.native.deps import NativeDeps, checked_id, may_read, may_send
+from producers.gateway.native.deps import NativeDeps, checked_id, may_read, require_send
 from producers.gateway.native.errors import RESULT_EXPIRED, unknown_request
 from producers.gateway.native.response_bodies import (
     AcceptedAnswer,
@@ -18,7 +18,7 @@ from producers.gateway.native.response_bodies import (
     status_answer,
 )
 from producers.gateway.native.responses import answered, not_yet
-from producers.gateway.results.request_status import Status
+from producers.gateway.results.request_status import RequestState
 from producers.openai_api.gateway_error import GatewayError
 
 RequestId = Annotated[str, Path(description="Of the request", examples=[openapi.EXAMPLE_ID])]
@@ -63,14 +63,14 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
         known = await deps.results.status(caller.tenant, request_id)
         if known is None:
             raise unknown_request()
-        if known.status is Status.DONE and known.reply is None:
+        if known.status is RequestState.DONE and known.reply is None:
             raise _expired(deps, request_id)
         return not_yet(request_id, known.status)
 
     @router.delete("/v1/requests/{request_id}", status_code=202, responses=_CANCEL, tags=["requests"])
     async def cancel_request(request_id: RequestId, caller: Caller) -> Response:
         """Cancel a request. Its final reply still comes: `cancelled`, unless it ended sooner."""
-        may_send(caller)
+        require_send(caller)
         tenant = caller.tenant
         try:
             known = await deps.results.status(tenant, checked_id(request_id))
@@ -82,7 +82,7 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
             return answered(accepted_answer(request_id), 202)
         if known is None:
             raise unknown_request()
-        if known.status is Status.DONE:
+        if known.status is RequestState.DONE:
             return answered(status_answer(known))
         await deps.submitter.cancel(tenant, request_id)
         return answered(accepted_answer(request_id, known.status), 202)

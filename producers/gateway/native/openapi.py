@@ -7,11 +7,11 @@ from pydantic import BaseModel, Field
 
 from producers.gateway.native.response_bodies import (
     AcceptedAnswer,
-    Answer,
     ClassifyAnswer,
     ErrorAnswer,
     HistoryAnswer,
     RankAnswer,
+    ResponseBody,
     ResultAnswer,
     StatusAnswer,
     links_of,
@@ -119,7 +119,7 @@ _ENDED: Mapping[str, Any] = {
     "attempts": 1,
     "ended_at_ms": _AT_MS + 243,
 }
-_ANSWERS: Mapping[type[Answer], Mapping[str, Any]] = {
+_ANSWERS: Mapping[type[ResponseBody], Mapping[str, Any]] = {
     AcceptedAnswer: {"id": EXAMPLE_ID, "status": "queued", "links": _LINKS},
     StatusAnswer: {
         "id": EXAMPLE_ID,
@@ -215,7 +215,7 @@ def errors(*statuses: int) -> Responses:
     } | {"default": {"model": ErrorAnswer, "description": "Any other error"}}
 
 
-def answers(status: int, model: type[Answer], description: str) -> Responses:
+def answers(status: int, model: type[ResponseBody], description: str) -> Responses:
     """Success response of a route, with an example."""
     return {
         status: {

@@ -65,20 +65,20 @@ Stop = Annotated[
 ]
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """Base of all bodies; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
-class MessageBody(Body):
+class MessageBody(RequestBody):
     """One turn of a chat."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class InputBody(Body):
+class InputBody(RequestBody):
     """Input of the model; the task decides which fields are required."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MOST_INPUT_ITEMS)] | None = Field(
@@ -91,7 +91,7 @@ class InputBody(Body):
     image: Image | None = Field(None, description="classify: the picture")
 
 
-class ParametersBody(Body):
+class ParametersBody(RequestBody):
     """Generation parameters, for task generate."""
 
     max_tokens: int | None = Field(None, ge=1, le=_MOST_NUMBER, description="Most tokens of the answer")
@@ -103,7 +103,7 @@ class ParametersBody(Body):
     logprobs: int | None = Field(None, ge=0, le=20, description="Alternatives to report at each position")
 
 
-class RetrievalBody(Body):
+class RetrievalBody(RequestBody):
     """Collection to retrieve context from, and how."""
 
     collection: Name
@@ -111,7 +111,7 @@ class RetrievalBody(Body):
     mode: Literal["hybrid", "vector", "cached"] = "hybrid"
 
 
-class _Scheduled(Body):
+class _Scheduled(RequestBody):
     """Fields of every request."""
 
     model: Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS, description="Name of the model")]

@@ -7,12 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 from fairlane_server.postgres.request_timeline import RecordedReply, StoryEvent
-from producers.gateway.results.request_status import RequestStatus, Status
+from producers.gateway.results.request_status import RequestState, RequestStatus
 
 PREFIX = "/v1"
 
 
-class Answer(BaseModel):
+class ResponseBody(BaseModel):
     """Base of responses made from records; None is left out."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)
@@ -22,7 +22,7 @@ class Answer(BaseModel):
         return self.model_dump_json(exclude_none=True).encode()
 
 
-class Links(Answer):
+class Links(ResponseBody):
     """Paths of the request, its result and its events."""
 
     self: str
@@ -30,14 +30,14 @@ class Links(Answer):
     events: str
 
 
-class LabelAnswer(Answer):
+class LabelAnswer(ResponseBody):
     """A class and its probability."""
 
     label: str
     score: float | None
 
 
-class TopLogprobAnswer(Answer):
+class TopLogprobAnswer(ResponseBody):
     """A candidate token and its log probability."""
 
     token: str
@@ -50,7 +50,7 @@ class TokenLogprobAnswer(TopLogprobAnswer):
     top: tuple[TopLogprobAnswer, ...] = ()
 
 
-class OutputAnswer(Answer):
+class OutputAnswer(ResponseBody):
     """The output of the model, in the field of the task."""
 
     text: str | None = Field(None, description="generate")
@@ -60,7 +60,7 @@ class OutputAnswer(Answer):
     logprobs: tuple[TokenLogprobAnswer, ...] | None = Field(None, description="generate: one for each token")
 
 
-class UsageAnswer(Answer):
+class UsageAnswer(ResponseBody):
     """Tokens, as counted by the model's tokenizer."""
 
     prompt_tokens: int
@@ -68,7 +68,7 @@ class UsageAnswer(Answer):
     cached_tokens: int
 
 
-class TimingsAnswer(Answer):
+class TimingsAnswer(ResponseBody):
     """When the request passed each stage, in milliseconds since the epoch."""
 
     submitted_at_ms: int | None = None
@@ -79,14 +79,14 @@ class TimingsAnswer(Answer):
     engine_finished_at_ms: int | None = None
 
 
-class PassageAnswer(Answer):
+class PassageAnswer(ResponseBody):
     """A passage that the answer is based on."""
 
     passage_id: str
     score: float | None
 
 
-class RetrievalAnswer(Answer):
+class RetrievalAnswer(ResponseBody):
     """How the passages were found; `reason` says why it differs from what was requested."""
 
     collection: str
@@ -95,7 +95,7 @@ class RetrievalAnswer(Answer):
     took_ms: int = 0
 
 
-class CacheAnswer(Answer):
+class CacheAnswer(ResponseBody):
     """The earlier request whose answer was reused."""
 
     mode: str
@@ -104,11 +104,11 @@ class CacheAnswer(Answer):
     similarity: float | None
 
 
-class EndedAnswer(Answer):
+class EndedAnswer(ResponseBody):
     """A request that ended, without its output."""
 
     id: str
-    status: Status = Status.DONE
+    status: RequestState = RequestState.DONE
     outcome: str = Field(description=f"How it ended: {', '.join(Outcome)}")
     code: str | None = Field(None, description="Why it was refused or failed")
     field: str | None = Field(None, description="The field at fault")
@@ -134,7 +134,7 @@ class ResultAnswer(EndedAnswer):
     cache: CacheAnswer | None = None
 
 
-class EventAnswer(Answer):
+class EventAnswer(ResponseBody):
     """One event of a request: a decision with its reasons, a stage, or its cost."""
 
     at_ms: int
@@ -147,11 +147,11 @@ class EventAnswer(Answer):
     )
 
 
-class StatusAnswer(Answer):
+class StatusAnswer(ResponseBody):
     """Status of a request."""
 
     id: str
-    status: Status
+    status: RequestState
     outcome: str | None = Field(None, description="Of one that is done")
     code: str | None = None
     message: str | None = None
@@ -163,15 +163,15 @@ class StatusAnswer(Answer):
     events: tuple[EventAnswer, ...] = Field((), description="What happened, in order; no text of the request")
 
 
-class AcceptedAnswer(Answer):
+class AcceptedAnswer(ResponseBody):
     """A durable request: it gets exactly one final reply."""
 
     id: str
-    status: Status
+    status: RequestState
     links: Links
 
 
-class HistoryAnswer(Answer):
+class HistoryAnswer(ResponseBody):
     """A page of ended requests, newest first."""
 
     data: tuple[EndedAnswer, ...]
@@ -179,14 +179,14 @@ class HistoryAnswer(Answer):
     next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
 
 
-class RankedDocument(Answer):
+class RankedDocument(ResponseBody):
     """The index of a document in the given list, and its score."""
 
     index: int
     score: float | None
 
 
-class RankAnswer(Answer):
+class RankAnswer(ResponseBody):
     """Documents, best first."""
 
     id: str
@@ -195,7 +195,7 @@ class RankAnswer(Answer):
     usage: UsageAnswer
 
 
-class ClassifyAnswer(Answer):
+class ClassifyAnswer(ResponseBody):
     """Classes, likeliest first."""
 
     id: str
@@ -204,7 +204,7 @@ class ClassifyAnswer(Answer):
     usage: UsageAnswer
 
 
-class DeltaAnswer(Answer):
+class DeltaAnswer(ResponseBody):
     """The next piece of a streamed answer."""
 
     text: str
@@ -212,7 +212,7 @@ class DeltaAnswer(Answer):
     attempt: int = 1
 
 
-class ErrorDetail(BaseModel):
+class NativeErrorDetail(BaseModel):
     """What went wrong."""
 
     code: str = Field(description="One word for programs")
@@ -225,7 +225,7 @@ class ErrorDetail(BaseModel):
 class ErrorAnswer(BaseModel):
     """Body of every error."""
 
-    error: ErrorDetail
+    error: NativeErrorDetail
 
 
 def links_of(request_id: str) -> Links:
@@ -234,7 +234,7 @@ def links_of(request_id: str) -> Links:
     return Links(self=own, result=f"{PREFIX}/results/{request_id}", events=f"{own}/events")
 
 
-def accepted_answer(request_id: str, status: Status = Status.QUEUED) -> AcceptedAnswer:
+def accepted_answer(request_id: str, status: RequestState = RequestState.QUEUED) -> AcceptedAnswer:
     """An accepted request without a final reply."""
     return AcceptedAnswer(id=request_id, status=status, links=links_of(request_id))
 

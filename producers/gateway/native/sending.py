@@ -10,12 +10,12 @@ from fairlane.records import InferenceReply
 from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.disconnects import ClientGoneError, unless_gone
 from producers.gateway.edge.body_limit import release_body
-from producers.gateway.idempotency import HEADER, Call
+from producers.gateway.idempotency import HEADER, IdempotentCall
 from producers.gateway.identity.identity import Identity
-from producers.gateway.native.deps import NativeDeps, may_send
+from producers.gateway.native.deps import NativeDeps, require_send
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.openai.inference_calls import body_of
-from producers.gateway.ports import Waiting
+from producers.gateway.ports import PendingReply
 from producers.gateway.publish_once import publish_once
 from producers.openai_api.body import parse
 
@@ -36,8 +36,8 @@ class Sent:
 
     tenant: str
     request_id: str
-    call: Call
-    source: Waiting | InferenceReply
+    call: IdempotentCall
+    source: PendingReply | InferenceReply
 
 
 async def send(
@@ -54,7 +54,7 @@ async def send(
 
     Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
     """
-    may_send(identity)
+    require_send(identity)
     tenant, submitter = identity.tenant, deps.submitter
     raw = await body_of(request)
     body = parse(model, raw)

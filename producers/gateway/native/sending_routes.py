@@ -25,7 +25,7 @@ from producers.gateway.native.response_bodies import (
 from producers.gateway.native.responses import accepted, answered, gone
 from producers.gateway.native.sending import Sent, reply_to, send
 from producers.gateway.openai.openapi import IDEMPOTENCY_KEY
-from producers.gateway.results.request_status import Status
+from producers.gateway.results.request_status import RequestState
 from producers.openai_api.body import documented
 from producers.openai_api.reply_errors import error_of, waited_too_long
 
@@ -105,7 +105,7 @@ async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s:
     if wait_s > 0:
         return await _answered(deps, sent, request, min(wait_s, deps.wait_s))
     if isinstance(sent.source, InferenceReply):
-        return accepted(sent.request_id, Status.DONE)
+        return accepted(sent.request_id, RequestState.DONE)
     if is_streamed:
         deps.kept.keep(sent.tenant, sent.source)
     else:

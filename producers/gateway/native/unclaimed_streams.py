@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, OrderedDict
 
-from producers.gateway.ports import Waiting
+from producers.gateway.ports import PendingReply
 
 KEEP_S = 60.0
 MOST_KEPT = 1_000
@@ -24,13 +24,13 @@ class KeptStreams:
         self._most = most
         self._most_of_tenant = max(1, most // 4)
         self._keep_s = keep_s
-        self._kept: OrderedDict[_Key, tuple[Waiting, asyncio.TimerHandle]] = OrderedDict()
+        self._kept: OrderedDict[_Key, tuple[PendingReply, asyncio.TimerHandle]] = OrderedDict()
         self._of_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, tenant: str, waiting: Waiting) -> None:
+    def keep(self, tenant: str, waiting: PendingReply) -> None:
         """Keep a text until it is claimed, at most ``keep_s``."""
         key = tenant, waiting.request_id
         self._let_go(key)
@@ -42,7 +42,7 @@ class KeptStreams:
         self._kept[key] = waiting, timer
         self._of_tenant[tenant] += 1
 
-    def claim(self, tenant: str, request_id: str) -> Waiting | None:
+    def claim(self, tenant: str, request_id: str) -> PendingReply | None:
         """The kept waiter of this request, or None; the caller must ``forget`` it in the end."""
         kept = self._kept.pop((tenant, request_id), None)
         if kept is None:

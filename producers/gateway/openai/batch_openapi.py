@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from producers.gateway.openai.openapi import CREATED_S, Responses, Told, success
+from producers.gateway.openai.openapi import CREATED_S, ErrorDoc, Responses, success
 
 JobStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled", "failed"
@@ -166,35 +166,35 @@ CONTENT: Responses = {
     }
 }
 
-_AWAY = Told(
+_AWAY = ErrorDoc(
     "Files and batches cannot be reached now; `retry-after` says when to try again",
     "service_unavailable",
     "files and batches cannot be reached now",
 )
-_BUSY = Told(
+_BUSY = ErrorDoc(
     "Too much at once; `retry-after` says when to try again",
     "overloaded",
     "at most 18 calls about files and batches are under way at a time",
 )
-SAID_OF_FILES: Mapping[int, Told] = {
-    400: Told("A field is wrong; `param` names it", "invalid", "purpose: only batch is supported", "purpose"),
-    403: Told(
+SAID_OF_FILES: Mapping[int, ErrorDoc] = {
+    400: ErrorDoc("A field is wrong; `param` names it", "invalid", "purpose: only batch is supported", "purpose"),
+    403: ErrorDoc(
         "This identity may not do it, or keeps as many files as it may",
         "insufficient_quota",
         "file: a tenant keeps at most 10000 uploaded files, and 10000 are there",
         "file",
     ),
-    404: Told("No such file", "not_found", "there is no such file", "file_id"),
+    404: ErrorDoc("No such file", "not_found", "there is no such file", "file_id"),
     429: _BUSY,
     503: _AWAY,
 }
-SAID_OF_BATCHES: Mapping[int, Told] = {
-    400: Told("A field is wrong; `param` names it", "invalid", "endpoint: must be given", "endpoint"),
-    404: Told("No such batch, or no such file", "not_found", "there is no such batch", "batch_id"),
+SAID_OF_BATCHES: Mapping[int, ErrorDoc] = {
+    400: ErrorDoc("A field is wrong; `param` names it", "invalid", "endpoint: must be given", "endpoint"),
+    404: ErrorDoc("No such batch, or no such file", "not_found", "there is no such batch", "batch_id"),
     429: _BUSY,
     503: _AWAY,
 }
-ENDED: Mapping[int, Told] = {409: Told("The batch has ended", "conflict", "the batch has ended", "batch_id")}
+ENDED: Mapping[int, ErrorDoc] = {409: ErrorDoc("The batch has ended", "conflict", "the batch has ended", "batch_id")}
 
 
 def upload_body(purpose: str, anchor: str, least_ttl_s: int, most_ttl_s: int) -> dict[str, Any]:

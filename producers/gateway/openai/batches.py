@@ -23,7 +23,7 @@ from producers.gateway.openai import batch_openapi as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed
 from producers.gateway.openai.files import found_file
 from producers.gateway.openai.inference_calls import body_of
-from producers.gateway.openai.openapi import IDEMPOTENCY_KEY, READING, errors
+from producers.gateway.openai.openapi import IDEMPOTENCY_KEY, READ_STATUSES, errors
 from producers.gateway.pipeline.call_context import note_object
 from producers.openai_api.body import documented, parse
 from producers.openai_api.gateway_error import GatewayError
@@ -50,7 +50,7 @@ def routes(deps: BatchDeps) -> APIRouter:
     """The routes."""
     api = APIRouter()
     said = answers.SAID_OF_BATCHES
-    read = errors((*READING, 400), said)
+    read = errors((*READ_STATUSES, 400), said)
     reader = require(deps.authenticate, Scope.BATCHES)
     writer = require(deps.authenticate, Scope.BATCHES, writes=True)
 
@@ -58,7 +58,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         "/batches",
         summary="Start a batch",
         response_model=None,
-        responses=errors((*READING, 400, 413, 422), said) | answers.BATCH,
+        responses=errors((*READ_STATUSES, 400, 413, 422), said) | answers.BATCH,
         openapi_extra=documented(BatchBody, {"A batch": _EXAMPLE}) | IDEMPOTENCY_KEY,
     )
     async def create(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
@@ -85,7 +85,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         "/batches/{batch_id}/cancel",
         summary="Cancel a batch",
         response_model=None,
-        responses=errors((*READING, 400, 409), {**said, **answers.ENDED}) | answers.BATCH,
+        responses=errors((*READ_STATUSES, 400, 409), {**said, **answers.ENDED}) | answers.BATCH,
     )
     async def cancel(batch_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
         """Lines already answered are kept. Cancelling a cancelled batch again returns it unchanged."""

@@ -20,7 +20,7 @@ from producers.gateway.openai.openapi import (
     errors,
     success,
 )
-from producers.gateway.openai.streams import Wish, text_response
+from producers.gateway.openai.streams import ResponseOptions, text_response
 from producers.gateway.publish_once import Published
 from producers.openai_api.body import documented, parse
 from producers.openai_api.request_models import CompletionBody, completion_request
@@ -66,7 +66,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
     return api
 
 
-async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tuple[Published, Wish]:
+async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tuple[Published, ResponseOptions]:
     """Publish the request. Nothing holds the body afterwards."""
     raw = await body_of(request)
     body = parse(CompletionBody, raw)
@@ -74,4 +74,4 @@ async def _publish(deps: OpenAIDeps, request: Request, identity: Identity) -> tu
         deps, request, identity, raw, lambda request_id: completion_request(body, identity.tenant, request_id)
     )
     release_body(request.scope)
-    return published, Wish.of(body)
+    return published, ResponseOptions.of(body)

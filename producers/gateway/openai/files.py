@@ -30,7 +30,7 @@ from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.permission import require
 from producers.gateway.openai import batch_openapi as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
-from producers.gateway.openai.openapi import READING, errors
+from producers.gateway.openai.openapi import READ_STATUSES, errors
 from producers.gateway.openai.upload_form import MOST_FORM_BYTES, form_of
 from producers.gateway.pipeline.call_context import note_object
 from producers.openai_api.gateway_error import GatewayError
@@ -45,7 +45,7 @@ LEAST_TTL_S = 3_600
 _ANCHOR = "created_at"
 LENGTH_REQUIRED = "length_required"
 """The gateway's own code."""
-_COMING_MS = 2 * 3_600_000
+_UNFINISHED_UPLOAD_TTL_MS = 2 * 3_600_000
 """How long an unfinished upload counts toward the quota if its gateway died: longer than an upload may take."""
 
 _PURPOSES = (None, INPUT_PURPOSE, OUTPUT_PURPOSE)
@@ -58,7 +58,7 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 def routes(deps: BatchDeps) -> APIRouter:
     """The routes."""
     api = APIRouter()
-    read = errors((*READING, 400), answers.SAID_OF_FILES)
+    read = errors((*READ_STATUSES, 400), answers.SAID_OF_FILES)
     reader = require(deps.authenticate, KeyScope.FILES)
     writer = require(deps.authenticate, KeyScope.FILES, writes=True)
 
@@ -66,7 +66,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         "/files",
         summary="Upload a file",
         response_model=None,
-        responses=errors((*READING, 400, 408, 411, 413), answers.SAID_OF_FILES) | answers.FILE,
+        responses=errors((*READ_STATUSES, 400, 408, 411, 413), answers.SAID_OF_FILES) | answers.FILE,
         openapi_extra=answers.upload_body(INPUT_PURPOSE, _ANCHOR, LEAST_TTL_S, deps.limits.ttl_s),
     )
     async def upload(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
@@ -235,7 +235,7 @@ def _reserve(deps: BatchDeps, tenant: str, declared_bytes: int) -> StoredFile:
     file = StoredFile(new_file_id(), tenant, INPUT_PURPOSE, stored_name(None), size_bytes, now_ms)
     with deps.store(tenant) as store:
         try:
-            store.reserve_file(file, now_ms + _COMING_MS, limits.most_files, limits.most_bytes)
+            store.reserve_file(file, now_ms + _UNFINISHED_UPLOAD_TTL_MS, limits.most_files, limits.most_bytes)
         except QuotaReachedError as error:
             raise _quota_reached(error) from None
     return file

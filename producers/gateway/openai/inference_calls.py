@@ -19,7 +19,7 @@ from producers.gateway.publish_once import Published, publish_once
 from producers.openai_api.error_bodies import REQUEST_ID_HEADER
 from producers.openai_api.gateway_error import GatewayError
 from producers.openai_api.reply_errors import client_gone, error_of, waited_too_long
-from producers.openai_api.response_bodies import Asked
+from producers.openai_api.response_bodies import RequestEcho
 
 log = get_logger(__name__)
 
@@ -99,11 +99,11 @@ def checked(reply: InferenceReply) -> InferenceReply:
 
 def asked(
     deps: OpenAIDeps, published: Published, reply: InferenceReply | None = None, *, with_usage: bool = False
-) -> Asked:
+) -> RequestEcho:
     """Request fields that the response repeats. The time is the reply's, the same in a repeated response."""
     submitted_at_ms = None if reply is None else reply.timings.submitted_at_ms
     at_ms = deps.clock_ms() if submitted_at_ms is None else submitted_at_ms
-    return Asked(published.request_id, published.model, at_ms // 1_000, with_usage)
+    return RequestEcho(published.request_id, published.model, at_ms // 1_000, with_usage)
 
 
 def json_response(reply: InferenceReply, body: bytes) -> Response:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from fairlane.outcomes import Code
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.openapi import READING, errors
+from producers.gateway.openai.openapi import READ_STATUSES, errors
 from producers.openai_api.gateway_error import GatewayError
 from producers.openai_api.response_models import Model, ModelList
 
@@ -17,7 +17,7 @@ _MODEL = {"id": "smollm2-135m-instruct", "object": "model", "created": 0, "owned
 
 def routes(deps: OpenAIDeps) -> APIRouter:
     """The routes."""
-    api = APIRouter(responses=errors(READING))
+    api = APIRouter(responses=errors(READ_STATUSES))
 
     @api.get(
         "/models",

@@ -12,7 +12,7 @@ Responses = dict[int | str, dict[str, Any]]
 _KEY = "Idempotency-Key"
 
 
-class Told(NamedTuple):
+class ErrorDoc(NamedTuple):
     """Documented error of a route: when it occurs, and an example."""
 
     description: str
@@ -21,54 +21,54 @@ class Told(NamedTuple):
     param: str | None = None
 
 
-_ERRORS: Mapping[int, Told] = {
-    400: Told(
+_ERRORS: Mapping[int, ErrorDoc] = {
+    400: ErrorDoc(
         "The body is not what it should be, or too long for the model; `param` is the field",
         "unsupported_parameter",
         "n: only 1 is supported",
         "n",
     ),
-    401: Told("No identity", "invalid_api_key", "This API key or token is not valid."),
-    403: Told("This identity may not do it", "insufficient_scope", "This API key has not the scope that this needs."),
-    404: Told("No such model", "model_not_found", "no such model, or not for this tenant", "model"),
-    408: Told("The body did not come in time", "invalid", "the body took more than 3600 s"),
-    409: Told(
+    401: ErrorDoc("No identity", "invalid_api_key", "This API key or token is not valid."),
+    403: ErrorDoc("This identity may not do it", "insufficient_scope", "This API key lacks the scope for this."),
+    404: ErrorDoc("No such model", "model_not_found", "no such model, or not for this tenant", "model"),
+    408: ErrorDoc("The body did not come in time", "invalid", "the body took more than 3600 s"),
+    409: ErrorDoc(
         "The request with this Idempotency-Key is in flight; `x-request-id` is its id",
         "request_in_flight",
         "the request with this key is in flight",
         _KEY,
     ),
-    411: Told(
+    411: ErrorDoc(
         "The head does not say how long the body is",
         "length_required",
         "the length of the body must be given",
         "content-length",
     ),
-    413: Told("The body is too large", "invalid", "the body has more than 4194304 bytes", "body"),
-    422: Told(
+    413: ErrorDoc("The body is too large", "invalid", "the body has more than 4194304 bytes", "body"),
+    422: ErrorDoc(
         "This Idempotency-Key was used with another body",
         "idempotency_key_reused",
         "this key was used with another body",
         _KEY,
     ),
-    429: Told(
+    429: ErrorDoc(
         "Too much at once; `retry-after` says when to try again",
         "rate_limit_exceeded",
         "Too many calls with this key or of this user.",
     ),
-    500: Told("The request was run and failed", "engine_error", "the request failed"),
-    503: Told(
+    500: ErrorDoc("The request was run and failed", "engine_error", "the request failed"),
+    503: ErrorDoc(
         "Nothing is accepted now; `retry-after` says when to try again",
         "unavailable",
         "the log does not take requests at present; nothing was accepted",
     ),
-    504: Told(
+    504: ErrorDoc(
         "No answer in time; `x-request-id` is the id to ask for",
         "timeout",
         "no answer within 60 s; the request goes on",
     ),
 }
-READING = (401, 403, 404, 429, 503)
+READ_STATUSES = (401, 403, 404, 429, 503)
 SENDING = tuple(_ERRORS)
 
 REQUEST_ID = "0198a2f0-7c1e-7d3a-9f10-2b6a4c5d6e7f"
@@ -113,7 +113,7 @@ _EVENT = {
 }
 
 
-def errors(statuses: tuple[int, ...], said: Mapping[int, Told] | None = None) -> Responses:
+def errors(statuses: tuple[int, ...], said: Mapping[int, ErrorDoc] | None = None) -> Responses:
     """OpenAPI error responses: the given statuses, and a default of the same shape.
 
     Args:

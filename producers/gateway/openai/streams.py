@@ -18,24 +18,24 @@ from producers.gateway.openai.continuation import Continuation, DivergedError
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.inference_calls import asked, checked, json_response, leave, reply_of
 from producers.gateway.pipeline.call_context import note_error
-from producers.gateway.ports import Waiting
+from producers.gateway.ports import PendingReply
 from producers.gateway.publish_once import Published
 from producers.openai_api import sse
 from producers.openai_api.error_bodies import REQUEST_ID_HEADER, STREAM_RESTARTED, error_body
 from producers.openai_api.gateway_error import GatewayError
 from producers.openai_api.reply_errors import client_gone, waited_too_long
 from producers.openai_api.request_models import ChatBody, CompletionBody
-from producers.openai_api.response_bodies import Asked, Stream, text_of
+from producers.openai_api.response_bodies import RequestEcho, Stream, text_of
 
 
-class Silence(Enum):
+class NoDelta(Enum):
     """No delta arrived in time."""
 
     SILENCE = "silence"
 
 
 class HasDeltas(Protocol):
-    """The part of ``Waiting`` that ``Deltas`` uses. A new call of ``deltas`` continues where the last one ended."""
+    """The part of ``PendingReply`` that ``Deltas`` uses. A new call of ``deltas`` continues where the last ended."""
 
     def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]: ...
 
@@ -58,13 +58,13 @@ class Deltas:
         """Whether a delta arrived since ``deltas`` was last called."""
         self._coming: asyncio.Task[TextDelta | None] | None = None
 
-    async def next(self, patience_s: float) -> TextDelta | Silence | None:
+    async def next(self, patience_s: float) -> TextDelta | NoDelta | None:
         """The next delta, ``SILENCE`` after ``patience_s``, or None at the end. Raises TimeoutError: see ``wait_s``."""
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._take())
         done, _ = await asyncio.wait((self._coming,), timeout=patience_s)
         if not done:
-            return Silence.SILENCE
+            return NoDelta.SILENCE
         coming, self._coming = self._coming, None
         return await coming
 
@@ -92,14 +92,14 @@ class Deltas:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ResponseOptions:
     """Response options of a text request, kept after its body is released."""
 
     is_streamed: bool
     with_usage: bool
 
     @classmethod
-    def of(cls, body: ChatBody | CompletionBody) -> "Wish":
+    def of(cls, body: ChatBody | CompletionBody) -> "ResponseOptions":
         return cls(bool(body.stream), body.wants_usage)
 
 
@@ -107,9 +107,9 @@ async def text_response(
     deps: OpenAIDeps,
     request: Request,
     published: Published,
-    wish: Wish,
-    stream_of: Callable[[Asked], Stream],
-    whole: Callable[[InferenceReply, Asked], bytes],
+    wish: ResponseOptions,
+    stream_of: Callable[[RequestEcho], Stream],
+    whole: Callable[[InferenceReply, RequestEcho], bytes],
 ) -> Response:
     """Response to a text request: streamed if requested, else whole. Raises GatewayError."""
     if wish.is_streamed:
@@ -156,7 +156,7 @@ class _Relay:
     """
 
     def __init__(
-        self, published: Published, waiting: Waiting, deltas: Deltas, stream: Stream, deps: OpenAIDeps
+        self, published: Published, waiting: PendingReply, deltas: Deltas, stream: Stream, deps: OpenAIDeps
     ) -> None:
         self.ended = False
         self._published = published
@@ -166,7 +166,7 @@ class _Relay:
         self._deps = deps
 
     async def events(
-        self, first: TextDelta | Silence | None, reply: InferenceReply | None
+        self, first: TextDelta | NoDelta | None, reply: InferenceReply | None
     ) -> AsyncGenerator[bytes, None]:
         """All events, starting with the first delta or silence, or those of a reply without deltas."""
         if begin := self._stream.first():
@@ -176,7 +176,7 @@ class _Relay:
         try:
             delta = first
             while delta is not None:
-                if isinstance(delta, Silence):
+                if isinstance(delta, NoDelta):
                     yield sse.KEEP_ALIVE
                 elif text := sent.feed(delta):
                     yield self._stream.text(text)

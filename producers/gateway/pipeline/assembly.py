@@ -11,12 +11,12 @@ from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane_server.kafka.load_board import LoadView
 from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
-from producers.gateway.pipeline.early_rejection import LoadPicture
-from producers.gateway.pipeline.load_watch import Directory, LoadWatch
+from producers.gateway.pipeline.early_rejection import LatestLoad
+from producers.gateway.pipeline.load_watch import LoadWatch, RegistryFeeds
 from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.publisher import Publisher, PublishLimits, producer_config
 from producers.gateway.pipeline.reply_reader import ReplyReader
-from producers.gateway.pipeline.submitter import LogSubmitter
+from producers.gateway.pipeline.submitter import KafkaSubmitter
 
 NO_PARTITIONS = "no partition of the reply topic is read here"
 NOT_ACKNOWLEDGED = "the log does not acknowledge what is published"
@@ -41,9 +41,9 @@ class LogPipeline:
     ) -> None:
         self._on_failure = on_failure
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._picture = LoadPicture()
+        self._picture = LatestLoad()
         limits = PublishLimits()
-        self.directory = Directory(settings, codec, self._failed)
+        self.directory = RegistryFeeds(settings, codec, self._failed)
         self.pending = Pending(settings.gateway_max_in_flight)
         self.publisher = Publisher(
             lambda on_error: Producer(producer_config(settings, limits, on_error)), limits, self._failed
@@ -51,7 +51,7 @@ class LogPipeline:
         self._chunks = ChunkReader(
             lambda: _chunk_consumer(settings), codec, self.pending.__contains__, self._chunks_came, self._failed
         )
-        self.submitter = LogSubmitter(
+        self.submitter = KafkaSubmitter(
             codec,
             self.publisher,
             self._chunks,

@@ -7,7 +7,7 @@ from fairlane.trace_context import TraceHeaders
 from producers.openai_api.gateway_error import GatewayError
 
 
-class Caller:
+class CallContext:
     """One call of HTTP.
 
     Args:
@@ -38,7 +38,7 @@ class Caller:
         self.trace = trace
 
 
-present: ContextVar[Caller | None] = ContextVar("caller", default=None)
+present: ContextVar[CallContext | None] = ContextVar("caller", default=None)
 """The current call; None outside of a call."""
 
 

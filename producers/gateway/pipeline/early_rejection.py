@@ -32,7 +32,7 @@ _JITTER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class EarlyRejection:
     """Rejection of a request, as an HTTP error."""
 
     status: int
@@ -43,7 +43,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Registry:
+class RegistrySnapshot:
     """Tenants and models by name. None: not known yet."""
 
     tenants: Mapping[str, TenantSpec] | None = None
@@ -51,7 +51,7 @@ class Registry:
 
 
 @dataclass(slots=True)
-class LoadPicture:
+class LatestLoad:
     """The latest view of the load, and when each pool last had consumers."""
 
     _view: LoadView | None = None
@@ -90,8 +90,8 @@ class LoadPicture:
 
 
 def early_answer(
-    tenant: str, request: InferenceRequest, registry: Registry, picture: LoadPicture, now_ms: int
-) -> Refusal | None:
+    tenant: str, request: InferenceRequest, registry: RegistrySnapshot, picture: LatestLoad, now_ms: int
+) -> EarlyRejection | None:
     """Why this request would be rejected; None if it may be admitted.
 
     - 403 for an unregistered tenant, and for a model that it may not use; 404 for an unknown model.
@@ -103,12 +103,12 @@ def early_answer(
         return None
     spec = registry.tenants.get(tenant)
     if spec is None:
-        return Refusal(403, Code.FORBIDDEN, f"{tenant} is not registered", "tenant")
+        return EarlyRejection(403, Code.FORBIDDEN, f"{tenant} is not registered", "tenant")
     model = registry.models.get(request.model)
     if model is None:
-        return Refusal(404, Code.UNKNOWN_MODEL, "no model has this name", "model")
+        return EarlyRejection(404, Code.UNKNOWN_MODEL, "no model has this name", "model")
     if spec.models and model.model not in spec.models:
-        return Refusal(403, Code.FORBIDDEN, f"{tenant} may not use {model.model}", "model")
+        return EarlyRejection(403, Code.FORBIDDEN, f"{tenant} may not use {model.model}", "model")
     pool = pool_of(spec, model)
     view = picture.view(now_ms)
     if pool is None or view is None or not view.dispatchers or request.task not in model.tasks:
@@ -131,7 +131,9 @@ def pool_of(spec: TenantSpec, model: ModelVersion) -> str | None:
     return spec.pool if spec.pool in (model.pool, *model.dedicated_pools) else None
 
 
-def _no_capacity(pool: str, timeout_ms: int, request_id: str, picture: LoadPicture, now_ms: int) -> Refusal | None:
+def _no_capacity(
+    pool: str, timeout_ms: int, request_id: str, picture: LatestLoad, now_ms: int
+) -> EarlyRejection | None:
     lost_for_ms = picture.lost_for_ms(pool, now_ms)
     if lost_for_ms is None:
         return None
@@ -140,10 +142,10 @@ def _no_capacity(pool: str, timeout_ms: int, request_id: str, picture: LoadPictu
     if back_in_ms - SLACK_MS <= timeout_ms:
         return None
     message = f"the pool {pool} has been without consumers for {lost_for_ms / 1_000:.0f} s"
-    return Refusal(503, NO_CAPACITY, message, retry_after_ms=_retry_ms(back_in_ms, request_id))
+    return EarlyRejection(503, NO_CAPACITY, message, retry_after_ms=_retry_ms(back_in_ms, request_id))
 
 
-def _queue_is_full(spec: TenantSpec, pool: str, request_id: str, picture: LoadPicture) -> Refusal | None:
+def _queue_is_full(spec: TenantSpec, pool: str, request_id: str, picture: LatestLoad) -> EarlyRejection | None:
     row = picture.tenant(spec.tenant, pool)
     # The backlog includes backfill, which has a limit of its own: only a recent rejection proves the queue full.
     if row is None or row.waiting_requests < spec.max_queue_requests or not row.shed_recently.get(Code.OVERLOADED):
@@ -151,12 +153,12 @@ def _queue_is_full(spec: TenantSpec, pool: str, request_id: str, picture: LoadPi
     rate = row.tokens_per_s or 0.0
     drains_in_ms = 1_000 * _FULL_AGAIN_PART * row.waiting_tokens / rate if rate > 0 else LEAST_OUTAGE_MS
     message = f"the tenant's queue is full: {row.waiting_requests} of {spec.max_queue_requests} requests wait"
-    return Refusal(429, Code.OVERLOADED, message, retry_after_ms=_retry_ms(drains_in_ms, request_id))
+    return EarlyRejection(429, Code.OVERLOADED, message, retry_after_ms=_retry_ms(drains_in_ms, request_id))
 
 
 def _too_late(
-    tenant: str, pool: str, timeout_ms: int, request: InferenceRequest, picture: LoadPicture
-) -> Refusal | None:
+    tenant: str, pool: str, timeout_ms: int, request: InferenceRequest, picture: LatestLoad
+) -> EarlyRejection | None:
     row = picture.pool(pool)
     if row is None or not row.consumers or row.capacity_tokens_per_s <= 0:
         return None
@@ -172,7 +174,7 @@ def _too_late(
         return None
     message = f"it would wait for {wait_ms / 1_000:.1f} s, and has {timeout_ms / 1_000:.1f} s"
     retry_ms = _retry_ms(wait_ms - timeout_ms, request.request_id)
-    return Refusal(429, Code.DEADLINE_UNMEETABLE, message, retry_after_ms=retry_ms)
+    return EarlyRejection(429, Code.DEADLINE_UNMEETABLE, message, retry_after_ms=retry_ms)
 
 
 def _retry_ms(least_ms: float, request_id: str) -> int:

@@ -16,7 +16,7 @@ from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
 from fairlane_server.kafka.load_feed import LoadFeed
-from producers.gateway.pipeline.early_rejection import Registry
+from producers.gateway.pipeline.early_rejection import RegistrySnapshot
 
 log = get_logger(__name__)
 
@@ -24,7 +24,7 @@ _EVERY_S = 0.25
 _THREAD_TIMEOUT_S = 5.0
 
 
-class Directory:
+class RegistryFeeds:
     """Registered tenants and models. ``start`` blocks; the rest is thread-safe."""
 
     def __init__(self, settings: KafkaSettings, codec: Codec, on_failure: Callable[[BaseException], None]) -> None:
@@ -43,9 +43,9 @@ class Directory:
         self._models.stop()
 
     @property
-    def registry(self) -> Registry:
+    def registry(self) -> RegistrySnapshot:
         """Current tenants and models."""
-        return Registry(self._tenants.snapshot, self._models.snapshot)
+        return RegistrySnapshot(self._tenants.snapshot, self._models.snapshot)
 
     def models_of(self, tenant: str) -> tuple[ModelVersion, ...]:
         """Models that a tenant may use, sorted by name; empty for an unregistered tenant."""

@@ -12,7 +12,7 @@ MOST_UNTAKEN_CHARS = 65_536
 """Bound on streamed text that the call has not taken; the rest comes with the reply."""
 
 
-class Call:
+class WaitingCall:
     """One call that waits for the reply to a request.
 
     Attributes:
@@ -111,7 +111,7 @@ class Pending:
 
     def __init__(self, max_calls: int) -> None:
         self._slots = TenantSlots(max_calls, max(1, max_calls // 2), busy, busy_with_tenant)
-        self._calls: dict[str, list[Call]] = {}
+        self._calls: dict[str, list[WaitingCall]] = {}
         self._has_ended = False
 
     def __len__(self) -> int:
@@ -123,18 +123,18 @@ class Pending:
 
     def open(
         self, tenant: str, request_id: str, partition: int, *, is_lost: bool = False, streamed: bool = False
-    ) -> Call:
+    ) -> WaitingCall:
         """Add a call that waits for the reply, before its request is published.
 
         Raises GatewayError: 429 at the tenant's limit, 503 at the limit of the instance.
         """
         self._slots.take(tenant)
-        call = Call(tenant, request_id, partition, is_lost=is_lost, streamed=streamed)
+        call = WaitingCall(tenant, request_id, partition, is_lost=is_lost, streamed=streamed)
         call.is_given_up = self._has_ended
         self._calls.setdefault(request_id, []).append(call)
         return call
 
-    def close(self, call: Call) -> None:
+    def close(self, call: WaitingCall) -> None:
         """Remove a call. Idempotent."""
         same_id = self._calls.get(call.request_id)
         if same_id is None or call not in same_id:

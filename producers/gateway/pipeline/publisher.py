@@ -41,7 +41,7 @@ _SPARE_KBYTES = 16_384
 DeliveryReport = Callable[[KafkaError | None, Message], None]
 
 
-class ProducerSeam(Protocol):
+class ProducerPort(Protocol):
     """An idempotent producer."""
 
     def produce(
@@ -97,12 +97,12 @@ class Publisher:
         on_failure: called when nothing can be published any more: the process must end.
     """
 
-    make_producer: Callable[[Callable[[KafkaError], None]], ProducerSeam]
+    make_producer: Callable[[Callable[[KafkaError], None]], ProducerPort]
     limits: PublishLimits
     on_failure: Callable[[BaseException], None]
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     clock: ClockMs = monotonic_ms
-    _producer: ProducerSeam | None = field(default=None, init=False)
+    _producer: ProducerPort | None = field(default=None, init=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(log), init=False)
     _next_look: asyncio.TimerHandle | None = field(default=None, init=False)

@@ -21,7 +21,7 @@ RecordT = TypeVar("RecordT")
 
 MOST_HELD = 500
 MOST_HELD_BYTES = 16_777_216
-REGISTRY_AWAY = "registry_away"
+REGISTRY_UNAVAILABLE = "registry_away"
 """Problem of a record that is skipped because the schema registry is unavailable."""
 
 _AGAIN = Backoff(first_s=0.25, longest_s=10.0)
@@ -113,7 +113,7 @@ class RecordDecoder(Generic[RecordT]):
         held = self._held.setdefault(_frame(record), [])
         size = len(record.value or b"")
         if self._held_records >= MOST_HELD or self._held_bytes + size > MOST_HELD_BYTES:
-            self._pass_over(record, REGISTRY_AWAY)
+            self._pass_over(record, REGISTRY_UNAVAILABLE)
         else:
             held.append(record)
             self._held_records += 1
@@ -175,7 +175,7 @@ class RecordDecoder(Generic[RecordT]):
             return record.topic, self._decoded(record)
         except RegistryError:
             with self._lock:
-                self._pass_over(record, REGISTRY_AWAY)
+                self._pass_over(record, REGISTRY_UNAVAILABLE)
             return record.topic, None
 
     def _let_go(self, frame: bytes) -> tuple[list[_Record], bool]:

@@ -20,10 +20,10 @@ from fairlane_server.kafka.reply_partition import new_request_id, partition_of
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.chunk_reader import Chunk
-from producers.gateway.pipeline.early_rejection import LoadPicture, Registry, early_answer
+from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, early_answer
 from producers.gateway.pipeline.errors import draining
-from producers.gateway.pipeline.pending import Call, Pending
-from producers.gateway.pipeline.waiting import LOOK_UPS, FindReply, LoggedWaiting
+from producers.gateway.pipeline.pending import Pending, WaitingCall
+from producers.gateway.pipeline.waiting import LOOK_UPS, FindReply, KafkaPendingReply
 from producers.openai_api.gateway_error import GatewayError
 
 log = get_logger(__name__)
@@ -47,7 +47,7 @@ class TenantChunks(Protocol):
 
 
 @dataclass(slots=True)
-class LogSubmitter:
+class KafkaSubmitter:
     """Submits requests from one event loop. Also the sink of the reply reader.
 
     Args:
@@ -60,8 +60,8 @@ class LogSubmitter:
     publisher: RecordPublisher
     chunks: TenantChunks
     pending: Pending
-    registry: Callable[[], Registry]
-    picture: LoadPicture
+    registry: Callable[[], RegistrySnapshot]
+    picture: LatestLoad
     find_reply: FindReply
     clock: ClockMs = now_ms
     look_ups: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOK_UPS))
@@ -78,7 +78,7 @@ class LogSubmitter:
             return str(uuid4())
         return new_request_id(self._owned, self._partition_count)
 
-    async def submit(self, tenant: str, request: InferenceRequest) -> LoggedWaiting:
+    async def submit(self, tenant: str, request: InferenceRequest) -> KafkaPendingReply:
         if self.is_draining:
             raise draining()
         refusal = early_answer(tenant, request, self.registry(), self.picture, self.clock())
@@ -103,7 +103,7 @@ class LogSubmitter:
             raise
         if caller is not None:
             caller.request_id = request.request_id
-        return LoggedWaiting(call, self, caller)
+        return KafkaPendingReply(call, self, caller)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         if not is_request_id(request_id):
@@ -119,7 +119,7 @@ class LogSubmitter:
 
     # For calls that wait
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: WaitingCall) -> None:
         self.pending.close(call)
         metrics.GATEWAY_WAITING.set(len(self.pending))
         if call.follows_chunks:
@@ -165,7 +165,7 @@ class LogSubmitter:
             )
         return value
 
-    def _open(self, tenant: str, request: InferenceRequest) -> Call:
+    def _open(self, tenant: str, request: InferenceRequest) -> WaitingCall:
         partition = partition_of(request.request_id, self._partition_count) if self._partition_count else -1
         call = self.pending.open(
             tenant,

@@ -11,8 +11,8 @@ from fairlane.backoff import Backoff
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.call_context import Caller
-from producers.gateway.pipeline.pending import Call
+from producers.gateway.pipeline.call_context import CallContext
+from producers.gateway.pipeline.pending import WaitingCall
 from producers.openai_api.gateway_error import GatewayError
 
 FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
@@ -38,7 +38,7 @@ class Desk(Protocol):
         """Rate-limited log, for failures that many calls meet at once."""
         ...
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: WaitingCall) -> None:
         """Remove the call. Idempotent."""
         ...
 
@@ -47,10 +47,10 @@ class Desk(Protocol):
         ...
 
 
-class LoggedWaiting:
-    """Implements ``producers.gateway.ports.Waiting``."""
+class KafkaPendingReply:
+    """Implements ``producers.gateway.ports.PendingReply``."""
 
-    def __init__(self, call: Call, desk: Desk, caller: Caller | None) -> None:
+    def __init__(self, call: WaitingCall, desk: Desk, caller: CallContext | None) -> None:
         self._call = call
         self._desk = desk
         self._caller = caller

@@ -15,7 +15,7 @@ MOST_ENTRY_BYTES = 1_048_576
 _ENTRY_BYTES, _NUMBER_BYTES, _ITEM_BYTES = 512, 9, 48
 
 
-class Accepted(msgspec.Struct, frozen=True, gc=False):
+class AcceptedRequest(msgspec.Struct, frozen=True, gc=False):
     """A request that was published, or may have been. It is known by this entry until the recorder stores it.
 
     Tens of thousands are kept; they hold only strings and numbers, so the garbage collector does not track them.
@@ -34,7 +34,7 @@ class _Replied(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _reply_decoder = msgspec.msgpack.Decoder(_Replied)
-_accepted_decoder = msgspec.msgpack.Decoder(Accepted)
+_accepted_decoder = msgspec.msgpack.Decoder(AcceptedRequest)
 
 
 def size_of_reply(reply: InferenceReply) -> int:
@@ -63,12 +63,12 @@ def decode_reply(key: CacheKey, request_id: str, payload: bytes) -> RecordedRepl
     return RecordedReply(found.reply, found.replied_at_ms)
 
 
-def encode_accepted(accepted: Accepted) -> bytes:
+def encode_accepted(accepted: AcceptedRequest) -> bytes:
     """Payload of an acceptance entry."""
     return _encoder.encode(accepted)
 
 
-def decode_accepted(request_id: str, payload: bytes) -> Accepted | None:
+def decode_accepted(request_id: str, payload: bytes) -> AcceptedRequest | None:
     """Inverse of ``encode_accepted``; None if the payload is unreadable or of another request."""
     try:
         found = _accepted_decoder.decode(payload)

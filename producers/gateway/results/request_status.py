@@ -1,4 +1,4 @@
-"""Status of a request, from what is recorded of it. Pure."""
+"""RequestState of a request, from what is recorded of it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ from enum import StrEnum
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import InferenceReply
 from fairlane_server.postgres.request_timeline import History, Place, RecordedReply, StoryEvent, tell
-from producers.gateway.results.cache_entries import Accepted
+from producers.gateway.results.cache_entries import AcceptedRequest
 from producers.openai_api.reply_errors import NOT_RUN
 
 
-class Status(StrEnum):
-    """Status of a request."""
+class RequestState(StrEnum):
+    """RequestState of a request."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -23,17 +23,17 @@ class Status(StrEnum):
     """Replied; the outcome says how it ended."""
 
 
-_STATUS_OF_STATE: Mapping[str, Status] = {
-    "waiting": Status.QUEUED,
-    "settled": Status.FINISHING,
-    Decision.DUPLICATE: Status.QUEUED,
-    Decision.DISPATCHED: Status.RUNNING,
-    Decision.HANDED_BACK: Status.QUEUED,
-    Decision.REFUSED: Status.FINISHING,
-    Decision.DEAD_LETTERED: Status.FINISHING,
-    Decision.EXPIRED: Status.FINISHING,
-    Decision.CANCELLED: Status.FINISHING,
-    Decision.CACHED: Status.FINISHING,
+_STATUS_OF_STATE: Mapping[str, RequestState] = {
+    "waiting": RequestState.QUEUED,
+    "settled": RequestState.FINISHING,
+    Decision.DUPLICATE: RequestState.QUEUED,
+    Decision.DISPATCHED: RequestState.RUNNING,
+    Decision.HANDED_BACK: RequestState.QUEUED,
+    Decision.REFUSED: RequestState.FINISHING,
+    Decision.DEAD_LETTERED: RequestState.FINISHING,
+    Decision.EXPIRED: RequestState.FINISHING,
+    Decision.CANCELLED: RequestState.FINISHING,
+    Decision.CACHED: RequestState.FINISHING,
 }
 
 
@@ -43,7 +43,7 @@ _RAN_STATES = frozenset(Outcome) - frozenset(NOT_RUN)
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """Status of one request.
+    """RequestState of one request.
 
     Attributes:
         request_id: its id.
@@ -57,7 +57,7 @@ class RequestStatus:
     """
 
     request_id: str
-    status: Status
+    status: RequestState
     reply: InferenceReply | None = None
     submitted_at_ms: int | None = None
     ended_at_ms: int | None = None
@@ -70,10 +70,10 @@ def status_of(
     request_id: str,
     history: History,
     seen: RecordedReply | None = None,
-    accepted: Accepted | None = None,
+    accepted: AcceptedRequest | None = None,
     kept_since_ms: int = 0,
 ) -> RequestStatus | None:
-    """Status of a request; None if nothing is known of it.
+    """RequestState of a request; None if nothing is known of it.
 
     Args:
         request_id: its id.
@@ -89,21 +89,23 @@ def status_of(
     if not places:
         if accepted is None:
             return None
-        return RequestStatus(request_id, Status.QUEUED, model=asked_model, task=asked_task)
+        return RequestStatus(request_id, RequestState.QUEUED, model=asked_model, task=asked_task)
     place = _telling(places)
     recorded = next((reply for reply in history.replies if reply.reply.source == place.source), None)
     events = place.events
     submitted = next((event.at_ms for event in events if event.event == "arrived"), events[0].at_ms)
     if recorded is None:
-        status = _STATUS_OF_STATE.get(place.state, Status.QUEUED)
+        status = _STATUS_OF_STATE.get(place.state, RequestState.QUEUED)
         # Its reply has been removed: decisions and costs show that it ended.
-        ended_at_ms = events[-1].at_ms if status is Status.FINISHING and events[-1].at_ms < kept_since_ms else None
+        ended_at_ms = (
+            events[-1].at_ms if status is RequestState.FINISHING and events[-1].at_ms < kept_since_ms else None
+        )
         if ended_at_ms is not None:
-            status = Status.DONE
+            status = RequestState.DONE
         return RequestStatus(request_id, status, None, submitted, ended_at_ms, asked_model, asked_task, events)
     reply = recorded.reply
     model, task = reply.model or asked_model, reply.task or asked_task
-    return RequestStatus(request_id, Status.DONE, reply, submitted, recorded.replied_at_ms, model, task, events)
+    return RequestStatus(request_id, RequestState.DONE, reply, submitted, recorded.replied_at_ms, model, task, events)
 
 
 def _telling(places: tuple[Place, ...]) -> Place:

@@ -46,7 +46,7 @@ AND (replied_at_ms, request_id, source_topic, source_partition, source_offset) <
 
 
 @dataclass(frozen=True, slots=True)
-class EndedPlace:
+class EndedCursor:
     """Position of an ended request in the order of its tenant's; unique."""
 
     replied_at_ms: int
@@ -86,7 +86,7 @@ class RequestStore(Protocol):
         ...
 
     async def ended(
-        self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+        self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
     ) -> Sequence[RecordedReply]:
         """A page of ended requests, newest first, without outputs: the first page, or the one after ``behind``."""
         ...
@@ -123,7 +123,7 @@ class PgRequestStore:
         return history_of(decisions, usage, replies)
 
     async def ended(
-        self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+        self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
     ) -> Sequence[RecordedReply]:
         question = ended_question(tenant, wanted, behind, most)
         (rows,) = await rows_for(self._pages, _checked(tenant), [question], PAGE_TIMEOUT_S)
@@ -133,7 +133,7 @@ class PgRequestStore:
         return await rows_for(self._look_ups, _checked(tenant), questions, LOOK_UP_TIMEOUT_S)
 
 
-def ended_question(tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int) -> Question:
+def ended_question(tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int) -> Question:
     """SQL statement of a page, and its parameters."""
     parts, parameters = [_ENDED], [tenant]  # type: tuple[list[str], list[str | int]]
     for condition, value in (

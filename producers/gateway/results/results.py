@@ -20,7 +20,7 @@ from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
 from producers.gateway.results.cache_entries import (
     MOST_ENTRY_BYTES,
-    Accepted,
+    AcceptedRequest,
     decode_accepted,
     decode_reply,
     encode_accepted,
@@ -30,7 +30,7 @@ from producers.gateway.results.cache_entries import (
 from producers.gateway.results.recent_replies import RecentReplies
 from producers.gateway.results.reply_waiters import Arrivals
 from producers.gateway.results.request_status import RequestStatus, status_of
-from producers.gateway.results.request_store import EndedFilter, EndedPlace, PgRequestStore, RequestStore
+from producers.gateway.results.request_store import EndedCursor, EndedFilter, PgRequestStore, RequestStore
 from producers.gateway.results.write_queue import WriteQueue
 from producers.gateway.tenant_map import TenantMap
 from producers.gateway.tenant_slots import TenantSlots
@@ -78,7 +78,7 @@ class Results:
         self._page_slots = TenantSlots(MOST_PAGES, MOST_PAGES_OF_TENANT, _busy)
         self._was_answered = True
         """Whether Postgres answered the last check."""
-        self._accepted: TenantMap[Accepted] = TenantMap(MOST_ACCEPTED)
+        self._accepted: TenantMap[AcceptedRequest] = TenantMap(MOST_ACCEPTED)
         self.arrivals = Arrivals()
         """Waiters for replies that arrive at this instance."""
 
@@ -134,7 +134,7 @@ class Results:
     def accepted(self, tenant: str, request: InferenceRequest) -> None:
         """Remember a request that was published, or may have been: its id is known before anything is recorded."""
         request_id = request.request_id
-        accepted = Accepted(request_id, request.model, request.task, self._clock_ms())
+        accepted = AcceptedRequest(request_id, request.model, request.task, self._clock_ms())
         self._accepted.put(tenant, request_id, accepted)
         self._writes.put(_accepted_key(tenant, request_id), _ACCEPTED_BYTES, partial(encode_accepted, accepted))
 
@@ -187,7 +187,7 @@ class Results:
         return status_of(request_id, history, seen, accepted, kept_since_ms)
 
     async def ended(
-        self, tenant: str, wanted: EndedFilter, behind: EndedPlace | None, most: int
+        self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
     ) -> Sequence[RecordedReply]:
         """A page of the tenant's ended requests, see ``RequestStore``. Raises GatewayError: 503."""
         with self._page_slots.taken(tenant):

@@ -22,11 +22,11 @@ from producers.gateway.edge.limited_protocol import (
     MOST_PIPELINED_BYTES,
     LimitedProtocol,
 )
-from producers.gateway.edge.timeouts import Cut, Inflow, Outflow, Patience, Stage
+from producers.gateway.edge.timeouts import CloseReason, ConnectionTimeouts, Inflow, Outflow, ReceiveStage
 from tests.kit.edge_kit import cut, drip, edge, everything
 from tests.waiting import PATIENCE_S, eventually
 
-LONG = Patience(head_s=600.0, idle_s=600.0, span_s=600.0, taken_span_s=600.0, look_s=0.02)
+LONG = ConnectionTimeouts(head_s=600.0, idle_s=600.0, span_s=600.0, taken_span_s=600.0, look_s=0.02)
 HEAD = b"GET /nothing HTTP/1.1\r\nhost: gateway\r\n"
 CALL = HEAD + b"\r\n"
 POST = b"POST /read HTTP/1.1\r\nhost: gateway\r\n"
@@ -43,7 +43,7 @@ def short(**fields: float) -> Connections:
 
 
 @contextmanager
-def cut_once(why: Cut) -> Iterator[None]:
+def cut_once(why: CloseReason) -> Iterator[None]:
     before = cut(why)
     yield
     eventually(lambda: cut(why) > before, what=f"a connection that is cut for {why}")
@@ -53,21 +53,23 @@ def cut_once(why: Cut) -> Iterator[None]:
 
 
 def test_a_body_must_end_or_move_in_every_span() -> None:
-    flow = Inflow(Patience(span_s=30.0, bytes_per_s=1_000), 0.0)
-    flow.enter(Stage.BODY, 100.0)
+    flow = Inflow(ConnectionTimeouts(span_s=30.0, bytes_per_s=1_000), 0.0)
+    flow.enter(ReceiveStage.BODY, 100.0)
     flow.take(29_999)
     assert flow.late(129.9, is_paused=False) is None
-    assert flow.late(130.0, is_paused=False) is Cut.SLOW_BODY
+    assert flow.late(130.0, is_paused=False) is CloseReason.SLOW_BODY
     flow.take(1)
     assert flow.late(130.0, is_paused=False) is None
     # What came fast before is no credit.
     flow.take(29_999)
-    assert flow.late(160.0, is_paused=False) is Cut.SLOW_BODY
+    assert flow.late(160.0, is_paused=False) is CloseReason.SLOW_BODY
 
 
-@pytest.mark.parametrize(("stage", "why"), [(Stage.HEAD, Cut.SLOW_HEAD), (Stage.BODY, Cut.SLOW_BODY)])
-def test_what_is_not_read_on_is_not_late(stage: Stage, why: Cut) -> None:
-    flow = Inflow(Patience(head_s=30.0, span_s=30.0), 0.0)
+@pytest.mark.parametrize(
+    ("stage", "why"), [(ReceiveStage.HEAD, CloseReason.SLOW_HEAD), (ReceiveStage.BODY, CloseReason.SLOW_BODY)]
+)
+def test_what_is_not_read_on_is_not_late(stage: ReceiveStage, why: CloseReason) -> None:
+    flow = Inflow(ConnectionTimeouts(head_s=30.0, span_s=30.0), 0.0)
     flow.enter(stage, 0.0)
     assert flow.late(1_000.0, is_paused=True) is None
     assert flow.late(1_029.0, is_paused=False) is None
@@ -77,14 +79,14 @@ def test_what_is_not_read_on_is_not_late(stage: Stage, why: Cut) -> None:
 @pytest.mark.parametrize(
     ("stage", "after_s", "why"),
     [
-        (Stage.HEAD, 10.0, Cut.SLOW_HEAD),
-        (Stage.LEFTOVER, 10.0, Cut.UNREAD_BODY),
-        (Stage.IDLE, 75.0, Cut.IDLE),
-        (Stage.NOTHING, 1e9, None),
+        (ReceiveStage.HEAD, 10.0, CloseReason.SLOW_HEAD),
+        (ReceiveStage.LEFTOVER, 10.0, CloseReason.UNREAD_BODY),
+        (ReceiveStage.IDLE, 75.0, CloseReason.IDLE),
+        (ReceiveStage.NOTHING, 1e9, None),
     ],
 )
-def test_each_stage_has_its_time(stage: Stage, after_s: float, why: Cut | None) -> None:
-    flow = Inflow(Patience(), 0.0)
+def test_each_stage_has_its_time(stage: ReceiveStage, after_s: float, why: CloseReason | None) -> None:
+    flow = Inflow(ConnectionTimeouts(), 0.0)
     flow.enter(stage, 5.0)
     flow.take(1_000_000)
     assert flow.late(5.0 + after_s - 0.1, is_paused=False) is None
@@ -92,7 +94,7 @@ def test_each_stage_has_its_time(stage: Stage, after_s: float, why: Cut | None) 
 
 
 def test_what_is_written_must_be_taken() -> None:
-    flow = Outflow(Patience(taken_span_s=30.0, bytes_per_s=1_000))
+    flow = Outflow(ConnectionTimeouts(taken_span_s=30.0, bytes_per_s=1_000))
     assert not flow.is_stuck(0.0, 100_000, 0)
     assert not flow.is_stuck(1.0, 200_000, 100_000)
     assert not flow.is_stuck(30.9, 200_000, 70_001)
@@ -104,7 +106,7 @@ def test_what_is_written_must_be_taken() -> None:
 
 
 def test_a_little_that_is_written_must_be_taken_whole() -> None:
-    flow = Outflow(Patience(taken_span_s=30.0, bytes_per_s=1_000))
+    flow = Outflow(ConnectionTimeouts(taken_span_s=30.0, bytes_per_s=1_000))
     assert not flow.is_stuck(0.0, 100, 100)
     assert not flow.is_stuck(30.0, 200, 100)
     assert flow.is_stuck(60.0, 200, 1)
@@ -115,9 +117,9 @@ def test_a_little_that_is_written_must_be_taken_whole() -> None:
 def test_there_are_so_many_of_all_and_of_each() -> None:
     connections = Connections(3, 2)
     assert [connections.enter("a"), connections.enter("a")] == [None, None]
-    assert connections.enter("a") is Cut.TOO_MANY_OF_ADDRESS
+    assert connections.enter("a") is CloseReason.TOO_MANY_OF_ADDRESS
     assert connections.enter("b") is None
-    assert connections.enter("c") is Cut.TOO_MANY
+    assert connections.enter("c") is CloseReason.TOO_MANY
     connections.leave("a")
     assert connections.enter("a") is None
     assert len(connections) == 3
@@ -171,7 +173,7 @@ class FullTransport(asyncio.Transport):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what the other side has acknowledged")
 def test_who_reads_slowly_is_not_cut_while_the_socket_takes_nothing_more() -> None:
-    clock, connections = Clock(), Connections(1, 1, Patience(taken_span_s=100.0, bytes_per_s=1_000))
+    clock, connections = Clock(), Connections(1, 1, ConnectionTimeouts(taken_span_s=100.0, bytes_per_s=1_000))
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
         peer.settimeout(PATIENCE_S)
         mine, _ = server.accept()
@@ -262,7 +264,7 @@ async def answer(cycle: RequestResponseCycle) -> None:
 
 @pytest.mark.parametrize("connections", [Connections(2, 10, LONG), Connections(10, 2, LONG)], ids=["all", "address"])
 def test_one_too_many_is_sent_away(connections: Connections) -> None:
-    why = Cut.TOO_MANY if connections._most == 2 else Cut.TOO_MANY_OF_ADDRESS
+    why = CloseReason.TOO_MANY if connections._most == 2 else CloseReason.TOO_MANY_OF_ADDRESS
     with edge(connections) as served, ExitStack() as stack:
         first = stack.enter_context(served.connected(CALL))
         stack.enter_context(served.connected())
@@ -294,13 +296,13 @@ def test_a_head_has_bounds(rest: bytes, status: bytes) -> None:
 
 @pytest.mark.parametrize("begun", [b"", b"GET /noth", HEAD], ids=["nothing", "a line", "headers"])
 def test_a_head_comes_in_its_time(begun: bytes) -> None:
-    with edge(short(head_s=0.2)) as served, cut_once(Cut.SLOW_HEAD), served.connected(begun) as peer:
+    with edge(short(head_s=0.2)) as served, cut_once(CloseReason.SLOW_HEAD), served.connected(begun) as peer:
         drip(peer, b"" if not begun else b"a")
 
 
 def test_a_body_of_a_byte_at_a_time_is_not_waited_for() -> None:
     begun = POST + b"content-length: 100000\r\n\r\n"
-    with edge(short(span_s=0.3)) as served, cut_once(Cut.SLOW_BODY), served.connected(begun) as peer:
+    with edge(short(span_s=0.3)) as served, cut_once(CloseReason.SLOW_BODY), served.connected(begun) as peer:
         drip(peer, b"x")
         eventually(lambda: served.tasks == 0, what="the end of the call")
 
@@ -308,23 +310,23 @@ def test_a_body_of_a_byte_at_a_time_is_not_waited_for() -> None:
 def test_what_moves_no_body_is_not_waited_for() -> None:
     """Extensions of chunks, which are no body, and a trailer that has no end."""
     begun = POST + b"transfer-encoding: chunked\r\n\r\n"
-    with edge(short(span_s=0.3)) as served, cut_once(Cut.SLOW_BODY), served.connected(begun) as peer:
+    with edge(short(span_s=0.3)) as served, cut_once(CloseReason.SLOW_BODY), served.connected(begun) as peer:
         drip(peer, b"1;" + b"a" * 2_000 + b"\r\nx\r\n")
-    with edge(short()) as served, cut_once(Cut.HEAD_TOO_LARGE), served.connected(begun) as peer:
+    with edge(short()) as served, cut_once(CloseReason.HEAD_TOO_LARGE), served.connected(begun) as peer:
         peer.sendall(b"0\r\na: ")
         drip(peer, b"a" * 2_000)
 
 
 def test_a_body_that_nobody_reads_is_not_waited_for() -> None:
     begun = b"POST /refused HTTP/1.1\r\nhost: gateway\r\ncontent-length: 100000000\r\n\r\n"
-    with edge(short(head_s=0.3)) as served, cut_once(Cut.UNREAD_BODY), served.connected(begun) as peer:
+    with edge(short(head_s=0.3)) as served, cut_once(CloseReason.UNREAD_BODY), served.connected(begun) as peer:
         assert peer.recv(12) == b"HTTP/1.1 401"
         drip(peer, b"x" * 1_000)
 
 
 @pytest.mark.parametrize("line", [b"", b"\r\n"], ids=["nothing", "blank lines"])
 def test_an_answered_connection_is_kept_for_a_while(line: bytes) -> None:
-    with edge(short(idle_s=0.3)) as served, cut_once(Cut.IDLE), served.connected(CALL) as peer:
+    with edge(short(idle_s=0.3)) as served, cut_once(CloseReason.IDLE), served.connected(CALL) as peer:
         assert peer.recv(12) == b"HTTP/1.1 404"
         drip(peer, line)
 
@@ -344,14 +346,14 @@ def test_calls_one_behind_the_other_are_answered() -> None:
 def test_who_takes_nothing_of_an_answer_is_let_go(path: bytes) -> None:
     connections = short(taken_span_s=0.3)
     call = b"GET " + path + b" HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n"
-    with edge(connections) as served, cut_once(Cut.UNTAKEN), served.connected(call) as peer:
+    with edge(connections) as served, cut_once(CloseReason.UNTAKEN), served.connected(call) as peer:
         assert peer.recv(12) == b"HTTP/1.1 200"
         eventually(lambda: not len(connections) and served.tasks == 0, what="the end of the call")
 
 
 def test_who_takes_nothing_of_a_websocket_is_let_go() -> None:
     connections = short(taken_span_s=0.3)
-    with edge(connections) as served, cut_once(Cut.UNTAKEN), served.connected(UPGRADE + b"\r\n") as peer:
+    with edge(connections) as served, cut_once(CloseReason.UNTAKEN), served.connected(UPGRADE + b"\r\n") as peer:
         assert peer.recv(12) == b"HTTP/1.1 101"
         # Masked with nothing: "tell", and pings, whose answers are not taken either.
         peer.sendall(b"\x81\x84\x00\x00\x00\x00tell" + b"\x89\x80\x00\x00\x00\x00" * 1_000)
@@ -382,13 +384,13 @@ def test_a_call_whose_caller_has_left_is_told_though_another_came_behind_it(
 
 def test_a_websocket_that_cannot_be_is_refused() -> None:
     """Its head is one for HTTP, and too large for a WebSocket."""
-    with edge(short()) as served, cut_once(Cut.MALFORMED), served.connected() as peer:
+    with edge(short()) as served, cut_once(CloseReason.MALFORMED), served.connected() as peer:
         peer.sendall(UPGRADE + b"a: " + b"b" * 10_000 + b"\r\n\r\n")
         assert everything(peer).startswith(b"HTTP/1.1 431 ")
 
 
 def test_no_websocket_begins_in_the_middle_of_an_answer() -> None:
-    with edge(short()) as served, cut_once(Cut.MALFORMED), served.connected() as peer:
+    with edge(short()) as served, cut_once(CloseReason.MALFORMED), served.connected() as peer:
         peer.sendall(b"GET /endless HTTP/1.1\r\nhost: gateway\r\n\r\n")
         assert peer.recv(12) == b"HTTP/1.1 200"
         peer.sendall(UPGRADE + b"\r\n")
@@ -408,7 +410,7 @@ def test_a_call_that_is_refused_before_its_body_was_read_is_not_reset() -> None:
 
 
 def test_who_does_not_end_after_the_last_answer_is_cut() -> None:
-    with edge(short(head_s=0.2)) as served, served.connected() as peer, cut_once(Cut.UNREAD_BODY):
+    with edge(short(head_s=0.2)) as served, served.connected() as peer, cut_once(CloseReason.UNREAD_BODY):
         peer.sendall(b"POST /closed HTTP/1.1\r\nhost: gateway\r\ncontent-length: 100\r\n\r\n")
         assert everything(peer).startswith(b"HTTP/1.1 401 ")
         drip(peer, b"x")
@@ -425,7 +427,7 @@ def test_who_does_not_end_after_the_last_answer_is_cut() -> None:
     ids=["calls", "bodies", "a body", "a head"],
 )
 def test_what_waits_behind_a_call_has_a_bound(behind: bytes) -> None:
-    with answering() as (protocol, transport), cut_once(Cut.PIPELINED):
+    with answering() as (protocol, transport), cut_once(CloseReason.PIPELINED):
         protocol.data_received(WAITS + behind)
         assert transport.is_closing()
 

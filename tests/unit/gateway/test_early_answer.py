@@ -14,9 +14,9 @@ from fairlane_server.kafka.load_board import CAPACITY_TTL_MS, LoadView, PoolRow,
 from producers.gateway.pipeline.early_rejection import (
     FRESH_MS,
     NO_CAPACITY,
-    LoadPicture,
-    Refusal,
-    Registry,
+    EarlyRejection,
+    LatestLoad,
+    RegistrySnapshot,
     early_answer,
     pool_of,
 )
@@ -24,7 +24,7 @@ from producers.gateway.pipeline.early_rejection import (
 NOW = 1_000_000_000
 MODEL = ModelVersion("chat", "1", "gpu", "simulated", ("generate",), "chat", 4_096, 512)
 SPEC = TenantSpec("acme", max_queue_requests=100)
-REGISTRY = Registry({"acme": SPEC}, {"chat": MODEL})
+REGISTRY = RegistrySnapshot({"acme": SPEC}, {"chat": MODEL})
 REQUEST = InferenceRequest("id-1", "chat", "generate", RequestInput(prompt="p"), timeout_ms=30_000)
 POOL = PoolRow("gpu", 2, 0, 0, 1_000.0, 0.5, 4_000, 1_000, 3, 500, {"normal": 3}, 1)
 TENANT = TenantRow("acme", "gpu", 1.0, 3, 500, 0, 400.0, None, 1.0)
@@ -32,8 +32,8 @@ TENANT = TenantRow("acme", "gpu", 1.0, 3, 500, 0, 400.0, None, 1.0)
 
 def picture(
     pool: PoolRow | None = POOL, tenant: TenantRow | None = TENANT, at_ms: int = NOW, dispatchers: int = 1
-) -> LoadPicture:
-    seen = LoadPicture()
+) -> LatestLoad:
+    seen = LatestLoad()
     seen.look(view(pool, tenant, at_ms, dispatchers))
     return seen
 
@@ -43,12 +43,12 @@ def view(pool: PoolRow | None, tenant: TenantRow | None, at_ms: int, dispatchers
 
 
 def asked(
-    seen: LoadPicture | None = None, registry: Registry = REGISTRY, now_ms: int = NOW, **fields: Any
-) -> Refusal | None:
+    seen: LatestLoad | None = None, registry: RegistrySnapshot = REGISTRY, now_ms: int = NOW, **fields: Any
+) -> EarlyRejection | None:
     return early_answer("acme", replace(REQUEST, **fields), registry, seen or picture(), now_ms)
 
 
-def told(refusal: Refusal | None) -> tuple[int, str]:
+def told(refusal: EarlyRejection | None) -> tuple[int, str]:
     assert refusal is not None
     return refusal.status, refusal.code
 
@@ -65,20 +65,22 @@ def test_whoever_is_not_registered_is_refused() -> None:
 def test_models_that_are_not_there_or_not_for_the_tenant_are_refused() -> None:
     assert told(asked(model="secret prompt")) == (404, Code.UNKNOWN_MODEL)
     assert "secret" not in str(asked(model="secret prompt")), "what stands in the wrong field is not quoted"
-    narrow = Registry({"acme": replace(SPEC, models=("other",))}, {"chat": MODEL})
+    narrow = RegistrySnapshot({"acme": replace(SPEC, models=("other",))}, {"chat": MODEL})
     assert told(asked(registry=narrow)) == (403, Code.FORBIDDEN)
 
 
-@pytest.mark.parametrize("registry", [Registry(), Registry({"acme": SPEC}), Registry(None, {"chat": MODEL})])
-def test_nothing_is_refused_while_tenants_and_models_are_not_known(registry: Registry) -> None:
+@pytest.mark.parametrize(
+    "registry", [RegistrySnapshot(), RegistrySnapshot({"acme": SPEC}), RegistrySnapshot(None, {"chat": MODEL})]
+)
+def test_nothing_is_refused_while_tenants_and_models_are_not_known(registry: RegistrySnapshot) -> None:
     assert asked(registry=registry, model="unknown") is None
 
 
 # Capacity
 
 
-def lost(since_ms: int, **changes: Any) -> LoadPicture:
-    seen = LoadPicture()
+def lost(since_ms: int, **changes: Any) -> LatestLoad:
+    seen = LatestLoad()
     seen.look(view(replace(POOL, **changes), TENANT, NOW - since_ms))
     seen.look(view(replace(POOL, consumers=0, consumers_gone=2), TENANT, NOW))
     return seen
@@ -111,13 +113,13 @@ def test_a_pool_that_came_back_takes_work_again() -> None:
 
 def test_a_smaller_model_may_answer_from_another_pool() -> None:
     models = {"chat": replace(MODEL, smaller_model="tiny")}
-    assert asked(lost(60_000), Registry({"acme": SPEC}, models)) is None
+    assert asked(lost(60_000), RegistrySnapshot({"acme": SPEC}, models)) is None
 
 
 # The queue
 
 
-def full(**changes: Any) -> LoadPicture:
+def full(**changes: Any) -> LatestLoad:
     row = replace(TENANT, waiting_requests=100, waiting_tokens=40_000, shed_recently={Code.OVERLOADED: 3})
     return picture(POOL, replace(row, **changes))
 

@@ -22,12 +22,12 @@ from fairlane_server.api_keys.roles import Role, Scope
 from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.assembly import assemble
-from producers.gateway.identity.authentication import Gate, GateHeaders
+from producers.gateway.identity.authentication import AuthenticatedCall, RateLimitHeaders
 from producers.gateway.identity.authenticator import MOST_CHARACTERS, Authenticator, Refusals
 from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.permission import permit, require
-from producers.gateway.identity.refusals import Refusal, answer
+from producers.gateway.identity.refusals import AuthRefusal, answer
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
 from producers.gateway.limits.call_limits import CallLimits, owners_of, span_text
 from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
@@ -68,7 +68,7 @@ class Bench:
             RatePolicy(1.0, TENANT_BURST),
             self.clock,
         )
-        self.gate = Gate(self.authenticator, self.limits)
+        self.gate = AuthenticatedCall(self.authenticator, self.limits)
         self.app = self._app()
 
     def _app(self) -> FastAPI:
@@ -101,7 +101,7 @@ class Bench:
 def run(use: Callable[[Bench, httpx.AsyncClient], Awaitable[None]], bench: Bench | None = None) -> None:
     async def within_a_loop() -> None:
         made = bench or Bench()
-        transport = httpx.ASGITransport(GateHeaders(made.app))
+        transport = httpx.ASGITransport(RateLimitHeaders(made.app))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             await use(made, client)
 
@@ -214,7 +214,7 @@ def test_when_nobody_can_be_known_it_is_said_so() -> None:
         bench.store.is_away = True
         for shown in (bench.store.create("acme").text, new_key().text, token()):
             assert (await client.get("/who", headers=bearer(shown))).status_code == 503
-        assert answer(Refusal.UNAVAILABLE).retry_after_ms == 1_000
+        assert answer(AuthRefusal.UNAVAILABLE).retry_after_ms == 1_000
 
     run(use)
 
@@ -298,30 +298,30 @@ def test_a_websocket_passes_the_same_gate() -> None:
 # --- audit
 
 
-def count(reason: Refusal) -> float:
+def count(reason: AuthRefusal) -> float:
     return REGISTRY.get_sample_value("fairlane_authentications_refused_total", {"reason": reason}) or 0.0
 
 
 def test_every_refusal_is_counted_and_as_many_logged_as_anybody_reads() -> None:
-    before = count(Refusal.WRONG_KEY)
+    before = count(AuthRefusal.WRONG_KEY)
     clock = Clock()
     refusals = Refusals(clock)
     with structlog.testing.capture_logs() as lines:
         for _ in range(10_000):
-            refusals.tell(Refusal.WRONG_KEY, "0123456789abcdef")
+            refusals.tell(AuthRefusal.WRONG_KEY, "0123456789abcdef")
         assert len(lines) == 50
         clock.now_ms += 1_000
-        refusals.tell(Refusal.WRONG_KEY, "0123456789abcdef")
-    assert count(Refusal.WRONG_KEY) == before + 10_001
+        refusals.tell(AuthRefusal.WRONG_KEY, "0123456789abcdef")
+    assert count(AuthRefusal.WRONG_KEY) == before + 10_001
     assert lines[-1]["not_logged_before"] == 9_950
     assert lines[-1]["who"] == "0123456789abcdef"
 
 
 def test_what_an_identity_may_not_is_counted_and_logged() -> None:
-    before = count(Refusal.NO_SCOPE)
+    before = count(AuthRefusal.NO_SCOPE)
     with structlog.testing.capture_logs() as lines, pytest.raises(GatewayError, match="403"):
         permit(Identity("acme", "0123456789abcdef", Role.TENANT, frozenset({Scope.FILES})), Scope.INFERENCE)
-    assert count(Refusal.NO_SCOPE) == before + 1
+    assert count(AuthRefusal.NO_SCOPE) == before + 1
     assert (lines[0]["event"], lines[0]["who"], lines[0]["tenant"]) == (
         "permission_refused",
         "0123456789abcdef",
@@ -404,7 +404,7 @@ def test_wrong_keys_of_one_caller_behind_a_balancer_are_not_those_of_another() -
         assert (await show(key.text, b"203.0.113.10")).tenant == "acme"
 
     bench = Bench()
-    gate = Gate(bench.authenticator, bench.limits, (ip_network("10.0.0.0/8"),))
+    gate = AuthenticatedCall(bench.authenticator, bench.limits, (ip_network("10.0.0.0/8"),))
     asyncio.run(use())
 
 

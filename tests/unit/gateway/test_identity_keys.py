@@ -20,11 +20,11 @@ from producers.gateway.identity.lookups import (
     FULL_GRACE_MS,
     MOST_REMEMBERED,
     MOST_STRANGERS_OF_ORIGIN,
-    MOST_STRANGERS_UNDER_WAY,
     MOST_UNDER_WAY,
+    MOST_UNKNOWN_IN_FLIGHT,
     Lookups,
 )
-from producers.gateway.identity.refusals import Refusal, RefusedError, answer
+from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
 from tests.kit.identity_kit import Clock, MemoryIdentityStore
 from tests.waiting import eventually_async
@@ -44,7 +44,7 @@ class Bench:
             self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker(), FailedKeys(FAILURES)
         )
 
-    async def refusal(self, text: str) -> Refusal:
+    async def refusal(self, text: str) -> AuthRefusal:
         with pytest.raises(RefusedError) as caught:
             await self.verifier.verify(text)
         return caught.value.why
@@ -88,10 +88,10 @@ def test_whoever_has_not_the_whole_key_is_refused() -> None:
             "its last character": key[:-1] + ("A" if key[-1] != "A" else "E"),
         }
         for what, text in wrong.items():
-            assert await bench.refusal(text) is Refusal.WRONG_KEY, what
+            assert await bench.refusal(text) is AuthRefusal.WRONG_KEY, what
         no_keys = [key[:-1], key + "A", head, key.upper(), key + "\n", " " + key, "fl_", key.replace("_", "-"), ""]
         for text in [*no_keys, key[:-1] + "\u00e9", "fl_" + "0" * 16 + "_" + "'; DROP TABLE users; --" + "x" * 20]:
-            assert await bench.refusal(text) is Refusal.MALFORMED, text
+            assert await bench.refusal(text) is AuthRefusal.MALFORMED, text
         assert (await bench.verifier.verify(key)).tenant == "acme"
 
     run(use)
@@ -122,17 +122,19 @@ def test_nothing_tells_whether_there_is_a_key_with_this_id() -> None:
         assert len(said) == 1
         bench.store.is_away = True
         for key_id in (real.key_id, never.key_id):
-            assert await bench.refusal(f"fl_{key_id}_{wrong_secret}") is Refusal.UNAVAILABLE
+            assert await bench.refusal(f"fl_{key_id}_{wrong_secret}") is AuthRefusal.UNAVAILABLE
 
     run(use)
 
 
 def test_every_401_for_a_wrong_proof_reads_the_same() -> None:
-    nobody = [answer(why) for why in Refusal if answer(why).status == 401 and why is not Refusal.MISSING]
+    nobody = [answer(why) for why in AuthRefusal if answer(why).status == 401 and why is not AuthRefusal.MISSING]
     assert len(nobody) > 3
     assert len({(error.code, error.message) for error in nobody}) == 1
-    assert answer(Refusal.KEY_REVOKED).status == 401
-    assert {answer(why).status for why in (Refusal.KEY_EXPIRED, Refusal.USER_DISABLED, Refusal.NO_SCOPE)} == {403}
+    assert answer(AuthRefusal.KEY_REVOKED).status == 401
+    assert {
+        answer(why).status for why in (AuthRefusal.KEY_EXPIRED, AuthRefusal.USER_DISABLED, AuthRefusal.NO_SCOPE)
+    } == {403}
 
 
 def test_a_revoked_key_is_refused_within_a_second() -> None:
@@ -142,7 +144,7 @@ def test_a_revoked_key_is_refused_within_a_second() -> None:
         bench.store.revoke(key.key_id)
         bench.clock.now_ms += FRESH_MS
         assert FRESH_MS <= 1_000
-        assert await bench.refusal(key.text) is Refusal.KEY_REVOKED
+        assert await bench.refusal(key.text) is AuthRefusal.KEY_REVOKED
 
     run(use)
 
@@ -163,7 +165,7 @@ def test_a_key_that_ran_out_is_refused_although_it_is_remembered() -> None:
         key = bench.store.create("acme", expires_at_ms=bench.clock.now_ms + 10).text
         await bench.verifier.verify(key)
         bench.clock.now_ms += 10
-        assert await bench.refusal(key) is Refusal.KEY_EXPIRED
+        assert await bench.refusal(key) is AuthRefusal.KEY_EXPIRED
 
     run(use)
 
@@ -175,7 +177,7 @@ def test_a_key_of_a_user_who_is_disabled_is_refused() -> None:
         await bench.verifier.verify(key)
         bench.store.set_user("acme", "u-17", Role.TENANT, disabled=True)
         bench.clock.now_ms += FRESH_MS
-        assert await bench.refusal(key) is Refusal.USER_DISABLED
+        assert await bench.refusal(key) is AuthRefusal.USER_DISABLED
 
     run(use)
 
@@ -188,15 +190,15 @@ def test_while_the_store_is_away_keys_that_it_vouched_for_pass_for_a_while() -> 
         known, revoked, unknown = (bench.store.create("acme") for _ in range(3))
         await bench.verifier.verify(known.text)
         bench.store.revoke(revoked.key_id)
-        assert await bench.refusal(revoked.text) is Refusal.KEY_REVOKED
+        assert await bench.refusal(revoked.text) is AuthRefusal.KEY_REVOKED
         bench.store.is_away = True
         bench.clock.now_ms += GRACE_MS - 1
         assert (await bench.verifier.verify(known.text)).subject == known.key_id
-        assert await bench.refusal(revoked.text) is Refusal.KEY_REVOKED
-        assert await bench.refusal(unknown.text) is Refusal.UNAVAILABLE
-        assert answer(Refusal.UNAVAILABLE).status == 503
+        assert await bench.refusal(revoked.text) is AuthRefusal.KEY_REVOKED
+        assert await bench.refusal(unknown.text) is AuthRefusal.UNAVAILABLE
+        assert answer(AuthRefusal.UNAVAILABLE).status == 503
         bench.clock.now_ms += 1
-        assert await bench.refusal(known.text) is Refusal.UNAVAILABLE
+        assert await bench.refusal(known.text) is AuthRefusal.UNAVAILABLE
         bench.store.is_away = False
         bench.clock.now_ms += 60_000
         for key in (known, unknown):
@@ -225,9 +227,9 @@ def test_a_key_that_is_gone_when_the_store_is_back_has_no_grace_left() -> None:
         await bench.verifier.verify(key.text)
         bench.store.delete(key.key_id)
         bench.clock.now_ms += FRESH_MS
-        assert await bench.refusal(key.text) is Refusal.WRONG_KEY
+        assert await bench.refusal(key.text) is AuthRefusal.WRONG_KEY
         bench.store.is_away = True
-        assert await bench.refusal(key.text) is Refusal.UNAVAILABLE
+        assert await bench.refusal(key.text) is AuthRefusal.UNAVAILABLE
 
     run(use)
 
@@ -276,16 +278,16 @@ def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
         await verifier.verify(key)
         store.go_on.clear()
         before = store.asked
-        guesses = [asyncio.create_task(verifier.verify(new_key().text)) for _ in range(3 * MOST_STRANGERS_UNDER_WAY)]
-        await eventually_async(lambda: store.asked - before == MOST_STRANGERS_UNDER_WAY)
+        guesses = [asyncio.create_task(verifier.verify(new_key().text)) for _ in range(3 * MOST_UNKNOWN_IN_FLIGHT)]
+        await eventually_async(lambda: store.asked - before == MOST_UNKNOWN_IN_FLIGHT)
         clock.now_ms += FRESH_MS
         assert (await verifier.verify(key)).tenant == "acme"
-        assert store.asked - before == MOST_STRANGERS_UNDER_WAY + 1, "who is known has a place"
+        assert store.asked - before == MOST_UNKNOWN_IN_FLIGHT + 1, "who is known has a place"
         store.go_on.set()
         refused = await asyncio.gather(*guesses, return_exceptions=True)
         reasons = [error.why for error in refused if isinstance(error, RefusedError)]
-        assert reasons.count(Refusal.WRONG_KEY) == MOST_STRANGERS_UNDER_WAY
-        assert reasons.count(Refusal.UNAVAILABLE) == 2 * MOST_STRANGERS_UNDER_WAY
+        assert reasons.count(AuthRefusal.WRONG_KEY) == MOST_UNKNOWN_IN_FLIGHT
+        assert reasons.count(AuthRefusal.UNAVAILABLE) == 2 * MOST_UNKNOWN_IN_FLIGHT
         await verifier.close()
 
     asyncio.run(run_it())
@@ -312,13 +314,13 @@ def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> 
         assert FULL_GRACE_MS <= 10_000 < GRACE_MS
         with pytest.raises(RefusedError) as raised:
             await verifier.verify(revoked.text)
-        assert raised.value.why is Refusal.UNAVAILABLE
+        assert raised.value.why is AuthRefusal.UNAVAILABLE
         store.go_on.set()
         await asyncio.gather(*others)
         await eventually_async(lambda: not verifier._lookups._talks, what="the end of the look-ups")
         with pytest.raises(RefusedError) as raised:
             await verifier.verify(revoked.text)
-        assert raised.value.why is Refusal.KEY_REVOKED
+        assert raised.value.why is AuthRefusal.KEY_REVOKED
         await verifier.close()
 
     asyncio.run(run_it())
@@ -405,12 +407,12 @@ def test_an_address_may_show_so_many_keys_in_vain_and_stops_no_other() -> None:
         for _ in range(FAILURES.burst):
             with pytest.raises(RefusedError) as caught:
                 await bench.verifier.verify(new_key().text, "10.0.0.1")
-            assert caught.value.why is Refusal.WRONG_KEY
+            assert caught.value.why is AuthRefusal.WRONG_KEY
         asked = bench.store.asked
         for text in (new_key().text, unused):
             with pytest.raises(RefusedError) as caught:
                 await bench.verifier.verify(text, "10.0.0.1")
-            assert caught.value.why is Refusal.TOO_MANY_FAILURES, "whether or not there is such a key"
+            assert caught.value.why is AuthRefusal.TOO_MANY_FAILURES, "whether or not there is such a key"
         assert bench.store.asked == asked, "nothing is looked up"
         assert (await bench.verifier.verify(used, "10.0.0.1")).tenant == "acme"
         assert (await bench.verifier.verify(unused, "10.0.0.2")).tenant == "acme"

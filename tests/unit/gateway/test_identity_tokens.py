@@ -20,7 +20,7 @@ from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.lookups import FRESH_MS
-from producers.gateway.identity.refusals import Refusal, RefusedError, answer
+from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.identity.tokens import MOST_CHARACTERS, TokenPolicy, TokenVerifier
 from tests.kit.identity_kit import (
     AUDIENCE,
@@ -54,17 +54,17 @@ class Bench:
         keys = KeySet(self.issuer, self.clock)
         self.verifier = TokenVerifier(policy, keys, self.store, 300_000, self.clock, CircuitBreaker())
 
-    async def outcome(self, shown: str) -> Identity | Refusal:
+    async def outcome(self, shown: str) -> Identity | AuthRefusal:
         try:
             return await self.verifier.verify(shown)
         except RefusedError as error:
             return error.why
 
 
-def outcome_of(shown: str, issuer: FakeIssuer | None = None) -> Identity | Refusal:
+def outcome_of(shown: str, issuer: FakeIssuer | None = None) -> Identity | AuthRefusal:
     """What becomes of one token."""
 
-    async def run() -> Identity | Refusal:
+    async def run() -> Identity | AuthRefusal:
         return await Bench(issuer).outcome(shown)
 
     return asyncio.run(run())
@@ -105,14 +105,14 @@ def test_a_token_of_the_issuer_is_taken() -> None:
         ({"role": "viewer"}, Role.VIEWER),
         ({"role": None, "roles": ["viewer", "operator", "gardener"]}, Role.OPERATOR),
         ({"role": "tenant", "roles": ["admin"]}, Role.ADMIN),
-        ({"role": None}, Refusal.NO_ROLE),
-        ({"role": "root"}, Refusal.NO_ROLE),
-        ({"role": ["admin"]}, Refusal.NO_ROLE),
-        ({"role": None, "roles": "admin"}, Refusal.NO_ROLE),
-        ({"role": None, "roles": [["admin"], {"admin": 1}, None]}, Refusal.NO_ROLE),
+        ({"role": None}, AuthRefusal.NO_ROLE),
+        ({"role": "root"}, AuthRefusal.NO_ROLE),
+        ({"role": ["admin"]}, AuthRefusal.NO_ROLE),
+        ({"role": None, "roles": "admin"}, AuthRefusal.NO_ROLE),
+        ({"role": None, "roles": [["admin"], {"admin": 1}, None]}, AuthRefusal.NO_ROLE),
     ],
 )
-def test_the_strongest_known_role_counts(said: dict[str, Any], role: Role | Refusal) -> None:
+def test_the_strongest_known_role_counts(said: dict[str, Any], role: Role | AuthRefusal) -> None:
     found = outcome_of(token(claims(**said)))
     assert (found.role if isinstance(found, Identity) else found) == role
 
@@ -121,7 +121,7 @@ def test_the_strongest_known_role_counts(said: dict[str, Any], role: Role | Refu
     "tenant", [None, "", "Acme", "acme.replies", "acme globex", "*", "../acme", 7, ["acme"], "a" * 40]
 )
 def test_a_token_that_names_no_tenant_is_nobodys(tenant: object) -> None:
-    assert outcome_of(token(claims(tenant=tenant))) is Refusal.NO_TENANT
+    assert outcome_of(token(claims(tenant=tenant))) is AuthRefusal.NO_TENANT
 
 
 # --- attacks
@@ -134,11 +134,11 @@ def public_pem() -> bytes:
 
 def test_no_algorithm_is_no_signature() -> None:
     for name in ("none", "None", "NONE", "nOnE", ""):
-        assert outcome_of(by_hand({"alg": name, "kid": "rsa-1"}, claims(), unsigned)) is Refusal.WRONG_TOKEN, name
-    assert outcome_of(by_hand({"kid": "rsa-1"}, claims())) is Refusal.WRONG_TOKEN
+        assert outcome_of(by_hand({"alg": name, "kid": "rsa-1"}, claims(), unsigned)) is AuthRefusal.WRONG_TOKEN, name
+    assert outcome_of(by_hand({"kid": "rsa-1"}, claims())) is AuthRefusal.WRONG_TOKEN
     head, body, _ = token().split(".")
     for stripped in (f"{head}.{body}.", f"{head}.{body}.AAAA", f"{head}.{body}", f"{head}.{body}.."):
-        assert outcome_of(stripped) in {Refusal.WRONG_TOKEN, Refusal.MALFORMED}, stripped
+        assert outcome_of(stripped) in {AuthRefusal.WRONG_TOKEN, AuthRefusal.MALFORMED}, stripped
 
 
 def test_the_public_key_is_no_shared_secret() -> None:
@@ -149,7 +149,7 @@ def test_the_public_key_is_no_shared_secret() -> None:
                 return hmac.new(secret, signed, digest).digest()
 
             shown = by_hand({"alg": name, "typ": "JWT", "kid": "rsa-1"}, claims(role="admin"), sign)
-            assert outcome_of(shown) is Refusal.WRONG_TOKEN
+            assert outcome_of(shown) is AuthRefusal.WRONG_TOKEN
 
 
 def test_a_shared_secret_among_the_issuers_keys_is_not_used() -> None:
@@ -159,55 +159,55 @@ def test_a_shared_secret_among_the_issuers_keys_is_not_used() -> None:
     def sign(signed: bytes) -> bytes:
         return hmac.new(b"s" * 32, signed, hashlib.sha256).digest()
 
-    assert outcome_of(by_hand({"alg": "HS256", "kid": "rsa-1"}, claims(), sign), issuer) is Refusal.WRONG_TOKEN
-    assert outcome_of(token(), issuer) is Refusal.UNKNOWN_SIGNER
+    assert outcome_of(by_hand({"alg": "HS256", "kid": "rsa-1"}, claims(), sign), issuer) is AuthRefusal.WRONG_TOKEN
+    assert outcome_of(token(), issuer) is AuthRefusal.UNKNOWN_SIGNER
 
 
 def test_a_key_is_for_its_own_algorithm() -> None:
     for name in ("RS384", "RS512", "PS256"):
-        assert outcome_of(token(algorithm=name)) is Refusal.WRONG_TOKEN
-    assert outcome_of(token(kid="ec-1")) is Refusal.WRONG_TOKEN
-    assert outcome_of(token(private=ec_key(), algorithm="ES256", kid="rsa-1")) is Refusal.WRONG_TOKEN
+        assert outcome_of(token(algorithm=name)) is AuthRefusal.WRONG_TOKEN
+    assert outcome_of(token(kid="ec-1")) is AuthRefusal.WRONG_TOKEN
+    assert outcome_of(token(private=ec_key(), algorithm="ES256", kid="rsa-1")) is AuthRefusal.WRONG_TOKEN
 
 
 def test_somebody_elses_signature_is_none() -> None:
-    assert outcome_of(token(private=rsa_key("other"))) is Refusal.WRONG_TOKEN
-    assert outcome_of(token(private=ec_key("other"), algorithm="ES256", kid="ec-1")) is Refusal.WRONG_TOKEN
+    assert outcome_of(token(private=rsa_key("other"))) is AuthRefusal.WRONG_TOKEN
+    assert outcome_of(token(private=ec_key("other"), algorithm="ES256", kid="ec-1")) is AuthRefusal.WRONG_TOKEN
     head, _, signature = token().split(".")
     admin = _encoded(json.dumps(claims(role="admin", tenant="globex")).encode())
-    assert outcome_of(f"{head}.{admin}.{signature}") is Refusal.WRONG_TOKEN
+    assert outcome_of(f"{head}.{admin}.{signature}") is AuthRefusal.WRONG_TOKEN
     # An ES256 signature of zeros was once good for everything.
     zeros = by_hand({"alg": "ES256", "kid": "ec-1"}, claims(), lambda _: bytes(64))
-    assert outcome_of(zeros) is Refusal.WRONG_TOKEN
+    assert outcome_of(zeros) is AuthRefusal.WRONG_TOKEN
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"exp": None}, Refusal.WRONG_TOKEN),
-        ({"exp": in_s(-LEEWAY_S - 5)}, Refusal.TOKEN_EXPIRED),
-        ({"exp": "soon"}, Refusal.WRONG_TOKEN),
-        ({"exp": 1e400}, Refusal.WRONG_TOKEN),
-        ({"exp": [in_s(600)]}, Refusal.WRONG_TOKEN),
-        ({"nbf": in_s(86_400)}, Refusal.WRONG_TOKEN),
-        ({"iat": in_s(86_400)}, Refusal.WRONG_TOKEN),
-        ({"aud": None}, Refusal.WRONG_TOKEN),
-        ({"aud": "other"}, Refusal.WRONG_TOKEN),
-        ({"aud": []}, Refusal.WRONG_TOKEN),
-        ({"aud": {AUDIENCE: 1}}, Refusal.WRONG_TOKEN),
-        ({"aud": AUDIENCE + "/"}, Refusal.WRONG_TOKEN),
-        ({"iss": None}, Refusal.WRONG_TOKEN),
-        ({"iss": ISSUER + "/"}, Refusal.WRONG_TOKEN),
-        ({"iss": [ISSUER]}, Refusal.WRONG_TOKEN),
-        ({"iss": ""}, Refusal.WRONG_TOKEN),
-        ({"sub": None}, Refusal.WRONG_TOKEN),
-        ({"sub": ""}, Refusal.WRONG_TOKEN),
-        ({"sub": 17}, Refusal.WRONG_TOKEN),
-        ({"sub": "u" * 256}, Refusal.WRONG_TOKEN),
-        ({"sub": "u\x1b[2J"}, Refusal.WRONG_TOKEN),
+        ({"exp": None}, AuthRefusal.WRONG_TOKEN),
+        ({"exp": in_s(-LEEWAY_S - 5)}, AuthRefusal.TOKEN_EXPIRED),
+        ({"exp": "soon"}, AuthRefusal.WRONG_TOKEN),
+        ({"exp": 1e400}, AuthRefusal.WRONG_TOKEN),
+        ({"exp": [in_s(600)]}, AuthRefusal.WRONG_TOKEN),
+        ({"nbf": in_s(86_400)}, AuthRefusal.WRONG_TOKEN),
+        ({"iat": in_s(86_400)}, AuthRefusal.WRONG_TOKEN),
+        ({"aud": None}, AuthRefusal.WRONG_TOKEN),
+        ({"aud": "other"}, AuthRefusal.WRONG_TOKEN),
+        ({"aud": []}, AuthRefusal.WRONG_TOKEN),
+        ({"aud": {AUDIENCE: 1}}, AuthRefusal.WRONG_TOKEN),
+        ({"aud": AUDIENCE + "/"}, AuthRefusal.WRONG_TOKEN),
+        ({"iss": None}, AuthRefusal.WRONG_TOKEN),
+        ({"iss": ISSUER + "/"}, AuthRefusal.WRONG_TOKEN),
+        ({"iss": [ISSUER]}, AuthRefusal.WRONG_TOKEN),
+        ({"iss": ""}, AuthRefusal.WRONG_TOKEN),
+        ({"sub": None}, AuthRefusal.WRONG_TOKEN),
+        ({"sub": ""}, AuthRefusal.WRONG_TOKEN),
+        ({"sub": 17}, AuthRefusal.WRONG_TOKEN),
+        ({"sub": "u" * 256}, AuthRefusal.WRONG_TOKEN),
+        ({"sub": "u\x1b[2J"}, AuthRefusal.WRONG_TOKEN),
     ],
 )
-def test_what_a_token_must_say(said: dict[str, Any], why: Refusal) -> None:
+def test_what_a_token_must_say(said: dict[str, Any], why: AuthRefusal) -> None:
     # By hand: the library refuses to sign some of these.
     assert outcome_of(by_hand({"alg": "RS256", "kid": "rsa-1"}, claims(**said))) is why
 
@@ -237,7 +237,7 @@ def test_the_id_of_a_key_is_compared_and_nothing_else(kid: str) -> None:
 
     async def run() -> None:
         bench = Bench()
-        assert await bench.outcome(token(kid=kid)) in {Refusal.UNKNOWN_SIGNER, Refusal.WRONG_TOKEN}
+        assert await bench.outcome(token(kid=kid)) in {AuthRefusal.UNKNOWN_SIGNER, AuthRefusal.WRONG_TOKEN}
         assert bench.issuer.fetches <= 1
         assert bench.store.asked == 0
 
@@ -247,7 +247,7 @@ def test_the_id_of_a_key_is_compared_and_nothing_else(kid: str) -> None:
 @pytest.mark.parametrize("kid", [None, 7, ["rsa-1"], {"rsa-1": 1}, True])
 def test_a_token_must_name_its_key(kid: object) -> None:
     header = {"alg": "RS256"} if kid is None else {"alg": "RS256", "kid": kid}
-    assert outcome_of(by_hand(header, claims())) in {Refusal.WRONG_TOKEN, Refusal.MALFORMED}
+    assert outcome_of(by_hand(header, claims())) in {AuthRefusal.WRONG_TOKEN, AuthRefusal.MALFORMED}
 
 
 def test_a_token_does_not_bring_its_own_key() -> None:
@@ -263,8 +263,8 @@ def test_a_token_does_not_bring_its_own_key() -> None:
     async def run() -> None:
         bench = Bench()
         for more in brought:
-            assert await bench.outcome(token(private=own, **more)) is Refusal.WRONG_TOKEN
-            assert await bench.outcome(token(private=own, kid="attacker", **more)) is Refusal.UNKNOWN_SIGNER
+            assert await bench.outcome(token(private=own, **more)) is AuthRefusal.WRONG_TOKEN
+            assert await bench.outcome(token(private=own, kid="attacker", **more)) is AuthRefusal.UNKNOWN_SIGNER
             # From the issuer they are harmless: nobody reads them.
             assert await bench.outcome(token(**more)) == USER
         assert bench.issuer.fetches == 1
@@ -273,21 +273,21 @@ def test_a_token_does_not_bring_its_own_key() -> None:
 
 
 def test_other_kinds_of_tokens_are_none() -> None:
-    assert outcome_of(token(typ="logout+jwt")) is Refusal.WRONG_TOKEN
+    assert outcome_of(token(typ="logout+jwt")) is AuthRefusal.WRONG_TOKEN
     head = {"alg": "RS256", "kid": "rsa-1"}
     assert outcome_of(by_hand(head, claims())) == USER
     others: list[dict[str, Any]] = [{"typ": 7}, {"crit": ["exp"]}, {"crit": []}, {"b64": False, "crit": ["b64"]}]
     for more in (*others, {"b64": False}):
-        assert outcome_of(by_hand(head | more, claims())) in {Refusal.WRONG_TOKEN, Refusal.MALFORMED}, more
+        assert outcome_of(by_hand(head | more, claims())) in {AuthRefusal.WRONG_TOKEN, AuthRefusal.MALFORMED}, more
     encrypted = ".".join(["e30"] * 5)
-    assert outcome_of(encrypted) is Refusal.MALFORMED
+    assert outcome_of(encrypted) is AuthRefusal.MALFORMED
 
 
 def test_a_huge_token_is_not_read() -> None:
     async def run() -> None:
         bench = Bench()
-        assert await bench.outcome(token(claims(padding="x" * MOST_CHARACTERS))) is Refusal.MALFORMED
-        assert await bench.outcome("." * 10_000_000) is Refusal.MALFORMED
+        assert await bench.outcome(token(claims(padding="x" * MOST_CHARACTERS))) is AuthRefusal.MALFORMED
+        assert await bench.outcome("." * 10_000_000) is AuthRefusal.MALFORMED
         assert (bench.issuer.fetches, bench.store.asked) == (0, 0)
 
     asyncio.run(run())
@@ -296,7 +296,7 @@ def test_a_huge_token_is_not_read() -> None:
 def test_a_deep_token_is_refused() -> None:
     deep = _encoded(("[" * 3_000).encode())
     for shown in (f"{deep}.{deep}.AAAA", f"{token().split('.')[0]}.{deep}.AAAA"):
-        assert outcome_of(shown) in {Refusal.MALFORMED, Refusal.WRONG_TOKEN}
+        assert outcome_of(shown) in {AuthRefusal.MALFORMED, AuthRefusal.WRONG_TOKEN}
 
 
 GARBAGE = st.one_of(
@@ -315,7 +315,7 @@ GARBAGE = st.one_of(
 
 @given(GARBAGE)
 def test_garbage_is_refused_and_nothing_else_happens(shown: str) -> None:
-    assert isinstance(outcome_of(shown), Refusal)
+    assert isinstance(outcome_of(shown), AuthRefusal)
 
 
 # --- users
@@ -333,7 +333,7 @@ def test_what_an_operator_says_of_a_user_counts_more_than_the_token() -> None:
         assert await bench.outcome(token(claims(role=None))) == Identity("acme", "u-17", Role.VIEWER, user="u-17")
         bench.store.set_user("acme", "u-17", Role.VIEWER, disabled=True)
         bench.clock.now_ms += FRESH_MS
-        assert await bench.outcome(admin) is Refusal.USER_DISABLED
+        assert await bench.outcome(admin) is AuthRefusal.USER_DISABLED
 
     asyncio.run(run())
 
@@ -345,9 +345,9 @@ def test_while_the_store_is_away_users_that_are_known_pass_for_a_while() -> None
         bench.store.is_away = True
         bench.clock.now_ms += 299_000
         assert await bench.outcome(token()) == USER
-        assert await bench.outcome(token(claims(sub="u-18"))) is Refusal.UNAVAILABLE
+        assert await bench.outcome(token(claims(sub="u-18"))) is AuthRefusal.UNAVAILABLE
         bench.clock.now_ms += 1_000
-        assert await bench.outcome(token()) is Refusal.UNAVAILABLE
+        assert await bench.outcome(token()) is AuthRefusal.UNAVAILABLE
 
     asyncio.run(run())
 
@@ -357,8 +357,8 @@ def test_an_issuer_that_is_away_is_no_wrong_token() -> None:
         issuer = FakeIssuer()
         issuer.is_away = True
         bench = Bench(issuer)
-        assert await bench.outcome(token()) is Refusal.UNAVAILABLE
-        assert answer(Refusal.UNAVAILABLE).status == 503
+        assert await bench.outcome(token()) is AuthRefusal.UNAVAILABLE
+        assert answer(AuthRefusal.UNAVAILABLE).status == 503
         issuer.is_away = False
         bench.clock.now_ms += 30_000
         assert await bench.outcome(token()) == USER

@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producers.gateway.native.cursor import MOST_CURSOR_CHARS, cursor_of, place_of
-from producers.gateway.results.request_store import EndedFilter, EndedPlace
+from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.openai_api.gateway_error import GatewayError
 
 _INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
 _TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=128)
-places = st.builds(EndedPlace, _INT64, _TEXT, _TEXT, _INT64, _INT64)
+places = st.builds(EndedCursor, _INT64, _TEXT, _TEXT, _INT64, _INT64)
 filters = st.builds(
     EndedFilter, st.none() | _TEXT, st.none() | _TEXT, st.none() | st.integers(0), st.none() | st.integers(0)
 )
-PLACE, ANY = EndedPlace(1, "id", "requests.acme", 0, 7), EndedFilter()
+PLACE, ANY = EndedCursor(1, "id", "requests.acme", 0, 7), EndedFilter()
 
 
 @given(places, filters)
-def test_a_cursor_comes_back_as_the_place_it_was_made_of(place: EndedPlace, wanted: EndedFilter) -> None:
+def test_a_cursor_comes_back_as_the_place_it_was_made_of(place: EndedCursor, wanted: EndedFilter) -> None:
     cursor = cursor_of("acme", wanted, place)
     assert place_of("acme", wanted, cursor) == place
     assert len(cursor) <= MOST_CURSOR_CHARS

@@ -19,7 +19,7 @@ from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.results import request_store
 from producers.gateway.results.cache_entries import decode_reply, encode_reply, size_of_reply
 from producers.gateway.results.recent_replies import KEEP_MS, RecentReplies
-from producers.gateway.results.request_status import Status
+from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.results import (
     MOST_LOOK_UPS,
     MOST_LOOK_UPS_OF_TENANT,
@@ -314,27 +314,27 @@ def test_who_waits_is_told_from_any_thread(bench: Bench) -> None:
 
 
 def test_a_request_is_known_from_its_acceptance_to_its_end(bench: Bench) -> None:
-    async def status() -> Status | None:
+    async def status() -> RequestState | None:
         found = await bench.results.status("acme", ID)
         return None if found is None else found.status
 
     async def test(_http: httpx.AsyncClient) -> None:
         assert await status() is None
         bench.results.accepted("acme", ASKED)
-        assert await status() is Status.QUEUED
+        assert await status() is RequestState.QUEUED
         assert await bench.results.status("globex", ID) is None
         bench.store.decide(decided(Decision.ACCEPTED, 10, inputs={"submitted_at_ms": "7"}))
         found = await bench.results.status("acme", ID)
         assert found is not None
-        assert (found.status, found.submitted_at_ms, found.model) == (Status.QUEUED, 7, "a-model")
+        assert (found.status, found.submitted_at_ms, found.model) == (RequestState.QUEUED, 7, "a-model")
         bench.store.decide(decided(Decision.DISPATCHED, 20))
-        assert await status() is Status.RUNNING
+        assert await status() is RequestState.RUNNING
         # The reply was seen; the recorder is behind.
         bench.results.remember([SEEN.reply])
         await eventually_async(lambda: KEY.name in bench.redis.stored)
         found = await bench.results.status("acme", ID)
         assert found is not None
-        assert found.status is Status.DONE
+        assert found.status is RequestState.DONE
         assert [event.event for event in found.events] == ["accepted", "dispatched", "replied"]
 
     bench.run(test)
@@ -348,7 +348,7 @@ def test_another_instance_knows_what_this_one_accepted(bench: Bench) -> None:
         await eventually_async(lambda: bool(bench.redis.stored))
         found = await other.status("acme", ID)
         assert found is not None
-        assert (found.status, found.model) == (Status.QUEUED, "a-model")
+        assert (found.status, found.model) == (RequestState.QUEUED, "a-model")
         assert await other.status("globex", ID) is None
 
     bench.run(test)

@@ -7,7 +7,7 @@ import pytest
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import SourceCoordinate
 from fairlane_server.postgres.request_timeline import History
-from producers.gateway.results.request_status import Status, status_of
+from producers.gateway.results.request_status import RequestState, status_of
 from tests.kit.native_kit import ID, decided, recorded
 
 WAITS = decided(Decision.ACCEPTED, 10)
@@ -21,18 +21,18 @@ def test_nothing_is_known_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("decision", "status"),
     [
-        (Decision.ACCEPTED, Status.QUEUED),
-        (Decision.DEGRADED, Status.QUEUED),
-        (Decision.DISPATCHED, Status.RUNNING),
-        (Decision.HANDED_BACK, Status.QUEUED),
-        (Decision.REFUSED, Status.FINISHING),
-        (Decision.EXPIRED, Status.FINISHING),
-        (Decision.CANCELLED, Status.FINISHING),
-        (Decision.DEAD_LETTERED, Status.FINISHING),
-        (Decision.CACHED, Status.FINISHING),
+        (Decision.ACCEPTED, RequestState.QUEUED),
+        (Decision.DEGRADED, RequestState.QUEUED),
+        (Decision.DISPATCHED, RequestState.RUNNING),
+        (Decision.HANDED_BACK, RequestState.QUEUED),
+        (Decision.REFUSED, RequestState.FINISHING),
+        (Decision.EXPIRED, RequestState.FINISHING),
+        (Decision.CANCELLED, RequestState.FINISHING),
+        (Decision.DEAD_LETTERED, RequestState.FINISHING),
+        (Decision.CACHED, RequestState.FINISHING),
     ],
 )
-def test_the_last_decision_says_it(decision: Decision, status: Status) -> None:
+def test_the_last_decision_says_it(decision: Decision, status: RequestState) -> None:
     found = status_of(ID, History((WAITS, decided(decision, 20))))
     assert found is not None
     assert (found.status, found.submitted_at_ms, found.reply) == (status, 10, None)
@@ -48,7 +48,7 @@ def test_a_reply_ends_it_wherever_it_was_seen() -> None:
     history = History((WAITS,))
     for found in (status_of(ID, History((WAITS,), replies=(reply,))), status_of(ID, history, reply)):
         assert found is not None
-        assert (found.status, found.ended_at_ms) == (Status.DONE, reply.replied_at_ms)
+        assert (found.status, found.ended_at_ms) == (RequestState.DONE, reply.replied_at_ms)
         assert found.reply == reply.reply
 
 
@@ -64,7 +64,7 @@ def test_a_request_that_was_sent_again_stands_where_it_stands_now() -> None:
     again = replace(decided(Decision.ACCEPTED, 50), source=ELSEWHERE)
     found = status_of(ID, History((decided(Decision.REFUSED, 20), again), replies=(refused,)))
     assert found is not None
-    assert (found.status, found.submitted_at_ms) == (Status.QUEUED, 50)
+    assert (found.status, found.submitted_at_ms) == (RequestState.QUEUED, 50)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.EXPIRED])
@@ -79,7 +79,7 @@ def test_what_ran_counts_whatever_was_refused_under_its_id_later(outcome: Outcom
     ):
         found = status_of(ID, history)
         assert found is not None
-        assert (found.status, found.reply, found.ended_at_ms) == (Status.DONE, ran.reply, 30)
+        assert (found.status, found.reply, found.ended_at_ms) == (RequestState.DONE, ran.reply, 30)
     found = status_of(ID, History((), replies=(ran,)), refused)
     assert found is not None
     assert found.reply == ran.reply
@@ -89,4 +89,4 @@ def test_a_record_that_was_dropped_as_a_repetition_changes_nothing() -> None:
     copy = replace(decided(Decision.DUPLICATE, 50), source=ELSEWHERE)
     found = status_of(ID, History((WAITS, decided(Decision.DISPATCHED, 20), copy)))
     assert found is not None
-    assert found.status is Status.RUNNING
+    assert found.status is RequestState.RUNNING

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairlane.records import InferenceReply
 from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.idempotency import MOST_KEY_CHARS, Claim, Idempotency, is_key
+from producers.gateway.idempotency import MOST_KEY_CHARS, Idempotency, KeyClaim, is_key
 from producers.openai_api.gateway_error import GatewayError
 from producers.openai_api.reply_errors import UNCERTAIN
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
@@ -198,18 +198,18 @@ def test_of_many_at_once_one_is_done() -> None:
 
 @given(st.text())
 def test_a_claim_is_read_as_it_was_written_and_nothing_else_is_one(text: str) -> None:
-    for claim in (Claim("d", "r-1", 5, confirmed=True), Claim("d", "r-1", 0, is_again=True)):
-        assert Claim.unpacked(claim.packed()) == claim
+    for claim in (KeyClaim("d", "r-1", 5, confirmed=True), KeyClaim("d", "r-1", 0, is_again=True)):
+        assert KeyClaim.unpacked(claim.packed()) == claim
     if "|" not in text:
-        assert Claim.unpacked(text) is None
+        assert KeyClaim.unpacked(text) is None
 
 
 @pytest.mark.parametrize(
     "stored", ["", "d|r-1|5", "d|r-1|\u00b2|0", "d|r-1|\u0665|0", "d|r-1|-5|0", "d|r-1|5|2", "d|r-1|5|1|x"]
 )
 def test_what_is_like_a_claim_is_none(stored: str) -> None:
-    assert Claim.unpacked(stored) is None
-    assert Claim.unpacked(f"d|r-1|{'9' * 5_000}|0") is None, "no number of milliseconds is as long"
+    assert KeyClaim.unpacked(stored) is None
+    assert KeyClaim.unpacked(f"d|r-1|{'9' * 5_000}|0") is None, "no number of milliseconds is as long"
 
 
 def test_what_others_wrote_there_is_replaced() -> None:

@@ -12,7 +12,7 @@ from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, Output, ReplyChunk
 from producers.gateway.edge.error_responses import error_response
 from producers.gateway.pipeline.errors import TOO_MANY_CALLS, busy_with_tenant
-from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Call, Pending
+from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Pending, WaitingCall
 from producers.openai_api.gateway_error import GatewayError
 
 REPLY = InferenceReply("id-1", "acme", "ok", output=Output(text="one two"))
@@ -154,7 +154,7 @@ def test_news_are_told_to_everybody_who_waits() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["open", "close", "settle"]), st.integers(0, 5)), max_size=60))
 def test_what_waits_is_what_was_opened_and_not_closed(steps: list[tuple[str, int]]) -> None:
     pending = Pending(16)
-    model: list[Call] = []
+    model: list[WaitingCall] = []
     for verb, number in steps:
         if verb == "open" and len(model) == 8:
             with pytest.raises(GatewayError):

@@ -8,10 +8,10 @@ import pytest
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.pipeline.call_context import Caller as HttpCaller
+from producers.gateway.pipeline.call_context import CallContext as HttpCaller
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.errors import away, not_confirmed
-from producers.gateway.ports import Waiting
+from producers.gateway.ports import PendingReply
 from producers.gateway.publish_once import Published, publish_once
 from producers.openai_api.gateway_error import GatewayError
 from tests.kit.openai_kit import Script, ScriptedWaiting
@@ -31,7 +31,7 @@ class Kafka:
         self._made += 1
         return f"id-{self._made}"
 
-    async def submit(self, tenant: str, request: InferenceRequest) -> Waiting:
+    async def submit(self, tenant: str, request: InferenceRequest) -> PendingReply:
         if self.error is not None:
             raise self.error
         self.published.append(request.request_id)

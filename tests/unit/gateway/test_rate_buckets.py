@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.gateway.limits.rate_buckets import RateBook, RatePolicy
+from producers.gateway.limits.rate_buckets import RatePolicy, TokenBuckets
 
 START_MS = 1_700_000_000_000
 
@@ -19,7 +19,7 @@ steps = st.lists(
 
 @given(policies, steps)
 def test_nobody_gets_more_than_the_rate_and_the_burst(policy: RatePolicy, asked: list[tuple[list[str], int]]) -> None:
-    book, now_ms, latest_ms = RateBook(), START_MS, START_MS
+    book, now_ms, latest_ms = TokenBuckets(), START_MS, START_MS
     granted: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     for owners, pause_ms in asked:
         now_ms += pause_ms
@@ -41,7 +41,7 @@ def test_nobody_gets_more_than_the_rate_and_the_burst(policy: RatePolicy, asked:
 def test_who_waits_as_told_is_let_in_and_a_moment_earlier_is_not(
     policy: RatePolicy, asked: list[tuple[list[str], int]]
 ) -> None:
-    book, now_ms = RateBook(), START_MS
+    book, now_ms = TokenBuckets(), START_MS
     for owners, pause_ms in asked:
         now_ms += max(0, pause_ms)
         found = book.take(owners, policy, now_ms)
@@ -57,7 +57,7 @@ def test_who_waits_as_told_is_let_in_and_a_moment_earlier_is_not(
 def test_what_is_said_to_remain_can_be_taken_and_no_more(
     policy: RatePolicy, asked: list[tuple[list[str], int]]
 ) -> None:
-    book, now_ms = RateBook(), START_MS
+    book, now_ms = TokenBuckets(), START_MS
     for owners, pause_ms in asked:
         now_ms += max(0, pause_ms)
         found = book.take(owners, policy, now_ms)
@@ -68,7 +68,7 @@ def test_what_is_said_to_remain_can_be_taken_and_no_more(
 
 @given(policies, steps)
 def test_after_the_reset_the_bucket_is_full(policy: RatePolicy, asked: list[tuple[list[str], int]]) -> None:
-    book, now_ms = RateBook(), START_MS
+    book, now_ms = TokenBuckets(), START_MS
     for owners, pause_ms in asked:
         now_ms += max(0, pause_ms)
         now_ms += book.take(owners, policy, now_ms).reset_ms
@@ -77,7 +77,7 @@ def test_after_the_reset_the_bucket_is_full(policy: RatePolicy, asked: list[tupl
 
 
 def test_a_refused_call_takes_from_none() -> None:
-    book, policy = RateBook(), RatePolicy(rate_per_s=1.0, burst=3)
+    book, policy = TokenBuckets(), RatePolicy(rate_per_s=1.0, burst=3)
     for _ in range(3):
         assert book.take(["user"], policy, START_MS).is_granted
     for _ in range(10):
@@ -87,14 +87,14 @@ def test_a_refused_call_takes_from_none() -> None:
 
 
 def test_a_clock_that_goes_back_gives_nothing_away() -> None:
-    book, policy = RateBook(), RatePolicy(rate_per_s=1.0, burst=1)
+    book, policy = TokenBuckets(), RatePolicy(rate_per_s=1.0, burst=1)
     assert book.take(["a"], policy, START_MS).is_granted
     assert book.take(["a"], policy, START_MS - 10_000).retry_after_ms == 11_001
     assert book.take(["a"], policy, START_MS + 1_001).is_granted
 
 
 def test_memory_is_bounded_and_what_is_full_is_forgotten() -> None:
-    book, policy = RateBook(most_owners=100), RatePolicy(rate_per_s=1.0, burst=2)
+    book, policy = TokenBuckets(most_owners=100), RatePolicy(rate_per_s=1.0, burst=2)
     for number in range(1_000):
         assert book.take([f"caller-{number}"], policy, START_MS).is_granted
     assert len(book) == 100

@@ -24,9 +24,9 @@ from producers.gateway.edge.access_log import CallLog
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router
-from producers.gateway.pipeline.early_rejection import LoadPicture, Registry
+from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import Pending
-from producers.gateway.pipeline.submitter import LogSubmitter
+from producers.gateway.pipeline.submitter import KafkaSubmitter
 from producers.gateway.server import GatewayServer
 from tests.kit.native_kit import ID, Bench, decided
 from tests.kit.native_socket import following, said, socket
@@ -45,8 +45,8 @@ class Gateway:
         self.failure: BaseException | None = None
         self.log = Log()
         recorded = Recorded()
-        self.submitter = LogSubmitter(
-            default_codec(), self.log, Chunks(), Pending(8), Registry, LoadPicture(), recorded.find
+        self.submitter = KafkaSubmitter(
+            default_codec(), self.log, Chunks(), Pending(8), RegistrySnapshot, LatestLoad(), recorded.find
         )
         self.submitter.owned(frozenset(range(6)), 6)
         self.calls: CallLog | None = None

@@ -1,11 +1,11 @@
-"""Fairlane: multi-tenant inference on Kafka. What an upstream service needs is importable from here.
+"""Fairlane: multi-tenant inference on Kafka. Public names for services that send requests.
 
 >>> from fairlane import Client
 >>> with Client(tenant="acme") as client:
 ...     print(client.submit(model="smollm2-135m-instruct", prompt="The capital of France is").result(30).output.text)
 Paris.
 
-The names are loaded when they are first used, so that ``import fairlane`` costs nothing.
+Names are loaded on first use, so ``import fairlane`` costs nothing.
 """
 
 from importlib import import_module

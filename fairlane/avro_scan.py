@@ -1,8 +1,8 @@
-"""Walks the bytes of an Avro record along its schema without building anything: lengths, counts and branches are held
-against the bytes that are there and against bounds. Pure.
+"""Validate Avro bytes against a schema without building objects. Pure.
 
-Counts stand in front of what they count, so a list of a million items is refused at its first byte. The walk itself
-takes a step per item within the bounds, and one step for a list of fixed-size items.
+The scan checks lengths, counts and union branches against the available bytes and against bounds. Avro writes a count
+before its items, so a list of a million items is refused at its first byte. The scan takes one step per item within the
+bounds, and one step per block of fixed-size items.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 Bound = Callable[[str, str], int]
-"""Most items of a list or map, by the name of the record (without its namespace) and of the field."""
+"""Maximum number of items in a list or map, by record name (without namespace) and field name."""
 
 _Walk = Callable[[bytes, int], int]
-"""Steps over one value: the bytes and its position in, the position behind it out."""
+"""Skip one value: from the bytes and its position to the position behind it."""
 
 _FIXED_SIZES: Mapping[str, int] = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _MAX_VARINT_BYTES = 10
@@ -21,7 +21,7 @@ _MAX_LEADING_BYTES = 512
 
 
 class Fault(StrEnum):
-    """What is wrong with the bytes."""
+    """Kind of a scan error."""
 
     ENDS_EARLY = "ends early"
     TOO_MANY_ITEMS = "too many items"
@@ -29,7 +29,7 @@ class Fault(StrEnum):
 
 
 class ScanError(ValueError):
-    """The bytes hold no record of this schema within the bounds. ``field`` is the path to where that shows."""
+    """The bytes are not a record of this schema within the bounds. ``field`` is the path to the faulty value."""
 
     def __init__(self, fault: Fault, reason: str) -> None:
         super().__init__(reason)
@@ -38,16 +38,15 @@ class ScanError(ValueError):
         self.field = ""
 
     def within(self, name: str) -> "ScanError":
-        """The same, seen from the record or list around it."""
+        """Prepend a field name or list index to the path. Returns the same error."""
         self.field = name + self.field if self.field.startswith("[") or not self.field else f"{name}.{self.field}"
         return self
 
 
 class RecordScan:
-    """The walk over the records of one schema, made once. Safe to share between threads.
+    """Scanner for the records of one schema. Safe to share between threads.
 
-    The schema must be one that :func:`fairlane.schema_judgement.judge` passes: not recursive, and without list items
-    that take no bytes.
+    The schema must pass :func:`fairlane.schema_judgement.judge`: not recursive, and no list items of zero bytes.
     """
 
     def __init__(self, schema: Mapping[str, Any], max_items: Bound) -> None:
@@ -61,12 +60,12 @@ class RecordScan:
         self._leading = _leading_strings(schema)
 
     def check(self, data: bytes, start: int) -> None:
-        """Raises ScanError unless the bytes from ``start`` on are a record; what follows it is not judged. Text is
-        stepped over unread."""
+        """Check that a record begins at ``start``. Bytes behind it and the UTF-8 of its strings are not checked. Raises
+        ScanError."""
         self._walk(data, start)
 
     def explain(self, data: bytes, start: int) -> ScanError | None:
-        """What is wrong with bytes that did not decode, texts included; None when nothing is."""
+        """The error in bytes that did not decode, invalid UTF-8 included; None when there is none."""
         try:
             self._walk_texts(data, start)
         except ScanError as error:
@@ -74,7 +73,7 @@ class RecordScan:
         return None
 
     def leading_strings(self, data: bytes, start: int) -> dict[str, str]:
-        """The strings that the record begins with, as far as they can be read and are short."""
+        """The string fields at the beginning of the record, by name, up to the first that is too long or invalid."""
         found: dict[str, str] = {}
         position = start
         for name in self._leading:
@@ -150,7 +149,7 @@ def _leading_strings(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    """A varint and the position behind it."""
+    """Decode a varint. Returns it and the position behind it."""
     try:
         byte = data[at]
         at += 1

@@ -1,10 +1,10 @@
-"""Time as a parameter: tests replace it."""
+"""Clocks that are passed as arguments, so that tests can replace them."""
 
 import time
 from collections.abc import Callable
 
 ClockMs = Callable[[], int]
-"""Milliseconds since the epoch."""
+"""Returns milliseconds: ``now_ms`` since the epoch, ``monotonic_ms`` since an arbitrary moment."""
 
 
 def now_ms() -> int:
@@ -12,5 +12,5 @@ def now_ms() -> int:
 
 
 def monotonic_ms() -> int:
-    """Since any moment; never goes back, whatever is done to the machine's clock."""
+    """Never goes back, even when the system clock is set."""
     return time.monotonic_ns() // 1_000_000

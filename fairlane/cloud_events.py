@@ -1,7 +1,7 @@
-"""CloudEvents 1.0 in Kafka headers, binary mode: what a client publishes and every reply is an event. Pure.
+"""CloudEvents 1.0 headers, Kafka binary mode, for requests, cancellations and replies. Pure.
 
-https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md. There is no `ce_time`:
-the record's own timestamp is the time, and that of a request is the broker's.
+https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md. `ce_time` is omitted:
+the record's timestamp is the time of the event; the broker sets that of a request.
 """
 
 from fairlane import headers
@@ -18,18 +18,18 @@ _EVERYWHERE = ((headers.CE_SPEC_VERSION, b"1.0"), (headers.CONTENT_TYPE, b"appli
 
 
 def of_request(tenant: str, request_id: str) -> EventHeaders:
-    """Of a request; published again under its id, it is the same event."""
+    """Headers of a request. A request published again under its id is the same event."""
     return ((headers.CE_ID, request_id.encode()), _source(tenant), REQUEST, *_EVERYWHERE)
 
 
 def of_cancellation(tenant: str, request_id: str) -> EventHeaders:
-    """Of the wish that a request be cancelled."""
+    """Headers of a cancellation request."""
     return ((headers.CE_ID, f"{request_id}/cancel".encode()), _source(tenant), CANCEL, *_EVERYWHERE)
 
 
 def of_reply(reply: InferenceReply) -> EventHeaders:
-    """Of a reply. Its id is the place of the request that it answers, because one id may be refused, sent again and
-    then answered; a copy for a repeated id is the same event as the first."""
+    """Headers of a reply. The event id is the log position of the request, because one request id may be rejected, sent
+    again and then answered. A copy of a reply for a duplicate request is the same event as the original."""
     answered = reply.request_id if reply.source is None else place_name(reply.source)
     return ((headers.CE_ID, answered.encode()), _source(reply.tenant), REPLY, *_EVERYWHERE)
 

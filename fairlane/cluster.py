@@ -1,4 +1,4 @@
-"""A Kafka cluster seen from the command line: every call bounded, every failure one sentence."""
+"""Kafka admin client for commands: each call has a timeout, each error is one line."""
 
 import time
 from collections.abc import Callable
@@ -15,11 +15,11 @@ REQUEST_TIMEOUT_S = 20.0
 
 
 class ClusterError(Exception):
-    """Kafka did not do what was asked. The message is one line and holds no secret."""
+    """A Kafka call failed. The message is one line and contains no secret."""
 
 
 class LastError:
-    """An ``error_cb`` for a client that remembers why it cannot connect; librdkafka's own timeout does not say."""
+    """An ``error_cb`` that keeps the reason why a client cannot connect; librdkafka's timeout error lacks it."""
 
     def __init__(self) -> None:
         self._text: str | None = None
@@ -35,12 +35,12 @@ class LastError:
 
 
 def quiet(config: ClientConfig, errors: LastError) -> ClientConfig:
-    """The client configuration for a command: nothing on stderr, connection errors kept for our own message."""
+    """The configuration with librdkafka's output on stderr off and connection errors kept in ``errors``."""
     return config | {"log_level": 0, "error_cb": errors}
 
 
 def unreachable(settings: KafkaSettings, reason: str) -> ClusterError:
-    """The one sentence for a cluster that does not answer."""
+    """The error for a cluster that does not answer."""
     return ClusterError(
         f"KAFKA_BOOTSTRAP_SERVERS={settings.kafka_bootstrap_servers}: no broker answers ({one_line(reason)})"
     )
@@ -51,10 +51,10 @@ def one_line(text: str) -> str:
 
 
 class Cluster:
-    """The admin side of one cluster."""
+    """Admin client of one cluster."""
 
     def __init__(self, settings: KafkaSettings, connect_timeout_s: float | None = None) -> None:
-        """Build the client; nothing is contacted yet. Raises ClusterError for settings the client refuses."""
+        """Build the client without contacting a broker. Raises ClusterError for invalid settings."""
         self._settings = settings
         self._connect_timeout_s = CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s
         self._errors = LastError()
@@ -66,7 +66,7 @@ class Cluster:
             raise ClusterError(f"Kafka client: {reason_of(error)}") from None
 
     def metadata(self) -> ClusterMetadata:
-        """Brokers and all topics. Raises ClusterError when no broker answers within the connect timeout."""
+        """Metadata of brokers and all topics. Raises ClusterError when no broker answers within the connect timeout."""
         try:
             return self.admin.list_topics(timeout=self._connect_timeout_s)
         except KafkaException as error:
@@ -74,7 +74,8 @@ class Cluster:
             raise unreachable(self._settings, self._errors.text or reason_of(error)) from None
 
     def wait_for(self, condition: Callable[[ClusterMetadata], str | None], timeout_s: float) -> None:
-        """Wait until ``condition`` of the metadata is None. Raises ClusterError with what it said last."""
+        """Wait until ``condition`` of the metadata returns None. Raises ClusterError with what it returned last, or if
+        no broker answers."""
         deadline = time.monotonic() + timeout_s
         while (missing := condition(self.metadata())) is not None:
             if time.monotonic() > deadline:
@@ -83,7 +84,7 @@ class Cluster:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a request failed, in one line: what the broker said rather than the exception's repr."""
+    """The reason of a failed request in one line: the broker's text instead of the exception's repr."""
     detail: Any = error.args[0] if error.args else error
     text = detail.str() if isinstance(detail, KafkaError) else str(detail)
     return one_line(text) or type(error).__name__

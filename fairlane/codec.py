@@ -1,7 +1,7 @@
-"""Avro in Confluent wire framing: ``0x00``, a 4-byte big-endian schema id, the body.
+"""Avro codec in the Confluent wire format: ``0x00``, a 4-byte big-endian schema id, the body.
 
-A record is written with the newest schema of its type and read with whatever schema its id names, resolved
-to the newest. Of a map key that comes twice the last one counts.
+A record is written with the newest schema of its type. It is read with the schema that its id names, and resolved to
+the newest. Of a repeated map key the last entry counts.
 """
 
 import io
@@ -23,8 +23,8 @@ from fairlane.schema_judgement import SchemaRefusedError, judge
 MAGIC_BYTE = 0
 _FRAME = struct.Struct(">bI")
 _ALWAYS_SMALL_BYTES = MOST_INPUT_ITEMS
-"""Every item of a list takes a byte or more (``judge`` sees to it), so what is this small holds no more of them than a
-request may have, and is decoded without being scanned first: the scan would cost more than it could save."""
+"""Records up to this size are decoded without a scan, which would cost more than it could save: a list item takes at
+least one byte (``judge`` ensures that), so they hold no more items than a request may have."""
 
 _FIELD_IN_MESSAGE = re.compile(r"on field (\w+)$")
 
@@ -34,7 +34,7 @@ _Convert = Callable[[Any], Any]
 
 
 class DecodeProblem(StrEnum):
-    """What is wrong with bytes that do not decode."""
+    """Why bytes do not decode; also a metric label."""
 
     EMPTY = "empty"
     BAD_MAGIC = "bad_magic"
@@ -55,14 +55,14 @@ class DecodeProblem(StrEnum):
 
 
 class DecodeError(ValueError):
-    """These bytes are no record; ``problem`` says why. The message never contains the bytes.
+    """The bytes are not a valid record. The message never contains the bytes.
 
     Attributes:
-        problem: what is wrong.
-        reason: the same as a sentence, of the field alone.
-        field: the path to the field that is wrong; empty where none can be named.
-        record_type: what kind of record it would be, where that is known.
-        leading: of a record that is refused for its size, the strings that it begins with, as far as they can be read.
+        problem: kind of the error.
+        reason: the error in words; without record type and field if ``field`` is set.
+        field: path to the faulty field; empty if unknown.
+        record_type: type of a record that the codec refused for its size; None for other problems.
+        leading: string fields at the beginning of such a record, by name, as far as they can be decoded.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DecodeError(ValueError):
 
 
 class SchemaNotLoadedError(LookupError):
-    """Whether this id stands for a schema can only be told by asking for it, and that was not wanted."""
+    """The schema of this id is not loaded, and the caller did not allow a registry request."""
 
     def __init__(self, schema_id: int) -> None:
         super().__init__(f"schema id {schema_id}")
@@ -92,19 +92,20 @@ class SchemaNotLoadedError(LookupError):
 
 
 class SchemaSource(Protocol):
-    """Where schemas and their ids come from: the committed files or a schema registry."""
+    """Source of schemas and their ids: the committed files or a schema registry."""
 
     def writer(self, record_name: str) -> tuple[int, Mapping[str, Any]]:
-        """The id and schema that a record of this name is written with. Raises KeyError for an unknown name."""
+        """Id and schema for writing a record of this name. Raises KeyError for an unknown name."""
 
     def reader(self, schema_id: int) -> tuple[str, Mapping[str, Any]]:
-        """The record name and schema that an id stands for. Raises KeyError for an unknown id."""
+        """Record name and schema of an id. Raises KeyError for an unknown id, RegistryError for an unavailable
+        registry."""
 
     def is_loaded(self, schema_id: int) -> bool:
-        """Whether ``reader`` knows about this id without asking anybody."""
+        """Whether ``reader`` knows this id without a registry request."""
 
     def refresh(self) -> None:
-        """Load whatever is new by now. Takes as long as a registry takes, and raises what it raises."""
+        """Load schemas registered since the last call. Blocks for registry requests. Raises RegistryError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Codec:
         self._readers: dict[int, _Reader] = {}
 
     def encode(self, record: object) -> bytes:
-        """The record in wire framing. Raises TypeError for a type without a schema, ValueError for a bad value."""
+        """Encode a record. Raises TypeError for a type without a schema, ValueError for an invalid value."""
         prepared = self._writers.get(type(record))
         if prepared is None:
             prepared = self._prepare_writer(type(record))
@@ -135,13 +136,13 @@ class Codec:
         return _written(record, header, schema, to_plain)
 
     def body_if_current(self, record_type: type, data: bytes) -> bytes | None:
-        """The body of a message, if it was written with the schema that records of this type are written with now."""
+        """The body of a message written with the current schema of this type; None for any other message."""
         header = (self._writers.get(record_type) or self._prepare_writer(record_type))[0]
         return data[len(header) :] if data.startswith(header) else None
 
     def encode_around(self, record: object, first_body: bytes) -> bytes:
-        """As ``encode``, of a record whose first field was read from ``first_body`` and is unchanged (see
-        ``body_if_current``): Avro writes a record's fields one after another, so the bytes are taken as they are."""
+        """Like ``encode``, for a record whose first field was decoded from ``first_body`` and is unchanged (see
+        ``body_if_current``). Avro writes fields one after another, so these bytes are reused."""
         prepared = self._rest_writers.get(type(record))
         if prepared is None:
             prepared = self._prepare_rest_writer(type(record))
@@ -149,11 +150,12 @@ class Codec:
         return _written(record, header + first_body, schema, to_plain)
 
     def decode(self, data: bytes | None) -> object:
-        """The record these bytes hold. Raises DecodeError, and nothing else, for bytes that hold none."""
+        """Decode a record. Raises DecodeError for invalid bytes, RegistryError if the registry with the schema is
+        unavailable."""
         return _decoded(data or b"", self._reader(data))
 
     def decode_as(self, record_type: type[RecordT], data: bytes | None) -> RecordT:
-        """Like ``decode``, and DecodeError when the bytes hold another type of record."""
+        """Like ``decode``; a record of another type raises DecodeError."""
         return self.decode_any((record_type,), data)
 
     @overload
@@ -165,9 +167,15 @@ class Codec:
         self, record_types: tuple[type[RecordT], type[OtherT]], data: bytes | None, *, may_ask: bool = True
     ) -> RecordT | OtherT: ...
     def decode_any(self, record_types: tuple[type, ...], data: bytes | None, *, may_ask: bool = True) -> object:
-        """Like ``decode``, and DecodeError when the bytes hold a record of none of these types, of which nothing is
-        decoded. Unless it ``may_ask`` for a schema, which takes as long as a registry takes, it raises
-        SchemaNotLoadedError for an id that the source does not have at hand."""
+        """Like ``decode``, for records of these types. A record of another type is not decoded.
+
+        ``may_ask`` allows registry requests, which block.
+
+        Raises:
+            DecodeError: the bytes are invalid, or a record of another type.
+            SchemaNotLoadedError: the schema is not loaded, and ``may_ask`` is False.
+            RegistryError: the registry is unavailable.
+        """
         reader = self._reader(data, may_ask=may_ask)
         if reader.record_type not in record_types:
             expected = " or ".join(record_type.__name__ for record_type in record_types)
@@ -175,18 +183,18 @@ class Codec:
         return _decoded(data or b"", reader)
 
     def is_loaded(self, data: bytes | None) -> bool:
-        """Whether these bytes are decoded, or refused, without asking for a schema."""
+        """Whether ``decode`` of these bytes makes no registry request."""
         if not data or data[0] != MAGIC_BYTE or len(data) < _FRAME.size:
             return True
         schema_id = _FRAME.unpack_from(data)[1]
         return schema_id in self._readers or self._source.is_loaded(schema_id)
 
     def refresh(self) -> None:
-        """Load the schemas that are new by now, as ``SchemaSource.refresh``."""
+        """See ``SchemaSource.refresh``."""
         self._source.refresh()
 
     def _reader(self, data: bytes | None, *, may_ask: bool = True) -> _Reader:
-        """What reads these bytes, by their frame. Raises DecodeError or SchemaNotLoadedError."""
+        """The reader for the schema id of these bytes. Raises DecodeError, SchemaNotLoadedError or RegistryError."""
         if not data:
             raise DecodeError(DecodeProblem.EMPTY, "no bytes")
         if data[0] != MAGIC_BYTE:
@@ -211,10 +219,10 @@ class Codec:
         return prepared
 
     def _prepare_rest_writer(self, record_type: type) -> tuple[bytes, Any, _Convert]:
-        """Of all fields but the first."""
+        """Prepare the writer of all fields but the first."""
         schema_id, schema = self._source.writer(record_type.__name__)
         first, *others = schema["fields"]
-        # A type is defined where it stands first, which may be in the field that is left out.
+        # A named type is defined at its first use, which may be in the omitted field.
         named: dict[str, Any] = {}
         parse_schema(first["type"], named_schemas=named)
         rest = parse_schema({**schema, "fields": others}, named_schemas=named)
@@ -260,7 +268,7 @@ def _decoded(data: bytes, reader: _Reader) -> object:
 
 
 def _check_size(data: bytes, reader: _Reader) -> None:
-    """Refuse what is too large, in bytes or in items, before anything is built of it."""
+    """Check size and item counts before any object is built. Raises DecodeError."""
     if len(data) > reader.max_bytes:
         raise _too_large(
             DecodeProblem.TOO_LARGE, "", f"{len(data)} bytes are more than {reader.max_bytes}", data, reader
@@ -272,7 +280,7 @@ def _check_size(data: bytes, reader: _Reader) -> None:
 
 
 def _undecodable(data: bytes, reader: _Reader, error: Exception) -> DecodeError:
-    """What is wrong with bytes that fastavro does not take; it names no field, the scan does."""
+    """The error for bytes that fastavro refuses. A scan finds the faulty field, which fastavro does not name."""
     found = reader.scan.explain(data, _FRAME.size)
     if found is not None:
         return _of_scan(found, data, reader)
@@ -307,10 +315,10 @@ def _written(record: object, prefix: bytes, schema: Any, to_plain: _Convert) -> 
     body = io.BytesIO()
     body.write(prefix)
     try:
-        # Without the flag a pair inside an optional field is taken for fastavro's (branch, value).
+        # Without the flag fastavro takes a pair in an optional field for its (branch, value) notation.
         schemaless_writer(body, schema, to_plain(record), disable_tuple_notation=True)
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        # fastavro's message quotes the value, which may be a prompt: only the name of the field is taken from it.
+        # fastavro's message quotes the value, which may be a prompt: take only the field name from it.
         named = _FIELD_IN_MESSAGE.findall(str(error))
         where = f"{type(record).__name__}.{named[-1]}" if named else type(record).__name__
         raise ValueError(f"{where}: a value that its schema does not allow ({type(error).__name__})") from None
@@ -333,7 +341,7 @@ def _optional(convert: _Convert | None) -> _Convert | None:
 
 
 def _to_plain(annotation: Any) -> _Convert | None:
-    """A function from a value of this type to what fastavro writes; None when the value is written as it is."""
+    """Converter from a value of this type to what fastavro writes; None if no conversion is needed."""
     inner = _inner_of_optional(annotation)
     if inner is not None:
         return _optional(_to_plain(inner))
@@ -346,7 +354,8 @@ def _to_plain(annotation: Any) -> _Convert | None:
 
 
 def _record_to_plain(record_type: type, skip: int = 0) -> _Convert:
-    # One generated expression per type: the dispatcher's hottest code, and a loop over fields costs double.
+    # One generated expression per type: this is the dispatcher's hottest code, and a loop over fields takes twice as
+    # long.
     hints = get_type_hints(record_type)
     scope: dict[str, Any] = {}
     parts = []

@@ -1,4 +1,4 @@
-"""Where a group left off: committed offsets with their metadata, and where the log itself begins."""
+"""Committed offsets of a group, checked against the current logs."""
 
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,8 +21,8 @@ _BACKOFF_S = 0.1
 
 
 class OffsetSource(Protocol):
-    """The part of a confluent consumer this needs. It must be a ``read_committed`` one: then ``committed`` waits for
-    offsets of a transaction that is still being committed, instead of answering with those before it."""
+    """The methods used of a confluent consumer. It must be ``read_committed``: ``committed`` then waits for the offsets
+    of a pending transaction instead of returning the ones before it."""
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]: ...
 
@@ -30,19 +30,19 @@ class OffsetSource(Protocol):
 
 
 AskTopicIds = Callable[[Collection[str], float], Mapping[str, str]]
-"""The ids of topics, within so many seconds: see :class:`fairlane.topic_ids.TopicIds`."""
+"""Look up topic ids by name, with a timeout in seconds: see :class:`fairlane.topic_ids.TopicIds`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where to read on.
+    """Resume point of a partition.
 
     Attributes:
-        committed: what is done; None when the group never committed here, or what it committed is not in this log. The
-            position is then to be committed at once: the log may grow over a stale one.
-        position: the offset to read on from.
-        topic_id: "" where it is not known.
-        lost: whether something was committed that is not in this log.
+        committed: what is done; None when the group has no commit, or the commit is ``lost``.
+        position: the offset to resume from.
+        topic_id: "" when unknown.
+        lost: the commit is beyond the end of the log, or of another topic of this name. Commit ``position`` at once:
+            the log may grow past the stale offset.
     """
 
     committed: CommitPoint | None
@@ -57,12 +57,12 @@ def resume_points(
     timeout_s: float,
     topic_ids: AskTopicIds | None = None,
 ) -> dict[PartitionId, Resume]:
-    """Ask the broker where the group left each partition.
+    """Determine where to resume each partition.
 
-    A committed offset that is no longer in the log is an alarm, counted and logged; ``fairlane.resume`` says where
-    reading goes on. Without ``topic_ids`` a topic that was created again is not told from one that lost its end.
+    A committed offset that is not in the log is counted and logged as an alarm; ``fairlane.resume`` decides where to
+    resume. Without ``topic_ids`` a topic that was created again cannot be distinguished from a truncated one.
 
-    Raises KafkaException when the broker did not answer within ``timeout_s``.
+    Raises KafkaException when the broker does not answer within ``timeout_s``.
     """
     wanted = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
     if not wanted:
@@ -79,17 +79,17 @@ def resume_points(
 
 
 def ids_of(found: Mapping[PartitionId, Resume]) -> dict[str, str]:
-    """The ids of these topics, as far as they are known."""
+    """Topic ids by topic; "" when unknown."""
     return {partition.topic: resume.topic_id for partition, resume in found.items()}
 
 
 def stale_in(found: Mapping[PartitionId, Resume]) -> frozenset[PartitionId]:
-    """The partitions whose commit is not in their log."""
+    """The partitions whose commit is not in the log."""
     return frozenset(partition for partition, resume in found.items() if resume.lost)
 
 
 def alarm(finding: Finding, topic: str, partition: int, position: int, log_now: Log) -> None:
-    """Count and log what is wrong with a position, if anything is."""
+    """Count and log any finding except IN_LOG."""
     if finding is Finding.IN_LOG:
         return
     if finding is Finding.HEAD_REMOVED:
@@ -124,7 +124,7 @@ def _committed(source: OffsetSource, wanted: list[TopicPartition], deadline: flo
             found = source.committed(wanted, timeout=max(0.1, min(_CALL_TIMEOUT_S, remaining)))
             _raise_errors(found)
         except KafkaException as error:
-            # It waits for pending transactional offsets and gives up at its own time-out: the answer is to ask again.
+            # It waits for pending transactional offsets only until its own timeout: ask again.
             if error.args[0].code() not in _ASK_AGAIN or monotonic() > deadline:
                 raise
         else:
@@ -148,13 +148,13 @@ def _resume(source: OffsetSource, found: TopicPartition, topic_id: str, deadline
     try:
         point = CommitPoint.parse(found.offset, found.metadata)
     except MetadataError as error:
-        # Somebody reset the group's offsets with a tool: the offset is what they meant, the bitmap is gone.
+        # Another tool has reset the group's offsets: the offset is intended, the bitmap is lost.
         log.error("offset_metadata_unreadable", topic=found.topic, partition=found.partition, error=str(error))
         point = CommitPoint(found.offset)
     log_now = Log(first, end, topic_id)
     position, finding = read_on(point.offset, point.topic_id, log_now)
     if finding is Finding.IN_LOG and point.cut_at(end) != point:
-        # The first undone record is still there, and done ones behind it are not.
+        # The first undone record is still in the log; done records behind it are not.
         finding = Finding.CUT
     alarm(finding, found.topic, found.partition, point.offset, log_now)
     if finding is Finding.RECREATED or position < point.offset:

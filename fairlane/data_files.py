@@ -1,4 +1,4 @@
-"""Where the contract's data files are: beside the package in a checkout, inside it in the installed wheel."""
+"""Location of the data files: beside the package in a checkout, inside it in an installed wheel."""
 
 from importlib.resources import files
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Dead letters: the headers that services give them, and what an operator reads and sends again.
+"""Dead letters as services write them: headers and content.
 
-Services import this module alone; the parts beside it are for the command line.
+``fairlane.letter`` reads them; operator tools are in ``fairlane_server.dead_letters``.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ _MOST_MESSAGE_CHARS = 500
 
 
 class DeadLetterError(Exception):
-    """Why a record became a dead letter, in words of our own: no message quotes a record, so a header may hold it."""
+    """Why a record became a dead letter. The message never quotes a record, so a header may carry it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Who wrote a dead letter: the process by its INSTANCE_ID, and the consumer group in which it read the record."""
+    """Writer of a dead letter: INSTANCE_ID of the process, and the consumer group in which it read the record."""
 
     instance_id: str
     group: str | None = None
@@ -32,7 +32,8 @@ LetterContent = tuple[bytes | None, bytes, tuple[tuple[str, bytes], ...]]
 
 
 def letter_content(key: bytes | None, value: bytes, letter_headers: tuple[tuple[str, bytes], ...]) -> LetterContent:
-    """These bytes as far as a dead-letter topic takes them. Where they are cut, a header says how long they were."""
+    """Key, value and headers, cut to what a dead-letter topic accepts. A header holds the original length of a cut
+    value."""
     kept = value[: MAX_VALUE_BYTES - MAX_KEY_BYTES]
     if len(kept) < len(value):
         letter_headers = (*letter_headers, (headers.ORIGINAL_BYTES, b"%d" % len(value)))
@@ -48,11 +49,10 @@ def dead_letter_headers(
     tenant: str | None = None,
     model: str | None = None,
 ) -> tuple[tuple[str, bytes], ...]:
-    """Where a dead letter came from, why it is here and who says so, in the header names other tools know.
+    """Headers with origin, reason and writer of a dead letter, under the names that other tools use (``kafka_dlt-*``).
 
-    ``coordinate`` and ``timestamp_ms`` are those of the record that was read. Of ``error`` only the class is named
-    unless it is one of ours: the text of any other exception may quote the record. What cannot name a tenant or a model
-    is left out.
+    ``coordinate`` and ``timestamp_ms`` are those of the record that was read. Of exceptions other than our own only the
+    class is named: their text may quote the record. An invalid name of a tenant or model is left out.
     """
     kind = type(error)
     found = {

@@ -1,21 +1,21 @@
-"""Every error the client SDK raises on purpose, as one small tree. No message ever holds a payload.
+"""Errors of the client SDK, in one tree. No message contains a payload.
 
 ::
 
     FairlaneError
-    ├── Unsuccessful          a final reply came and it is not ``ok``; ``.reply`` holds it
+    ├── Unsuccessful          the final reply is not ``ok``; ``.reply``
     │   ├── Rejected          ``.code``, ``.retry_after_ms``, ``.field``, ``.message``
     │   ├── Expired
     │   ├── Cancelled
     │   └── Failed            ``.code``, ``.message``
-    ├── Timeout               no reply yet; the request is still under way (also a TimeoutError)
-    ├── PublishFailed         the request did not get into the log; ``.topic``, ``.reason``, ``.uncertain``
+    ├── Timeout               no reply yet; the request is still in flight (also a TimeoutError)
+    ├── PublishFailed         the request was not published; ``.topic``, ``.reason``, ``.uncertain``
     ├── AnsweredElsewhere     the reply goes to a topic that this client does not read
-    ├── Backpressure          too much is under way and none of it ended in time
-    ├── Unavailable           Kafka, or a topic the client needs, or a thread of the client is not there
+    ├── Backpressure          too many requests or bytes are in flight
+    ├── Unavailable           no broker answers, a topic is missing, or a thread of the client died
     └── ClientClosed
 
-A request that is wrong before anything is sent raises ValueError, naming the field.
+An invalid request raises ValueError, which names the field, before anything is sent.
 """
 
 from fairlane.outcomes import Outcome
@@ -23,14 +23,14 @@ from fairlane.records import InferenceReply
 
 
 class FairlaneError(Exception):
-    """The root of the tree."""
+    """Base error of the client SDK."""
 
 
 class Unsuccessful(FairlaneError):  # noqa: N818 - named like the outcomes it stands for
     """The final reply is not ``ok``.
 
     Attributes:
-        reply: the reply as it came.
+        reply: the final reply.
     """
 
     def __init__(self, reply: InferenceReply) -> None:
@@ -39,17 +39,17 @@ class Unsuccessful(FairlaneError):  # noqa: N818 - named like the outcomes it st
 
     @property
     def request_id(self) -> str:
-        """The request this is the end of."""
+        """Id of the request."""
         return self.reply.request_id
 
     @property
     def code(self) -> str | None:
-        """Why, as one word of :class:`fairlane.outcomes.Code`."""
+        """The reason, a value of :class:`fairlane.outcomes.Code`."""
         return self.reply.code
 
     @property
     def message(self) -> str | None:
-        """Why, as a sentence."""
+        """The reason as a sentence."""
         return self.reply.message
 
     def __str__(self) -> str:
@@ -64,21 +64,21 @@ class Unsuccessful(FairlaneError):  # noqa: N818 - named like the outcomes it st
         return f"request {reply.request_id}: {', '.join(parts)}"
 
     def __repr__(self) -> str:
-        # The default shows the arguments, and with them whatever text the reply holds.
+        # The default would show the arguments, and with them the text of the reply.
         return f"{type(self).__name__}({self})"
 
 
 class Rejected(Unsuccessful):
-    """The request was refused before it cost anything."""
+    """The request was refused before it was run."""
 
     @property
     def retry_after_ms(self) -> int | None:
-        """When to try again; None when trying again as it is makes no sense."""
+        """Delay before a retry; None when a retry of the same request is useless."""
         return self.reply.retry_after_ms
 
     @property
     def field(self) -> str | None:
-        """The field of the request that is wrong, if one is."""
+        """The invalid field of the request; None when no field is invalid."""
         return self.reply.field
 
 
@@ -91,23 +91,23 @@ class Cancelled(Unsuccessful):
 
 
 class Failed(Unsuccessful):
-    """The request was accepted and could not be run."""
+    """The request was accepted and failed."""
 
 
 class Timeout(FairlaneError, TimeoutError):  # noqa: N818 - the built-in TimeoutError is a base
-    """Nothing came within the time the caller would wait. The request itself goes on: wait again at will."""
+    """The wait timed out. The request goes on; the caller may wait again."""
 
 
 class PublishFailed(FairlaneError):  # noqa: N818 - reads as what happened
-    """A request, or its cancellation, did not get into the log.
+    """A request or a cancellation was not published.
 
     Attributes:
         request_id: of the request.
-        topic: where it was to go.
-        reason: what the broker or the producer said.
-        uncertain: True when no answer came, so that it may be in the log nonetheless. Publish it again under the same
-            request id: it is run once.
-        what: what was to be published: the request, or the cancellation of a request, which is under way then.
+        topic: the target topic.
+        reason: the error of the broker or the producer.
+        uncertain: the broker did not answer, so the record may be in the log nonetheless. Publish the request again
+            under the same id: it is run once.
+        what: "request", or "cancellation of request"; in that case the request itself is in flight.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class PublishFailed(FairlaneError):  # noqa: N818 - reads as what happened
 
 
 class AnsweredElsewhere(FairlaneError):  # noqa: N818 - reads as what happened
-    """The reply goes to the topic that ``reply_to`` named; read it there with ``replies()``.
+    """The reply goes to the topic in ``reply_to``; read it there with ``replies()``.
 
     Attributes:
         request_id: of the request.
@@ -143,15 +143,16 @@ class AnsweredElsewhere(FairlaneError):  # noqa: N818 - reads as what happened
 
 
 class Backpressure(FairlaneError):  # noqa: N818 - the field's own word
-    """As much is under way as the client may hold, and none of it ended within the time submit would wait."""
+    """The limits on requests and bytes in flight left no room within the submit timeout, or the producer's queue is
+    full."""
 
 
 class Unavailable(FairlaneError):  # noqa: N818 - reads as what happened
-    """The client cannot work: no broker answers, a topic it needs does not exist, or its own thread died."""
+    """The client cannot work: no broker answers, a topic does not exist, settings are invalid, or its thread died."""
 
 
 class ClientClosed(FairlaneError):  # noqa: N818 - reads as what happened
-    """The client was closed: nothing more is submitted, and what was open gets no answer from it."""
+    """The client is closed: it accepts no more requests, and open handles get no reply."""
 
 
 _BY_OUTCOME: dict[str, type[Unsuccessful]] = {
@@ -163,7 +164,7 @@ _BY_OUTCOME: dict[str, type[Unsuccessful]] = {
 
 
 def error_of(reply: InferenceReply) -> Unsuccessful | None:
-    """The error a reply stands for; None when it is ``ok``. An outcome unknown to this version counts as failed."""
+    """The error for a reply; None when it is ``ok``. An outcome unknown to this version becomes Failed."""
     if reply.outcome == Outcome.OK:
         return None
     return _BY_OUTCOME.get(reply.outcome, Failed)(reply)

@@ -1,4 +1,4 @@
-"""Configuration of confluent-kafka clients: connection, security and the tuning every client of ours shares."""
+"""Configuration of confluent-kafka clients: connection, security and tuning."""
 
 from typing import Any
 
@@ -26,11 +26,11 @@ MAY_BE_PUBLISHED = frozenset(
         KafkaError.NETWORK_EXCEPTION,
     }
 )
-"""Codes of a failed delivery after which the record may stand in the log all the same."""
+"""Delivery errors after which the record may be in the log nonetheless."""
 
 
 def connection(settings: KafkaSettings) -> ClientConfig:
-    """What every client needs to connect. The result holds the password: never log it."""
+    """Connection settings of every client. The result contains the password: never log it."""
     config: ClientConfig = {
         "bootstrap.servers": settings.kafka_bootstrap_servers,
         "security.protocol": settings.kafka_security_protocol,
@@ -51,7 +51,7 @@ def connection(settings: KafkaSettings) -> ClientConfig:
 
 
 def idempotent_producer(settings: KafkaSettings) -> ClientConfig:
-    """A producer whose acknowledged records are durable and stand in the log once."""
+    """Configuration of a producer whose acknowledged records are durable and in the log once."""
     return connection(settings) | {
         "enable.idempotence": True,
         "acks": "all",
@@ -64,9 +64,9 @@ def idempotent_producer(settings: KafkaSettings) -> ClientConfig:
 
 
 def heartbeat_producer(settings: Settings, name: str) -> ClientConfig:
-    """A producer of what is worth nothing when it is old: few wait for a broker that is away, and none for long.
+    """Configuration of a producer of heartbeats, which soon lose their value: short queue, short delivery timeout.
 
-    Idempotent, so that retries keep their order: the last heartbeat must stay the last one.
+    Idempotent, so that retries keep the order: the last heartbeat must stay the last one.
     """
     return idempotent_producer(settings) | {
         "client.id": f"{settings.instance_id}-{name}",
@@ -78,7 +78,7 @@ def heartbeat_producer(settings: Settings, name: str) -> ClientConfig:
 
 
 def chunk_producer(settings: Settings) -> ClientConfig:
-    """A producer of streamed text: sent at once, and dropped when the broker does not take it soon."""
+    """Configuration of a producer of streamed text: sent at once, dropped if the broker does not accept it soon."""
     return connection(settings) | {
         "client.id": f"{settings.instance_id}-chunks",
         "acks": "1",
@@ -91,11 +91,11 @@ def chunk_producer(settings: Settings) -> ClientConfig:
 
 
 def transactional_producer(settings: KafkaSettings, transactional_id: str, timeout_ms: int) -> ClientConfig:
-    """A producer for the two exactly-once hops.
+    """Configuration of a producer for the two exactly-once hops.
 
-    librdkafka waits ``retry.backoff.ms`` on CONCURRENT_TRANSACTIONS: with its default every commit takes 100 ms. A
-    record that cannot be delivered must fail well before the broker ends the transaction: then it can be aborted and
-    tried without that record; a transaction that expired fences its producer instead.
+    librdkafka waits ``retry.backoff.ms`` on CONCURRENT_TRANSACTIONS: with its default every commit takes 100 ms. The
+    delivery timeout is well below the transaction timeout: after a failed delivery the transaction can be aborted and
+    retried without that record, whereas an expired transaction fences its producer.
     """
     return idempotent_producer(settings) | {
         "transactional.id": transactional_id,
@@ -109,14 +109,14 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str, timeo
 
 
 def read_committed_consumer(settings: KafkaSettings, group_id: str) -> ClientConfig:
-    """A consumer of transactional topics that commits nothing by itself and never resets silently."""
+    """Configuration of a consumer of transactional topics, without automatic commits or silent offset resets."""
     return connection(settings) | {
         "group.id": group_id,
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
-        # What a disk did to a batch is an error at the reader (`fairlane.unreadable`) and not an altered record.
+        # A batch corrupted on disk is an error (see `fairlane.unreadable`), never an altered record.
         "check.crcs": settings.kafka_check_crcs,
         "fetch.wait.max.ms": 100,
         "fetch.queue.backoff.ms": 10,

@@ -1,4 +1,4 @@
-"""What stands on a dead-letter topic: letters, and the marks that say which of them were replayed. Pure."""
+"""Records of a dead-letter topic: letters, and the marks that say which letters were replayed. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ _MOST_DIGITS = 18
 
 
 def place_name(place: SourceCoordinate) -> str:
-    """A place in the log as it is written everywhere: ``dead-letter.work-0@12``."""
+    """Notation of a log position: ``dead-letter.work-0@12``."""
     return f"{place.topic}-{place.partition}@{place.offset}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record of a dead-letter topic as it stands in the log; ``timestamp_ms`` is the record's own."""
+    """A record of a dead-letter topic as stored in the log; ``timestamp_ms`` is the record's own."""
 
     place: SourceCoordinate
     timestamp_ms: int
@@ -30,8 +30,8 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReplayMark:
-    """That the letter at ``letter`` was replayed as the request ``request_id``. It stands in the letter's own partition
-    and so always behind it: whatever removes the mark has removed the letter before."""
+    """The letter at ``letter`` was replayed as request ``request_id``. The mark is in the letter's own partition,
+    always behind it: whatever removed the mark has removed the letter before."""
 
     letter: SourceCoordinate
     request_id: str
@@ -39,9 +39,9 @@ class ReplayMark:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter, as far as it can be read.
+    """A dead letter, decoded as far as possible.
 
-    ``content`` is the record that its bytes hold, None where they hold none, and ``problem`` then says why.
+    ``content`` is the decoded record; None when the bytes cannot be decoded, and ``problem`` then says why.
     """
 
     record: StoredRecord
@@ -54,24 +54,24 @@ class Letter:
 
     @property
     def died_at_ms(self) -> int:
-        """When it was written here."""
+        """When the letter was written."""
         return self.record.timestamp_ms
 
     @property
     def kind(self) -> str | None:
-        """The name of the record it holds."""
+        """Name of the decoded record's type."""
         return None if self.content is None else type(self.content).__name__
 
     @property
     def request(self) -> InferenceRequest | None:
-        """The request in it, if there is one."""
+        """The request in it, if any."""
         if isinstance(self.content, WorkItem):
             return self.content.request
         return self.content if isinstance(self.content, InferenceRequest) else None
 
     @property
     def request_id(self) -> str | None:
-        """Of what it holds; of bytes that hold nothing, the key they came with, which should be the id."""
+        """Id of the request or reply; for undecodable bytes their key, which should be the id."""
         if self.request is not None:
             return self.request.request_id
         if isinstance(self.content, InferenceReply):
@@ -80,7 +80,8 @@ class Letter:
 
     @property
     def tenant(self) -> str | None:
-        """Whose it is, by the topic it stood on first; never by what a tenant wrote itself."""
+        """Tenant as determined by services: from a work item or reply, the tenant header, or the original topic. Fields
+        that a tenant wrote do not count."""
         if isinstance(self.content, WorkItem | InferenceReply):
             return self.content.tenant
         if (said := self.header(headers.TENANT)) is not None:
@@ -100,7 +101,7 @@ class Letter:
 
     @property
     def exception(self) -> str | None:
-        """The class of the exception it died of, with its module."""
+        """Class of the exception that made it a dead letter, with its module."""
         return self.header(headers.DLT_EXCEPTION_CLASS)
 
     @property
@@ -109,7 +110,7 @@ class Letter:
 
     @property
     def original(self) -> SourceCoordinate | None:
-        """Where the record stood that was read; None when the headers do not say."""
+        """Position of the record that was read; None when the headers do not name it."""
         topic = self.header(headers.DLT_ORIGINAL_TOPIC)
         partition = _number(self.header(headers.DLT_ORIGINAL_PARTITION))
         offset = _number(self.header(headers.DLT_ORIGINAL_OFFSET))
@@ -128,12 +129,12 @@ class Letter:
 
 
 def read_record(record: StoredRecord, codec: Codec) -> Letter | ReplayMark:
-    """The letter or the mark that a record is. Raises RegistryError when a registry has the schemas and is away."""
+    """Decode a record to a letter or a mark. Raises RegistryError when a schema registry is in use and unavailable."""
     marked = record.headers.get(headers.REPLAYED_OFFSET)
     if marked is not None:
         place, offset = record.place, _number(marked.decode(errors="replace"))
         if offset is None or offset >= place.offset:
-            offset = _NO_OFFSET  # nobody's: a mark stands behind its letter
+            offset = _NO_OFFSET  # marks no letter: a mark is always behind its letter
         new_id = record.headers.get(headers.REPLAYED_AS, b"").decode(errors="replace")
         return ReplayMark(SourceCoordinate(place.topic, place.partition, offset), new_id)
     try:
@@ -143,12 +144,12 @@ def read_record(record: StoredRecord, codec: Codec) -> Letter | ReplayMark:
 
 
 def mark_headers(letter: SourceCoordinate, request_id: str) -> tuple[tuple[str, bytes], ...]:
-    """The headers of a record that says, beside no value at all, that a letter of its partition was replayed."""
+    """Headers of a record without value that marks a letter of its partition as replayed."""
     return (headers.REPLAYED_OFFSET, b"%d" % letter.offset), (headers.REPLAYED_AS, request_id.encode())
 
 
 def headers_of(given: Mapping[str, object] | Iterable[tuple[str, object]] | None) -> dict[str, bytes]:
-    """A message's headers by name; of a name that comes twice, the last."""
+    """A message's headers by name; of a repeated name the last counts."""
     return {name: value for name, value in dict(given or ()).items() if isinstance(value, bytes)}
 
 

@@ -1,4 +1,4 @@
-"""Structured logs: one event name, then fields. Prompts, keys and tokens are never among them."""
+"""Structured logs: an event name and fields. Prompts, keys and tokens are never logged."""
 
 import logging
 import re
@@ -15,7 +15,7 @@ _URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^@\s]*@")
 
 
 def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Mask fields that could hold a secret, and passwords inside URLs."""
+    """Mask fields that could contain a secret, and passwords in URLs."""
     for key, value in event.items():
         if _SECRET_KEYS.search(key):
             event[key] = "***"
@@ -25,7 +25,7 @@ def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mu
 
 
 def configure(settings: Settings, service: str) -> None:
-    """Set up logging of this process, the libraries' included. Called once, from the composition root."""
+    """Set up logging of this process, libraries included. Called once, from the composition root."""
     identity = {"service": service, "instance_id": settings.instance_id}
 
     def identify(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -65,5 +65,5 @@ def configure(settings: Settings, service: str) -> None:
 
 
 def get_logger(name: str) -> Any:
-    """A logger; ``log.info("event_name", field=value)``."""
+    """Return a logger, to be used as ``log.info("event_name", field=value)``."""
     return structlog.stdlib.get_logger(name)

@@ -1,8 +1,8 @@
-"""The records on the wire, one frozen dataclass each.
+"""Records on the wire, one frozen dataclass each.
 
-Every field here stands in the schema of the same name under ``schemas/`` and a contract test holds the two together.
-Times are milliseconds since the epoch by the broker's clock (``*_at_ms``), spans are milliseconds (``*_ms``).
-Codes, tasks and priorities travel as strings: a symbol added later must stay readable by yesterday's reader.
+Every field is in the schema of the same name under ``schemas/``; a contract test compares the two. Times are
+milliseconds since the epoch by the broker's clock (``*_at_ms``), durations are milliseconds (``*_ms``). Codes, tasks
+and priorities are strings: an older reader must be able to read a symbol that was added later.
 """
 
 from dataclasses import dataclass, field
@@ -524,4 +524,4 @@ type_by_name: dict[str, type] = {
         Cancellation,
     )
 }
-"""The top-level records by the name of their schema."""
+"""The top-level records by the names of their schemas."""

@@ -1,7 +1,6 @@
 """Schemas from a Confluent-compatible schema registry, instead of the ids in ``schemas/ids.yaml``.
 
-Subjects follow the record-name strategy: ``fairlane.<Record>``, whatever topic a record travels on. Needs the extra
-``fairlane[registry]``.
+Subjects follow the record-name strategy: ``fairlane.<Record>``, on every topic. Needs the extra ``fairlane[registry]``.
 """
 
 import json
@@ -33,7 +32,7 @@ _MISSING_FOR_S = 30.0
 _MAX_MISSING = 10_000
 _REFRESH_TIMEOUT_S = 15.0
 _MAX_VERSIONS = 1_000
-"""Of one record: the newest count."""
+"""Versions read of one record: the newest."""
 _NOT_FOUND = 404
 
 ResultT = TypeVar("ResultT")
@@ -42,12 +41,13 @@ Clock = Callable[[], float]
 
 
 class RegistryError(Exception):
-    """The schema registry cannot be used, or disagrees with the committed schemas. One line, no secret."""
+    """The schema registry cannot be used, or disagrees with the committed schemas. The message is one line without
+    secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """One schema of ours in the registry. ``new`` when it was not there before."""
+    """One of our schemas in the registry. ``new`` when it was not registered before."""
 
     record: str
     subject: str
@@ -57,25 +57,24 @@ class Registered:
 
 
 def codec_for(settings: KafkaSettings) -> Codec:
-    """The codec that SCHEMA_REGISTRY_URL asks for; unset: that of the committed ids. Raises RegistryError."""
+    """Codec of the registry at SCHEMA_REGISTRY_URL; when that is unset, of the committed ids. Raises RegistryError."""
     if settings.schema_registry_url is None:
         return default_codec()
     return Codec(RegistrySchemas(Registry(settings.schema_registry_url), committed_schemas()))
 
 
 def subject_of(record_name: str) -> str:
-    """The subject a record's schemas are registered under."""
+    """Subject of a record's schemas."""
     return _NAMESPACE + record_name
 
 
 class RegistrySchemas(SchemaSource):
-    """A schema source over a registry: its ids, the committed schemas, checked against each other at the start.
+    """Schema source over a registry, checked at the start against the committed schemas.
 
-    An id counts only if it stands under one of our own subjects, as a schema that ``judge`` passes: other ids of the
-    registry are as unknown as none. Every version that is there at the start is read at once. An id that is met later
-    makes our subjects be listed again; one that they do not have is remembered for half a minute by ``reader``. A
-    registry that cannot be asked raises RegistryError: the record is not to blame, so it must not be treated as
-    undecodable. Safe to share between threads.
+    An id is known only if it belongs to one of our subjects and its schema passes ``judge``. All versions that exist at
+    the start are read at once. For an unknown id ``reader`` lists our subjects again; an id that stays unknown is
+    remembered for half a minute. When the registry does not answer, RegistryError is raised: the record is not to blame
+    and must not be treated as undecodable. Thread-safe.
     """
 
     def __init__(self, registry: "Registry", committed: SchemaFiles, clock: Clock = time.monotonic) -> None:
@@ -87,7 +86,7 @@ class RegistrySchemas(SchemaSource):
         self._writers: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._readers: dict[int, tuple[str, Mapping[str, Any]]] = {}
         self._read_versions: dict[str, dict[int, int]] = {name: {} for name in self._committed}
-        """The id of each version of a record that was read, whether its schema is used or not."""
+        """Per record, the schema id of each version that was read, whether its schema is used or not."""
         self._missing_until: OrderedDict[int, float] = OrderedDict()
         self._lock = threading.Lock()
         self.refresh(timeout_s=None)
@@ -119,9 +118,11 @@ class RegistrySchemas(SchemaSource):
         return schema_id in self._readers
 
     def refresh(self, timeout_s: float | None = _REFRESH_TIMEOUT_S) -> None:
-        """Read what was registered since the last time: a request for each of our subjects, and one for each version
-        that is new. One that was registered before this call began is known when it returns. Raises RegistryError."""
-        # Before the lock: who waits for another thread's call has waited for the registry as well.
+        """Read what was registered since the last call: one request per subject, and one per new version.
+
+        A schema registered before this call began is known when it returns. Raises RegistryError.
+        """
+        # Before the lock: waiting for another thread's call is waiting for the registry as well.
         until = None if timeout_s is None else self._clock() + timeout_s
         with self._lock:
             for name, known in self._read_versions.items():
@@ -162,10 +163,11 @@ class RegistrySchemas(SchemaSource):
 
 
 class Registry:
-    """The few calls of a schema registry that are needed, each with a timeout and limited retries."""
+    """The few registry calls that are needed, each with a timeout and limited retries."""
 
     def __init__(self, url: str) -> None:
-        """Build the client; nothing is contacted. Raises RegistryError without the extra or for a bad URL."""
+        """Build the client without contacting the registry. Raises RegistryError without the extra or for an invalid
+        URL."""
         self.url = without_userinfo(url)
         try:
             from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
@@ -186,29 +188,30 @@ class Registry:
             )
         except ValueError:
             raise RegistryError(f"SCHEMA_REGISTRY_URL={self.url}: must be an http or https URL") from None
-        # A codec lives as long as its process and nobody closes it; its connection goes with it.
+        # Codecs live as long as the process and are never closed; the connection is closed with this object.
         weakref.finalize(self, self._client.close)
 
     def versions(self, subject: str) -> list[int]:
-        """The numbers of a subject's versions, oldest first; none for an unknown subject."""
+        """Version numbers of a subject, oldest first; empty for an unknown subject."""
         numbers: Any = self._ask(self._client.get_versions, subject) or []
         if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
             raise self.error(f"the versions of {subject} are no list of numbers")
         return sorted(numbers)
 
     def version(self, subject: str, version: int) -> tuple[int, str | None] | None:
-        """The id of a version, and the text of its schema, None where that is not Avro or names others; None when there
-        is no such version."""
+        """Schema id and schema text of a version; None when the version does not exist. The text is None when the
+        schema is not Avro or refers to others."""
         registered: Any = self._ask(self._client.get_version, subject, version)
         if registered is None or registered.schema_id is None:
             return None
         schema: Any = registered.schema
-        # A registry leaves the type out when it is Avro.
+        # Registries omit the type of Avro schemas.
         is_avro = schema is not None and schema.schema_type in {None, "AVRO"} and not schema.references
         return registered.schema_id, schema.schema_str if is_avro else None
 
     def register(self, record_name: str, schemas: Iterable[Mapping[str, Any]]) -> tuple[Registered, ...]:
-        """Register schemas of a record, oldest first, under a subject that admits only compatible ones."""
+        """Register a record's schemas, oldest first, under a subject that accepts only compatible ones. Raises
+        RegistryError."""
         subject = subject_of(record_name)
         known = {
             _form_or_none(there[1])
@@ -223,14 +226,14 @@ class Registry:
             if found is None or found.schema_id is None or found.version is None:
                 raise self.error(f"{subject} was not registered")
             if not done:
-                # Not before: Apicurio knows no subject without a version, and has no rules for it.
+                # Only now: Apicurio has no subject, and no rules for it, before its first version.
                 self._ensure_compatibility(subject)
             new = canonical_form(schema) not in known
             done.append(Registered(record_name, subject, found.version, found.schema_id, new))
         return tuple(done)
 
     def _ensure_compatibility(self, subject: str) -> None:
-        """Raises RegistryError unless the registry says that it took the level."""
+        """Raises RegistryError unless the registry confirms the compatibility level."""
         if self._ask(self._client.get_compatibility, subject) == _COMPATIBILITY:
             return
         self._ask(self._client.set_compatibility, subject, _COMPATIBILITY)
@@ -241,7 +244,7 @@ class Registry:
     def _ask(
         self, request: Callable[CallP, ResultT], *arguments: CallP.args, **options: CallP.kwargs
     ) -> ResultT | None:
-        """The answer; None for "not found". Raises RegistryError for anything else."""
+        """The response; None for "not found". Raises RegistryError for any other failure."""
         try:
             return request(*arguments, **options)
         except self._refused as error:
@@ -252,18 +255,18 @@ class Registry:
             raise self.error(f"{type(error).__name__}: {error}") from None
 
     def error(self, reason: str) -> RegistryError:
-        """What went wrong, with the address and without its password."""
+        """An error with this reason and the address, without its password."""
         return RegistryError(f"SCHEMA_REGISTRY_URL={self.url}: {' '.join(reason.split())}")
 
 
 def without_userinfo(url: str) -> str:
-    """The URL without a user and password, fit to be printed."""
+    """The URL without user and password, safe to print."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _own_schema(text: str | None, subject: str) -> dict[str, Any]:
-    """The schema that a text under one of our subjects is. Raises SchemaRefusedError for one that is not to be used."""
+    """Parse a schema registered under one of our subjects. Raises SchemaRefusedError when it must not be used."""
     if text is None:
         raise SchemaRefusedError("no Avro, or one that needs other schemas")
     if len(text) > MAX_SCHEMA_CHARS:
@@ -285,7 +288,7 @@ def _own_schema(text: str | None, subject: str) -> dict[str, Any]:
 
 
 def _form_or_none(text: str | None) -> str | None:
-    """What is no schema of ours is none of those that are to be registered."""
+    """The canonical form; None for a text that is no valid schema, which then equals none of ours."""
     try:
         return canonical_form(json.loads(text or ""))
     except Exception:  # noqa: BLE001 - a foreign schema fails in many ways

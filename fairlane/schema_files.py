@@ -1,4 +1,4 @@
-"""The committed schemas: ``schemas/*.avsc``, their ids in ``ids.yaml``, superseded versions in ``schemas/history``."""
+"""Committed schemas: ``schemas/*.avsc``, their ids in ``ids.yaml``, superseded versions in ``schemas/history``."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class SchemaFiles:
     """A :class:`fairlane.codec.SchemaSource` over the committed files; needs no registry."""
 
     def __init__(self, folder: Path) -> None:
-        """Read every schema. Raises ValueError when an id is given twice or a file is missing."""
+        """Read all schemas. Raises ValueError for a duplicate id or a missing file."""
         ids: dict[str, list[int]] = yaml.safe_load((folder / "ids.yaml").read_text())
         self._writers: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._readers: dict[int, tuple[str, Mapping[str, Any]]] = {}
@@ -39,7 +39,7 @@ class SchemaFiles:
         return tuple(self._writers)
 
     def versions(self, record_name: str) -> tuple[Mapping[str, Any], ...]:
-        """Every schema a record was ever written with, oldest first. Raises KeyError for an unknown name."""
+        """All schemas that a record was ever written with, oldest first. Raises KeyError for an unknown name."""
         return tuple(self._readers[schema_id][1] for schema_id in self._versions[record_name])
 
     def writer(self, record_name: str) -> tuple[int, Mapping[str, Any]]:
@@ -52,12 +52,12 @@ class SchemaFiles:
         return True
 
     def refresh(self) -> None:
-        """Files stay as they are."""
+        """Do nothing: files do not change."""
 
 
 @cache
 def committed_schemas() -> SchemaFiles:
-    """The schemas this installation ships, read once."""
+    """The schemas shipped with this installation, read once."""
     return SchemaFiles(data_path("schemas"))
 
 

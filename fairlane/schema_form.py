@@ -1,4 +1,4 @@
-"""One spelling of an Avro schema, so that two texts of the same schema compare equal."""
+"""Canonical form of Avro schemas: two texts of the same schema compare equal."""
 
 import hashlib
 import json
@@ -11,8 +11,8 @@ from fastavro import parse_schema
 def canonical_form(schema: Mapping[str, Any]) -> str:
     """The schema as JSON with full names, sorted keys and no documentation.
 
-    Unlike Avro's parsing canonical form it keeps defaults: they decide how older records are read.
-    Raises fastavro's SchemaParseException for what is no schema.
+    Unlike Avro's parsing canonical form it keeps defaults: they decide how older records are read. Raises fastavro's
+    SchemaParseException for an invalid schema.
     """
     return json.dumps(_stripped(parse_schema(dict(schema))), sort_keys=True, separators=(",", ":"))
 
@@ -24,7 +24,7 @@ def fingerprint(schema: Mapping[str, Any]) -> str:
 
 def _stripped(value: Any) -> Any:
     if isinstance(value, dict):
-        # A default is data, and may hold a key of any name.
+        # A default is data, and may contain any key.
         return {
             key: item if key == "default" else _stripped(item)
             for key, item in value.items()

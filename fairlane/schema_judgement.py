@@ -1,8 +1,8 @@
-"""Whether a schema that somebody else wrote may be used to read bytes. Pure.
+"""Check whether a schema written by others is safe to decode with. Pure.
 
-Bytes are read with the schema that they name, so a schema decides what reading costs. A recursive one lets a few bytes
-nest until the process is out of stack, and list items that take no bytes let a count of ten bytes stand for any number
-of them. Neither can be told from the bytes in time, so such schemas are refused, as is one that is large.
+Bytes are decoded with the schema that they name, so a schema decides what decoding costs. A recursive schema lets a few
+bytes nest until the stack overflows; list items of zero bytes let a ten-byte count stand for any number of items.
+Neither can be detected from the bytes in time, so such schemas are refused, as are oversized ones.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from typing import Any
 MAX_SCHEMA_CHARS = 256 * 1024
 MAX_SCHEMA_DEPTH = 32
 MAX_SCHEMA_NODES = 4_096
-"""With every named type counted each time that it is used: records of records of records double with every level."""
+"""A named type counts every time it is used: records of records of records double with every level."""
 
 MAX_FIXED_BYTES = 65_536
 _MAX_NAME_CHARS = 256
 
-# The fewest bytes that a value takes.
+# Minimum size of a value, in bytes.
 _PRIMITIVES: Mapping[str, int] = {
     "null": 0,
     "boolean": 1,
@@ -31,7 +31,7 @@ _PRIMITIVES: Mapping[str, int] = {
 
 
 class SchemaRefusedError(ValueError):
-    """This schema is not used; the message says which part of it is why."""
+    """This schema is not used; the message names the part that is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,10 @@ class _Size:
 
 
 def judge(schema: object) -> None:
-    """Raises SchemaRefusedError unless reading any bytes with this schema takes time and memory in proportion to them.
+    """Check that decoding any bytes with this schema takes time and memory in proportion to their length.
 
-    It must be a record. A named type has to be complete where it is used again; what is unknown is refused.
+    The schema must be a record. A named type must be complete before it is used again; unknown types are refused.
+    Raises SchemaRefusedError.
     """
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise SchemaRefusedError("no record")
@@ -54,7 +55,7 @@ def judge(schema: object) -> None:
 @dataclass(slots=True)
 class _Judge:
     _named: dict[str, _Size | None] = field(default_factory=dict)
-    """None while it is being defined."""
+    """None while the type is being defined."""
 
     def size(self, schema: object, namespace: str, path: str, depth: int) -> _Size:
         if depth > MAX_SCHEMA_DEPTH:
@@ -74,7 +75,7 @@ class _Judge:
         if not isinstance(schema, dict):
             raise SchemaRefusedError(f"{path}: no type")
         if "logicalType" in schema:
-            # Its values would be of other types than those of the records.
+            # fastavro would decode it to another Python type than the record's field has.
             raise SchemaRefusedError(f"{path}: a logical type")
         kind = schema.get("type")
         if kind == "array":

@@ -1,4 +1,4 @@
-"""Every setting of every process, read from the environment. ``.env.example`` and docs/settings.md are made from it."""
+"""All settings of all processes, read from the environment. Source of ``.env.example`` and docs/settings.md."""
 
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -14,11 +14,11 @@ Network = IPv4Network | IPv6Network
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 IDEMPOTENCY_TTL_S = 86_400
-"""How long the gateway keeps an idempotency key. This is no setting: the API promises callers 24 hours."""
+"""How long the gateway keeps an idempotency key. Not a setting: the API promises 24 hours."""
 
 
 class KafkaSettings(BaseSettings):
-    """How to reach Kafka. The only settings the client SDK reads."""
+    """Connection to Kafka. The only settings that the client SDK reads."""
 
     model_config = SettingsConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
@@ -229,7 +229,7 @@ class Settings(KafkaSettings):
     )
     results_ttl_s: int = Field(
         86_400,
-        # A key that outlived its reply would say for the rest of its time that the request is in flight.
+        # A key that outlives its reply would report the request as in flight.
         ge=IDEMPOTENCY_TTL_S,
         description="How long replies are kept in Postgres and found by their id; at least DEDUPE_TTL_S, and as long "
         "as an idempotency key is remembered",
@@ -346,7 +346,7 @@ class Settings(KafkaSettings):
     @field_validator("files_url")
     @classmethod
     def _files_url_is_whole(cls, given: str) -> str:
-        # It stands in jobs, and whoever runs one may have been started in another folder.
+        # Jobs store this URL, and their runner may have another working directory.
         return given if "://" in given else str(Path(given).absolute())
 
     @field_validator("gateway_trusted_proxies")

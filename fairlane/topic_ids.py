@@ -1,4 +1,4 @@
-"""Topic ids from the broker. A topic that is deleted and created again has another id."""
+"""Topic ids from the broker. A topic that is deleted and created again gets another id."""
 
 from collections.abc import Collection, Mapping
 from time import monotonic
@@ -13,11 +13,11 @@ from fairlane.settings import KafkaSettings
 _CALL_TIMEOUT_S = 5.0
 _GRACE_S = 0.5
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""The zero id, which brokers before 2.8 answer with."""
+"""The zero id, which brokers before 2.8 return."""
 
 
 class TopicIds:
-    """Asks with an admin client of its own, which exists only while it asks: that is once per assignment."""
+    """Looks up topic ids with an admin client that exists only during the call, which is once per assignment."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -25,7 +25,7 @@ class TopicIds:
     def __call__(self, topics: Collection[str], timeout_s: float) -> Mapping[str, str]:
         """The id of each of these topics that exists and has one.
 
-        Raises KafkaException when the broker did not answer in time.
+        Raises KafkaException when the broker refuses or does not answer in time.
         """
         wanted = sorted(set(topics))
         if not wanted:
@@ -44,7 +44,7 @@ class TopicIds:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
             else:
-                # As Kafka's own tools write it; librdkafka uses the other alphabet.
+                # URL-safe base64, as in Kafka's tools; librdkafka uses the standard alphabet.
                 topic_id = str(uuid).replace("+", "-").replace("/", "_")
                 if topic_id != _NO_ID:
                     found[topic] = topic_id

@@ -1,7 +1,7 @@
-"""W3C trace context in Kafka headers: what of a record's headers goes on with what is made from it. Pure.
+"""W3C trace context in Kafka headers: what is copied from a record to the records made from it. Pure.
 
-`traceparent` and `tracestate` alone, checked and bounded (https://www.w3.org/TR/trace-context/). Baggage is not among
-them: applications put anything into it, user names and keys too, and it would stand in logs that others read.
+Only `traceparent` and `tracestate`, validated and bounded (https://www.w3.org/TR/trace-context/). Baggage is not
+copied: applications put anything into it, including user names and keys, which would appear in logs that others read.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from fairlane import headers
 
 TraceHeaders = tuple[tuple[str, bytes], ...]
-"""At most two headers, as they are written."""
+"""At most two headers, ready to be written."""
 
 _MOST_STATE_BYTES = 512
 _MOST_STATE_MEMBERS = 32
@@ -21,8 +21,8 @@ _MEMBER = re.compile(rb"[ \t]*(?:" + _KEY + rb"=" + _VALUE + rb")?[ \t]*")
 
 
 def trace_headers(given: Mapping[str, object] | Iterable[tuple[str, object]] | None) -> TraceHeaders:
-    """The trace context among a record's headers; empty where there is none or it is not well formed. Of a name that
-    comes twice, the last. A `tracestate` that is not well formed or longer than 512 bytes is left out."""
+    """The trace context among a record's headers; empty when it is missing or malformed. Of a repeated name the last
+    counts. A `tracestate` that is malformed or longer than 512 bytes is left out."""
     parent: object = None
     state: object = None
     for name, value in given.items() if isinstance(given, Mapping) else given or ():

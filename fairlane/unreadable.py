@@ -1,9 +1,9 @@
-"""Reading on behind what cannot be read: a consumer that passes over damaged batches, and headers that are no text.
+"""Read on behind unreadable data: a consumer that skips damaged batches, and a guard against undecodable headers.
 
-librdkafka stops at a batch with a bad checksum, an unknown format or bytes that no codec wrote: it says so, says it
-again at every fetch, or falls silent, and gets no further. So the consumer here looks for the end of the batch with a
-second one and goes on behind it. It has none of the bytes; what is known are the offsets and the reason, and whoever
-reads decides what to keep of that.
+librdkafka stops at a batch with a bad checksum, an unknown format or invalid compressed bytes: it reports an error once
+or at every fetch, or falls silent, and makes no progress. The consumer here finds the end of the batch with a second
+consumer and continues behind it. The bytes are not available; the offsets and the reason are, and the reader decides
+what to do with them.
 """
 
 import operator
@@ -36,7 +36,7 @@ _SEARCH_TIMEOUT_S = 90.0
 _CALL_TIMEOUT_S = 5.0
 _POLL_S = 0.1
 _SILENT_POLLS = 5
-"""So many polls without an answer, twice, while the end of the same partition answers: nothing will come."""
+"""Nothing will come after so many silent polls, twice, while the end of the same partition answers."""
 
 _BROKER_FAILURES = 10
 
@@ -47,7 +47,7 @@ OnAssignment = Callable[[Consumer, list[TopicPartition]], None]
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRange:
-    """Offsets that were passed over, from ``first`` up to and without ``end``: one batch, with its markers and gaps."""
+    """Skipped offsets, from ``first`` up to but not including ``end``: one batch, with its markers and gaps."""
 
     topic: str
     partition: int
@@ -55,27 +55,27 @@ class UnreadableRange:
     end: int
     problem: str
     reason: str
-    """What the client library says. It names numbers, and quotes no record."""
+    """The client library's message. It contains numbers and quotes no record."""
 
     def __str__(self) -> str:
         return f"offsets {self.first} to {self.end - 1} cannot be read ({self.problem}): {self.reason}"
 
 
 def problem_of(error: KafkaError) -> str | None:
-    """What is wrong with the batch that this error is about; None for an error about anything else."""
+    """The problem of the batch that this error reports; None for an error about anything else."""
     return _PROBLEMS.get(error.code())
 
 
 class PassingConsumer(Consumer):
-    """A consumer that goes on behind batches that cannot be read. Each is counted and logged with its place.
+    """A consumer that skips unreadable batches. Each is counted and logged with its offsets.
 
-    To find where such a batch ends blocks ``poll`` and ``consume`` for some tenths of a second, of a batch in an
-    unknown format for some seconds. While that cannot be found out, the partition stays where it is.
+    Finding the end of such a batch blocks ``poll`` and ``consume`` for some tenths of a second, or some seconds if its
+    format is unknown. Until the end is found, the partition does not advance.
 
     Args:
-        config: of this consumer; one like it, which joins no group, is made for each search.
+        config: of this consumer; each search makes another one like it, which joins no group.
         reader: the value of the metric's label `reader`.
-        on_unreadable: told of each range, within ``poll`` and ``consume``.
+        on_unreadable: called with each range, within ``poll`` and ``consume``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PassingConsumer(Consumer):
         self._reader = reader
         self.on_unreadable = on_unreadable
         self._passed_to: dict[PartitionPlace, int] = {}
-        """Where reading goes on, of partitions that were moved and of which nothing came since."""
+        """Where reading continues, for partitions that were moved and have delivered nothing since."""
         self._last_passed: dict[PartitionPlace, UnreadableRange] = {}
 
     def subscribe(
@@ -101,7 +101,7 @@ class PassingConsumer(Consumer):
         on_lost: OnAssignment | None = None,
     ) -> None:
         def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            # What was passed under another assignment may be lost with it: it is passed and told again.
+            # A range skipped under an earlier assignment may be lost with it: skip and report it again.
             for one in partitions:
                 self._last_passed.pop((one.topic, one.partition), None)
             if on_assign is not None:
@@ -121,7 +121,7 @@ class PassingConsumer(Consumer):
         return self._readable(self._sift(super().consume(num_messages, timeout)))
 
     def poll_batch(self, num_messages: int, timeout: float) -> list[Message | UnreadableRange]:
-        """At once when there is anything: records, errors and ranges passed over, in the order of their offsets."""
+        """Return as soon as there is anything: records, errors and skipped ranges, in offset order."""
         first = super().poll(timeout)
         if first is None:
             return []
@@ -142,7 +142,7 @@ class PassingConsumer(Consumer):
             place = (topic, partition)
             error = message.error()
             if place in moved or self._is_astray(place, error, offset):
-                # Behind a damaged batch the library may take bytes of it for the header of the next.
+                # Behind a damaged batch the library may take some of its bytes for the next batch's header.
                 continue
             problem = None if error is None else problem_of(error)
             if error is None or problem is None or offset is None or offset < 0:
@@ -156,7 +156,7 @@ class PassingConsumer(Consumer):
         return found
 
     def _is_astray(self, place: PartitionPlace, error: KafkaError | None, offset: int | None) -> bool:
-        """Whether this is an error about an offset that the library took from within a damaged batch."""
+        """Whether this error is about an offset that the library read inside a damaged batch."""
         end = self._passed_to.get(place)
         if end is None:
             return False
@@ -169,14 +169,14 @@ class PassingConsumer(Consumer):
         topic, partition = place
         last = self._last_passed.get(place)
         if last is not None and (last.first, last.end) == (offset, self._passed_to.get(place)):
-            # The library says it once more, before anything came of the new place.
+            # The library repeats the error before anything arrives from the new position.
             self.seek(TopicPartition(topic, partition, last.end))
             return None
         try:
             end = _end_of_batch(self._search_config, topic, partition, offset)
         except KafkaException as error:
             log.warning("unreadable_batch_stays", topic=topic, partition=partition, offset=offset, reason=str(error))
-            # From there the error comes again, and with it the next try.
+            # This position gives the error again, and with it the next attempt.
             self._passed_to[place] = offset
             self.seek(TopicPartition(topic, partition, offset))
             return None
@@ -201,7 +201,8 @@ class PassingConsumer(Consumer):
         return passed
 
     def seek(self, partition: TopicPartition) -> None:
-        """Go on there, even where the library has stopped: it does so when the offset it wanted was not in the log."""
+        """Continue there, even if the library has stopped the partition, as it does when the wanted offset is not in
+        the log."""
         try:
             super().seek(partition)
         except KafkaException as error:
@@ -216,7 +217,7 @@ class PassingConsumer(Consumer):
         except KafkaException as error:
             if error.args[0].code() != KafkaError._STATE:
                 raise
-            # A group of the eager protocol knows whole assignments only. The others go on where they are.
+            # The eager protocol knows whole assignments only. The other partitions continue at their positions.
             assigned = self.assignment()
             starts = {
                 (given.topic, given.partition): given if now.offset < 0 else now
@@ -226,10 +227,11 @@ class PassingConsumer(Consumer):
 
 
 def message_headers(message: object, reader: str) -> Headers:
-    """The headers of a message; none of them, and a count, when a name among them is no UTF-8. Ask once per message.
+    """A message's headers; empty, and counted, when one of their names is not UTF-8. Call it once per message.
 
-    confluent-kafka then makes a list with a hole in it and leaves an exception behind that it does not raise; a call
-    compiled for speed would pass both on. Called from C, that is an error here and now, and the list is never touched.
+    For such a name confluent-kafka builds a list with a hole in it and leaves an exception set without raising it; an
+    optimised call would pass on both. Called from C (``operator.methodcaller``), this becomes an error at once, and the
+    list is never touched.
     """
     try:
         found: Headers | None = _HEADERS(message)
@@ -249,12 +251,12 @@ class _Seen(Enum):
 
 
 class _BrokerFailsError(Exception):
-    """The broker itself fails on the batch, and serves nothing that begins in or behind it."""
+    """The broker fails on the batch and serves nothing that begins in it or behind it."""
 
 
 def _end_of_batch(config: ClientConfig, topic: str, partition: int, base: int) -> int | None:
-    """Where the batch that begins at ``base`` ends; None when no fetch can begin behind it, so that what can be read
-    there is what came together with it. Raises KafkaException when that is not found out in time."""
+    """Where the batch that begins at ``base`` ends; None when no fetch can begin behind it, so that only records
+    fetched together with it can be read. Raises KafkaException when the end is not found in time."""
     consumer = Consumer(config)
     search = _Search(consumer, topic, partition, base)
     try:
@@ -287,7 +289,8 @@ class _Search:
         while (offset := search.next_look) is not None:
             seen, where = self._look(offset)
             if seen is _Seen.NOTHING:
-                # Inside, if the broker answers at all: within a batch of unknown format the library says nothing.
+                # Silence means inside, if the broker answers at all: within a batch of unknown format the library is
+                # silent.
                 if self._look(log_end)[0] is not _Seen.BEYOND:
                     raise _timed_out(f"no answer at the end of the log, {log_end}")
                 seen, where = self._look(offset)
@@ -298,13 +301,13 @@ class _Search:
         return search.end
 
     def rest(self) -> None:
-        """Leave the consumer where it may be closed: librdkafka can hang for ever in a close that comes while it looks
-        for another offset, as it does after it took bytes of a damaged batch for a header."""
+        """Leave the consumer where it can be closed: librdkafka can hang forever in a close during an offset reset,
+        which follows when it took bytes of a damaged batch for a header."""
         if self._log_end is not None and self._look(self._log_end)[0] is not _Seen.BEYOND:
             log.warning("search_left_astray", topic=self._topic, partition=self._partition)
 
     def _look(self, offset: int) -> tuple[_Seen, int]:
-        """What comes of a fetch from here, and from which offset on that is beyond the batch."""
+        """Fetch from this offset. Returns what was seen, and the offset from which on records are beyond the batch."""
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
         silent_polls = failures = 0
         while silent_polls < _SILENT_POLLS:
@@ -321,7 +324,7 @@ class _Search:
             elif error is None or error.code() == KafkaError._PARTITION_EOF:
                 return _Seen.BEYOND, offset
             elif problem_of(error) is not None:
-                # The first after the assignment, so it is about the first batch that came.
+                # The first error after the assignment, so it is about the first batch fetched.
                 begins = self._base if message.offset() is None else message.offset() or 0
                 return (_Seen.BEYOND, min(offset, begins)) if begins > self._base else (_Seen.INSIDE, offset)
             elif error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:

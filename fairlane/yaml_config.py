@@ -1,7 +1,7 @@
-"""YAML files that people edit: plain values that remember where they were written.
+"""YAML configuration files: plain values with their source lines.
 
-A loader walks the tree through `Node` and asks for what it expects; whatever is missing, unknown or of the
-wrong kind is a `ConfigError` that names the file, the line and the key.
+A loader walks the tree through `Node` and asks for what it expects; a value that is missing, unknown or of the wrong
+kind raises a `ConfigError` with the file, the line and the key.
 """
 
 import re
@@ -16,7 +16,7 @@ _LARGEST_INTEGER = 2**63 - 1
 
 
 class ConfigError(Exception):
-    """A file that people edit is wrong. ``line`` counts from 1; None when the file could not be read."""
+    """Invalid configuration file. ``line`` counts from 1; None when the file could not be read."""
 
     def __init__(self, file: Path, line: int | None, message: str) -> None:
         place = str(file) if line is None else f"{file}:{line}"
@@ -28,7 +28,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value and its place. ``key`` is its dotted path, as ``models[1].limits``; "" is the whole file."""
+    """One value and its position. ``key`` is its dotted path, such as ``models[1].limits``; "" is the whole file."""
 
     file: Path
     line: int
@@ -38,11 +38,11 @@ class Node:
     items: tuple["Node", ...] = ()
 
     def error(self, message: str) -> ConfigError:
-        """An error about this value, to be raised by the caller."""
+        """Build an error about this value, for the caller to raise."""
         return ConfigError(self.file, self.line, f"{self.key}: {message}" if self.key else message)
 
     def line_of(self, *keys: str | int) -> int:
-        """The line of the value under ``keys``; of the nearest parent that exists when there is none."""
+        """The line of the value under ``keys``, or of its nearest existing parent."""
         node = self
         for key in keys:
             if isinstance(key, int):
@@ -56,7 +56,7 @@ class Node:
         return node.line
 
     def mapping(self, required: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, "Node"]:
-        """The fields by name; an unknown or a missing one is an error."""
+        """The fields by name. Raises ConfigError for an unknown or missing one."""
         if not isinstance(self.value, dict):
             raise self.error("must be a mapping")
         for name, node in self.fields.items():
@@ -75,7 +75,7 @@ class Node:
         return self.items
 
     def string(self, pattern: re.Pattern[str] | None = None) -> str:
-        """A string that is not empty; with ``pattern`` it must match as a whole."""
+        """A non-empty string, which must match ``pattern`` as a whole if one is given."""
         if not isinstance(self.value, str):
             raise self.error(f"must be a string, not {self.value!r} (quote it)")
         if not self.value:
@@ -85,7 +85,7 @@ class Node:
         return self.value
 
     def strings(self, pattern: re.Pattern[str] | None = None) -> tuple[str, ...]:
-        """A list of strings without repetition."""
+        """A list of distinct strings."""
         seen: list[str] = []
         for item in self.sequence():
             if item.string(pattern) in seen:
@@ -94,7 +94,7 @@ class Node:
         return tuple(seen)
 
     def integer(self, minimum: int, maximum: int | None = None) -> int:
-        """A whole number within the bounds, both included; at most what a record can carry (64 bits)."""
+        """A whole number within the bounds, both included, and at most 2**63 - 1, the most that a record can carry."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):
             raise self.error(f"must be a whole number, not {self.value!r}")
         if self.value < minimum or (maximum is not None and self.value > maximum):
@@ -114,7 +114,7 @@ class Node:
 
 
 def load_yaml_with_lines(path: Path) -> Node:
-    """Read one YAML document. Raises ConfigError: unreadable file, bad YAML, duplicate or non-string keys."""
+    """Read one YAML document. Raises ConfigError for an unreadable file, invalid YAML, duplicate or non-string keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,7 +136,7 @@ def load_yaml_with_lines(path: Path) -> Node:
 
 
 def circle_from(name: str, next_of: Mapping[str, str | None]) -> tuple[str, ...]:
-    """The way from ``name`` back to itself, both ends included; empty when it ends or goes round somewhere else."""
+    """The cycle from ``name`` back to itself, both ends included; empty when the chain ends or cycles elsewhere."""
     way = [name]
     while (following := next_of.get(way[-1])) is not None:
         if following == name:
@@ -153,7 +153,7 @@ class _Builder:
     loader: yaml.SafeLoader
 
     def build(self, node: yaml.Node, key: str, line: int, parents: tuple[yaml.Node, ...]) -> Node:
-        """``line`` is that of the key that names the value, which is where a person looks."""
+        """``line`` is that of the key of the value, which is where a person looks."""
         if node in parents:
             raise ConfigError(self.file, line, f"{key}: an alias refers to a value that contains it")
         inside = (*parents, node)

@@ -1,1 +1,1 @@
-"""API keys: how they look, what they may do, and the tables they are kept in. The gateway is where they are shown."""
+"""API keys: format, permissions, and the tables that store them. Callers present them to the gateway."""

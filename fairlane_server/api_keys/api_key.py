@@ -1,4 +1,4 @@
-"""How a key looks: ``fl_<key id>_<secret>``. The id names it in tables and logs, the secret proves it. Pure."""
+"""Format of API keys: ``fl_<key id>_<secret>``. The id names the key in tables and logs, the secret proves it. Pure."""
 
 import re
 import secrets
@@ -13,12 +13,12 @@ _PREFIX = "fl_"
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made. ``text`` is all that its holder needs, and is stored nowhere.
+    """A new key. ``text`` is all that its holder needs, and is stored nowhere.
 
     Attributes:
         key_id: 16 hexadecimal digits.
         text: the whole key.
-        secret_sha256: what is stored of the secret. It is 256 random bits, so that no guess is worth a slow hash.
+        secret_sha256: what is stored of the secret. The secret has 256 random bits, so a slow hash would add nothing.
     """
 
     key_id: str
@@ -28,25 +28,25 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class PresentedKey:
-    """What somebody showed: the id of a key, and the hash of what is said to be its secret."""
+    """A key as a caller presents it: the key id, and the hash of the claimed secret."""
 
     key_id: str
     secret_sha256: bytes = field(repr=False)
 
 
 def new_key() -> NewKey:
-    """A key that nobody can guess."""
+    """Generate a key."""
     key_id, secret = secrets.token_hex(_KEY_ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
     return NewKey(key_id, f"{_PREFIX}{key_id}_{secret}", _hash(secret))
 
 
 def looks_like_key(text: str) -> bool:
-    """Whether this wants to be a key, rather than a token."""
+    """Whether this text has the prefix of a key, so that it is not a token."""
     return text.startswith(_PREFIX)
 
 
 def parse_key(text: str) -> PresentedKey | None:
-    """The parts of a key; None if it is none, whatever keys there are."""
+    """The parts of a key; None if the text is malformed. Does not check that the key exists."""
     found = _KEY.fullmatch(text)
     return None if found is None else PresentedKey(found[1], _hash(found[2]))
 

@@ -1,4 +1,4 @@
-"""Making, listing, rotating and revoking keys, and the users they may belong to. For the owner of the tables.
+"""Create, list, rotate and revoke API keys and manage their users, as the owner of the tables.
 
 >>> from fairlane_server.api_keys.registry import ApiKeys
 >>> from fairlane.settings import Settings
@@ -73,16 +73,16 @@ INSERT INTO identity_events (tenant, event, key_id, subject, operator, details) 
 
 
 class ApiKeysError(Exception):
-    """It could not be done. The message is one line and holds no secret."""
+    """The operation failed. The message is one line without secrets."""
 
 
 class KeyNotFoundError(ApiKeysError):
-    """There is no key with this id."""
+    """No key has this id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is kept of a key; times since the epoch."""
+    """A stored key; times in milliseconds since the epoch."""
 
     key_id: str
     tenant: str
@@ -99,7 +99,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class IssuedKey:
-    """A new key, with the text that is shown this once."""
+    """A new key with its text, which is shown only once."""
 
     key: ApiKey
     text: str = field(repr=False)
@@ -107,7 +107,7 @@ class IssuedKey:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What is kept of a user: who is disabled is refused, whatever key or token is shown."""
+    """A stored user. A disabled user is refused with any key or token."""
 
     tenant: str
     subject: str
@@ -116,7 +116,7 @@ class User:
 
 
 class ApiKeys:
-    """The keys of all tenants. ``dsn`` names the owner of the tables: the services' role may not write them."""
+    """Keys of all tenants. ``dsn`` names the owner of the tables: the services' role may not write them."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -129,7 +129,7 @@ class ApiKeys:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back; the next call opens another."""
+        """Close the connection; the next call opens another."""
         self._kept.close()
 
     def create(
@@ -142,7 +142,7 @@ class ApiKeys:
         user: str | None = None,
         expires_in_ms: int | None = None,
     ) -> IssuedKey:
-        """Make a key. Raises ApiKeysError, also for a user that the tenant does not have."""
+        """Create a key. Raises ApiKeysError, also for a user that the tenant does not have."""
         _check(tenant, name)
         with self._transaction() as connection:
             issued = _insert(connection, tenant, name, role, scopes, user, None, expires_in_ms)
@@ -151,14 +151,13 @@ class ApiKeys:
         return issued
 
     def list(self, tenant: str | None = None, *, ended: bool = False, most: int = 10_000) -> Sequence[ApiKey]:
-        """The keys of one tenant or of all, with ``ended`` those that were revoked or have expired too. Raises
-        ApiKeysError."""
+        """The keys of one tenant or of all; with ``ended`` also revoked and expired ones. Raises ApiKeysError."""
         with self._transaction() as connection:
             rows = connection.execute(_LIST, (tenant, tenant, ended, most)).fetchall()
         return [_key(row) for row in rows]
 
     def revoke(self, key_id: str) -> ApiKey:
-        """End a key at once; every gateway refuses it within about a second. May be repeated.
+        """Revoke a key at once; every gateway refuses it within about a second. Idempotent.
 
         Raises KeyNotFoundError, ApiKeysError.
         """
@@ -172,9 +171,9 @@ class ApiKeys:
         return key
 
     def rotate(self, key_id: str, overlap_ms: int, expires_in_ms: int | None = None) -> IssuedKey:
-        """Make a key that may do what this one may, and end this one so much later.
+        """Create a key with the same permissions, and end the old one after ``overlap_ms``.
 
-        Without ``expires_in_ms`` the new one lives as long as the old one was made to. Raises KeyNotFoundError,
+        Without ``expires_in_ms`` the new key gets the original lifetime of the old one. Raises KeyNotFoundError,
         ApiKeysError, also for a key that has ended.
         """
         with self._transaction() as connection:
@@ -195,7 +194,7 @@ class ApiKeys:
         return issued
 
     def set_user(self, tenant: str, subject: str, role: Role, *, disabled: bool = False) -> User:
-        """Say what a user is from now on. Raises ApiKeysError."""
+        """Create a user or replace the role and state of one. Raises ApiKeysError."""
         _check(tenant)
         if not 1 <= len(subject) <= MOST_SUBJECT_CHARACTERS or not subject.isprintable():
             raise ApiKeysError(f"a subject has 1 to {MOST_SUBJECT_CHARACTERS} characters that print")
@@ -213,7 +212,7 @@ class ApiKeys:
         return [_user(row) for row in rows]
 
     def _tell(self, event: "_Event") -> None:
-        """Where it was done, what the audit has of it."""
+        """Log on this machine what the audit table holds."""
         named = {"key_id": event.key_id, "subject": event.subject}
         log.info(
             event.name,
@@ -243,9 +242,9 @@ class ApiKeys:
 
 
 def _operator() -> str:
-    """Who runs this, as the machine says."""
+    """User and host that run this process."""
     user = f"uid {os.getuid()}"
-    # A container may have nobody by that number.
+    # A container may have no user with this uid.
     with suppress(KeyError, OSError, ImportError):
         user = getuser()
     return f"{user}@{node()}"
@@ -253,7 +252,7 @@ def _operator() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Something that was done, for the audit."""
+    """An administrative action, for the audit."""
 
     name: str
     tenant: str
@@ -263,7 +262,7 @@ class _Event:
     operator: str = field(default_factory=_operator)
 
     def note(self, connection: psycopg.Connection) -> None:
-        """In the transaction that does it: there is neither without the other."""
+        """Record it in the transaction of the action: both are committed, or neither."""
         values = (self.tenant, self.name, self.key_id, self.subject, self.operator, Jsonb(self.details))
         connection.execute(_NOTE, values)
 

@@ -1,11 +1,11 @@
-"""What the holder of a key or a token may do."""
+"""Roles of users and keys, and scopes of keys."""
 
 from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What an identity may do, for its own tenant: a viewer and an operator read, a tenant and an admin also send work.
-    Keys are managed by the command line alone."""
+    """What an identity may do, for its own tenant: viewers and operators read; tenants and admins also send work. Only
+    the command line manages keys."""
 
     ADMIN = "admin"
     OPERATOR = "operator"
@@ -14,7 +14,7 @@ class Role(StrEnum):
 
 
 class Scope(StrEnum):
-    """What a key may be narrowed to. A key without scopes may do all that its role may."""
+    """Restriction of a key. A key without scopes may do all that its role may."""
 
     INFERENCE = "inference"
     RESULTS = "results"

@@ -1,4 +1,4 @@
-"""The tenants of a deployment, from ``deploy/tenants.yaml``. The file is taken as a whole or not at all."""
+"""Tenants of a deployment, read from ``deploy/tenants.yaml``. The file is accepted as a whole or not at all."""
 
 import re
 from pathlib import Path
@@ -16,20 +16,20 @@ _PER_REQUEST = frozenset({"max_prompt_tokens", "max_completion_tokens"})
 _OPTIONAL = _PER_REQUEST | frozenset(
     {"weight", "classes", "models", "services", "pool", "queue", "quotas", "groups", "forbid", "cache"}
 )
-# Weights and rates: service is divided by the one and waiting times by the other. Beyond these, sums would lose their
-# small parts and times would not fit where they are told.
+# Of weights, which divide service, and of rates, which divide waiting times. Beyond these bounds sums would lose their
+# small parts, and times would overflow their fields.
 _LEAST_RATE, _LARGEST_RATE = 0.001, 1_000_000
 
 FORBIDDABLE = tuple(step for step in Degradation if step is not Degradation.NO_HISTORY)
-"""Steps that a tenant may forbid. A history that cannot be read is no step that anybody takes."""
+"""Degradations that a tenant may forbid. A missing history is a failure and not a step that the dispatcher chooses."""
 
 
 def load_tenants(path: Path) -> tuple[TenantSpec, ...]:
-    """Read the tenants in the order of the file.
+    """Read the tenants in file order.
 
-    Raises ConfigError with file, line and reason: unknown or missing keys, values out of their bounds, unknown classes
-    or degradations, tenants or groups that are defined twice, groups whose parents are missing or go round in a
-    circle, a dedicated pool of two tenants.
+    Raises ConfigError with file, line and reason: unknown or missing keys, values out of bounds, unknown classes or
+    degradations, duplicate tenants or groups, groups with a missing parent or a cycle of parents, a dedicated pool of
+    two tenants.
     """
     root = load_yaml_with_lines(path).mapping(frozenset({"tenants"}))["tenants"]
     tenants: dict[str, TenantSpec] = {}
@@ -45,7 +45,7 @@ def load_tenants(path: Path) -> tuple[TenantSpec, ...]:
 
 
 def check_numbers(spec: TenantSpec) -> None:
-    """Raises ValueError if a number of a specification that was not read from a file is none that a file may hold."""
+    """Check a specification that was not read from a file against the file's bounds. Raises ValueError."""
     rates = {"weight": spec.weight, "requests_per_s": spec.requests_per_s}
     rates |= {f"weight of group {group.group}": group.weight for group in spec.groups}
     counts = {
@@ -112,7 +112,7 @@ def _groups(node: Node) -> tuple[TenantGroup, ...]:
             weight=_rate(fields["weight"]) if "weight" in fields else 1.0,
             parent=fields["parent"].string(TENANT_PATTERN) if "parent" in fields else None,
         )
-    # A parent may stand below its children in the file.
+    # In the file a parent may come after its children.
     for name, group in groups.items():
         if group.parent is not None and group.parent not in groups:
             known = ", ".join(groups)

@@ -1,4 +1,4 @@
-"""A tenant's conversations, to list, look at and delete.
+"""A tenant's conversations: list, read and delete them.
 
 >>> from fairlane_server.conversations.conversations import Conversations
 >>> from fairlane.settings import Settings
@@ -38,12 +38,12 @@ _DELETE = "DELETE FROM conversation_turns WHERE tenant = %s AND conversation_id 
 
 
 class ConversationNotFoundError(StoreError):
-    """Nothing of the tenant is kept under this name, whatever is of others."""
+    """The tenant has no conversation of this name. Conversations of other tenants do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is kept of one; times since the epoch, tokens estimated."""
+    """Summary of a stored conversation; times in milliseconds since the epoch, tokens estimated."""
 
     tenant: str
     conversation_id: str
@@ -54,10 +54,10 @@ class Conversation:
 
 
 class Conversations:
-    """The conversations of one tenant. One of another tenant is not found, as if it did not exist."""
+    """The conversations of one tenant. Those of other tenants are not found, as if they did not exist."""
 
     def __init__(self, dsn: str, tenant: str) -> None:
-        """Raises ValueError for what cannot be a tenant's name."""
+        """Raises ValueError for an invalid tenant name."""
         if not is_name(tenant):
             raise ValueError(f"no tenant can have the name {tenant!r}")
         self._tenant = tenant
@@ -70,17 +70,17 @@ class Conversations:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back; the next call opens another."""
+        """Close the connection; the next call opens another."""
         self._kept.close()
 
     def list(self, most: int = 1_000) -> Sequence[Conversation]:
-        """The ``most`` that were gone on with last, latest first. Raises StoreError."""
+        """The ``most`` conversations continued last, latest first. Raises StoreError."""
         with self._transaction() as connection:
             rows = connection.execute(_LIST, (self._tenant, most)).fetchall()
         return [Conversation(self._tenant, *row) for row in rows]
 
     def turns(self, conversation_id: str, most: int = 1_000) -> Sequence[Turn]:
-        """The newest turns of one, oldest first. Raises ConversationNotFoundError, StoreError."""
+        """The newest turns of a conversation, oldest first. Raises ConversationNotFoundError, StoreError."""
         with self._transaction() as connection:
             parameters = (self._tenant, stored_name(conversation_id), most)
             rows = connection.execute(_TURNS, parameters).fetchall()
@@ -89,10 +89,10 @@ class Conversations:
         return [turn_of(row) for row in rows]
 
     def delete(self, conversation_id: str) -> int:
-        """Forget what was said in one; how many turns those were.
+        """Delete the turns of a conversation. Returns how many there were.
 
-        What is answered later under the same name begins anew. The replies themselves stay in the results and, for as
-        long as it keeps them, in the log. Raises ConversationNotFoundError, StoreError.
+        Later replies under the same name begin a new conversation. The replies themselves stay in the results and,
+        until its retention ends, in the log. Raises ConversationNotFoundError, StoreError.
         """
         with self._transaction() as connection:
             gone = connection.execute(_DELETE, (self._tenant, stored_name(conversation_id))).rowcount

@@ -1,4 +1,4 @@
-"""Conversations in Postgres: what reads their newest turns, within an event loop and a time that is kept."""
+"""Read the newest turns of conversations from Postgres, on an event loop and within a time limit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,8 @@ from fairlane_server.postgres.pool import PromptPool, Question, Rows, rows_for
 from fairlane_server.store_error import StoreError
 from fairlane_server.text import clean_text, without_nul
 
-# The tenant by name as well: the index begins with it. One more than is wanted shows whether there are more.
+# The tenant is named although row-level security applies: the index begins with it. One turn more than wanted shows
+# whether there are more.
 _NEWEST_IF = """
 SELECT request_id, messages, answer, tokens, replied_at_ms, place, found FROM (
     SELECT *, row_number() OVER newest_first AS place, count(*) OVER () AS found,
@@ -28,12 +29,12 @@ _IS_THERE = """
 SELECT true FROM conversation_turns WHERE tenant = %s AND conversation_id = %s AND request_id = %s
 """
 _NEWEST = _NEWEST_IF.format("").encode()
-# It depends on no row, so that it is asked first, of the primary key alone, and nothing else is if it is not there.
+# EXISTS depends on no row: Postgres evaluates it first, by primary key, and reads nothing else if it is false.
 NEWEST_WITH = _NEWEST_IF.format(f"AND EXISTS ({_IS_THERE})").encode()
 
 
 class PgTurnStore:
-    """A TurnStore. It reads for one tenant per transaction, and the policies of Postgres hold it to that."""
+    """A TurnStore over Postgres. Each transaction reads for one tenant, enforced by row-level security."""
 
     def __init__(self, pool: PromptPool) -> None:
         self._pool = pool
@@ -47,7 +48,8 @@ class PgTurnStore:
         name = stored_name(conversation_id)
         asks: list[Question] = [(_NEWEST, (tenant, name, MOST_TURNS + 1, max(1, max_tokens)))]
         if after is not None:
-            # First, so that a turn which comes meanwhile is not missed by the one and seen by the other.
+            # Before the rows are read: a turn recorded in between then shows up in the rows. In the other order it
+            # would be found here and missing there.
             asks.insert(0, (_IS_THERE.encode(), (tenant, name, stored_name(after))))
         *there, rows = await rows_for(self._pool, tenant, asks, timeout_s)
         is_there = after is None or bool(there[0]) or any(row[0] == stored_name(after) for row in rows)
@@ -62,24 +64,24 @@ class PgTurnStore:
         name = stored_name(conversation_id)
         wanted = (tenant, name, MOST_TURNS + 1, max(1, max_tokens), tenant, name, stored_name(after))
         (rows,) = await rows_for(self._pool, tenant, [(NEWEST_WITH, wanted)], timeout_s)
-        # The conversation that has this turn has a newest one.
+        # Without rows the turn is not recorded: a conversation that contains it has a newest turn.
         return _turns_of(rows, has_after=True) if rows else None
 
 
 def _turns_of(rows: Rows, *, has_after: bool) -> Turns:
-    """Of rows that end with their place, the newest turn's being 1, and the number of all that were found."""
+    """Build turns from rows that end with their place, 1 for the newest turn, and the number of all turns found."""
     kept = [row for row in rows if row[5] <= MOST_TURNS]
     return Turns(tuple(map(turn_of, kept)), not kept or len(kept) == kept[0][6], has_after)
 
 
 def turn_of(row: Sequence[Any]) -> Turn:
-    """A row that begins with request_id, messages, answer, tokens and replied_at_ms."""
+    """Build a turn from a row that begins with request_id, messages, answer, tokens and replied_at_ms."""
     request_id, messages, answer, tokens, replied_at_ms = row[:5]
     return Turn(request_id, tuple(_message(message) for message in messages), answer, tokens, replied_at_ms)
 
 
 def stored_name(name: str) -> str:
-    """A name as the recorder stores it."""
+    """The name as the recorder stores it."""
     return without_nul(clean_text(name))
 
 

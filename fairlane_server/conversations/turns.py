@@ -1,4 +1,4 @@
-"""What was said in a conversation, turn by turn, and the seam to whatever keeps it."""
+"""Conversation turns, and the port to the store that keeps them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,18 +9,18 @@ from fairlane.records import HistoryUse, Message
 from fairlane_server.text import room_of
 
 MOST_TURNS = 32
-"""Of a conversation that go into one prompt."""
+"""Most turns of a conversation that go into one prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one request added to its conversation, and what it was answered.
+    """What one request added to its conversation, and the answer.
 
     Attributes:
         request_id: of the request.
-        messages: what was asked, oldest first.
+        messages: of the request, oldest first.
         answer: the text of the reply.
-        tokens: of all of that, estimated.
+        tokens: of messages and answer, estimated.
         replied_at_ms: when the reply was written, since the epoch.
     """
 
@@ -36,9 +36,9 @@ class Turns:
     """The newest turns of a conversation, oldest first.
 
     Attributes:
-        turns: as many as were asked for, or all there are.
-        is_whole: nothing older was left out.
-        has_after: the turn that had to be there is recorded; so it is when there was none.
+        turns: as many as were requested, or all.
+        is_whole: no older turn was left out.
+        has_after: the required turn is recorded, or none was required.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -52,14 +52,14 @@ class TurnStore(Protocol):
     async def turns(
         self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
     ) -> Turns:
-        """The newest MOST_TURNS turns, without those that only older ones of more than ``max_tokens`` follow.
+        """Read the newest MOST_TURNS turns, without older ones once newer ones have ``max_tokens`` in all.
 
         Args:
-            tenant: whose conversation it is; another tenant's of the same name is not seen.
+            tenant: owner of the conversation; another tenant's of the same name is not visible.
             conversation_id: its name.
             after: the request id of a turn that should be recorded by now.
-            max_tokens: as soon as the newest turns have so many, older ones are left out.
-            timeout_s: it ends within this time.
+            max_tokens: once the newest turns have so many, older ones are left out.
+            timeout_s: time limit of the call.
 
         Raises fairlane_server.store_error.StoreError, TimeoutError.
         """
@@ -67,23 +67,24 @@ class TurnStore(Protocol):
     async def turns_with(
         self, tenant: str, conversation_id: str, after: str, max_tokens: int, timeout_s: float
     ) -> Turns | None:
-        """The same once the turn ``after`` is recorded. Until then None, and no turn is read to find that out."""
+        """Like ``turns`` if the turn ``after`` is recorded; else None, without reading any turn."""
 
 
 def turn_tokens(messages: Iterable[Message], answer: str) -> int:
-    """What a turn counts as."""
+    """Token estimate of a turn."""
     return room_of(answer) + sum(room_of(message.content) for message in messages)
 
 
 def newest_half(history: Sequence[Message]) -> tuple[Message, ...]:
-    """The newer half of the turns, whole: each begins with a message of the user. Of one turn nothing."""
+    """The newer half of the turns, whole: each begins with a user message. Empty for a single turn."""
     begins = [index for index, message in enumerate(history) if message.role == "user" or index == 0]
     kept = len(begins) // 2
     return tuple(history[begins[-kept] :]) if kept else ()
 
 
 def use_of_less(use: HistoryUse | None, before: Sequence[Message], kept: Sequence[Message]) -> HistoryUse | None:
-    """How a history was found of which only so much is shown after all; why it had gaps already is not forgotten."""
+    """The history use when only ``kept`` of the messages ``before`` is used; an earlier reason for gaps is
+    preserved."""
     if use is None or len(kept) == len(before):
         return use
     reason = (use.reason or HistoryReason.SHORTENED) if kept else HistoryReason.NO_ROOM

@@ -1,1 +1,1 @@
-"""Dead letters as an operator reads, selects and replays them."""
+"""Tools for operators to read, select and replay dead letters."""

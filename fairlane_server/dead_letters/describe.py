@@ -1,4 +1,4 @@
-"""A letter in words and numbers. Pure; text that a tenant wrote appears only where it is asked for."""
+"""Describe a letter for display. Pure; text written by a tenant appears only on request."""
 
 import re
 from base64 import b64encode
@@ -18,18 +18,18 @@ _NAMES = frozenset(
         *("topic", "reply_to", "reply_topic", "dispatcher_id", "passage_id", "degradations"),
     }
 )
-"""Fields whose text is a name. Everything else that is text counts as written by a tenant, also what is new."""
+"""Fields whose text is a name. All other text counts as written by a tenant, also in new fields."""
 
 _MOST_ENTRIES = 100
 
 
 def shown(text: str | None) -> str | None:
-    """A name as it is, and of anything else its length: a letter may hold what never passed validation."""
+    """A valid name as it is; for any other text only its length, since a letter may hold unvalidated text."""
     return text if text is None or _NAME.fullmatch(text) else f"({len(text)} characters)"
 
 
 def facts(letter: Letter) -> dict[str, object]:
-    """What is known of a letter; the same keys for every letter."""
+    """Known facts of a letter; the same keys for every letter."""
     original = letter.original
     return {
         "topic": letter.place.topic,
@@ -53,21 +53,22 @@ def facts(letter: Letter) -> dict[str, object]:
 
 
 def contents(letter: Letter, *, with_input: bool) -> object:
-    """The record in a letter as JSON values; of text that is no name only the length, unless ``with_input``. Of bytes
-    that hold no record the bytes in base64, and nothing without ``with_input``."""
+    """The record in a letter as JSON values; for text that is no name only its length, unless ``with_input``.
+    Undecodable bytes are given in base64 with ``with_input``, else as None."""
     if letter.content is None:
         return {"base64": _base64(letter.record.value)} if with_input else None
     if with_input:
         return _plain(letter.content)
     plain = _measured(letter.content, "")
     if isinstance(letter.content, InferenceReply) and isinstance(plain, dict):
-        # Written by a service, whose messages quote no request.
+        # Services write it, and their messages quote no request.
         plain["message"] = letter.content.message
     return plain
 
 
 def flat(value: object, name: str = "") -> list[tuple[str, str]]:
-    """JSON values as lines: ``request.parameters.max_tokens`` and what it is. What is null or empty is left out."""
+    """Flatten JSON values to pairs such as ``request.parameters.max_tokens`` and its value, without null and empty
+    ones."""
     if isinstance(value, Mapping):
         return [line for key, inner in value.items() for line in flat(inner, f"{name}.{key}" if name else str(key))]
     if isinstance(value, list):
@@ -76,7 +77,7 @@ def flat(value: object, name: str = "") -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> object:
-    """Everything as it is, bytes in base64."""
+    """All values as they are, bytes in base64."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -87,7 +88,7 @@ def _plain(value: Any) -> object:
 
 
 def _measured(value: Any, name: str) -> object:
-    """Names and numbers as they are, and of everything else how much it is."""
+    """Names and numbers as they are; of everything else only the size."""
     if is_dataclass(value):
         return {field.name: _measured(getattr(value, field.name), field.name) for field in fields(value)}
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Reading the dead-letter topics: a plain consumer that no group notices, one partition after the other."""
+"""Read the dead-letter topics, one partition after another, with a consumer that joins no group."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -19,18 +19,18 @@ from fairlane.settings import KafkaSettings
 from fairlane.unreadable import PassingConsumer, message_headers
 
 SILENCE_S = 30.0
-"""A reader that gets nothing for so long gives up; a transaction that nobody ends is aborted by the broker sooner."""
+"""A read that gets nothing for so long gives up; the broker aborts an abandoned transaction sooner."""
 
 _POLL_S = 0.2
 _READER = "dead_letters"
 
 _NO_RIGHT_TO_THE_GROUP = KafkaError.GROUP_AUTHORIZATION_FAILED
-"""The client looks for the coordinator of its group, although it never joins it."""
+"""The client looks up the coordinator of its group, although it never joins the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Offsets of a partition from ``first`` up to and without ``end``."""
+    """Offsets of a partition from ``first`` up to but not including ``end``."""
 
     topic: str
     partition: int
@@ -39,7 +39,7 @@ class Stretch:
 
     @property
     def name(self) -> str:
-        """The partition."""
+        """Topic and partition."""
         return f"{self.topic}-{self.partition}"
 
     def __len__(self) -> int:
@@ -47,10 +47,10 @@ class Stretch:
 
 
 class LetterLog:
-    """The dead-letter topics as they can be read now. Used from one thread; a context manager, or ``close`` it."""
+    """The dead-letter topics as they can be read now. For one thread; a context manager, or call ``close``."""
 
     def __init__(self, settings: KafkaSettings, codec: Codec) -> None:
-        """Nothing is read yet. Raises ClusterError: no broker answers."""
+        """Connect without reading. Raises ClusterError when no broker answers."""
         self._codec = codec
         self._errors = LastError()
         self._cluster = Cluster(settings)
@@ -74,11 +74,11 @@ class LetterLog:
     def stretches(
         self, topics: Iterable[str], *, since_ms: int | None = None, partition: int | None = None, whole: bool = False
     ) -> list[Stretch]:
-        """What there is to read of these topics now, by default all of it that is committed.
+        """The offsets of these topics that can be read now, by default everything committed.
 
-        ``since_ms`` leaves out the beginning that is older. With ``whole`` a transaction that is still open is waited
-        for while reading, instead of ending before it: what is committed behind it may be hidden otherwise. Raises
-        ClusterError: a topic or the partition is not there.
+        ``since_ms`` leaves out an older beginning. With ``whole``, reading waits for a transaction that is still open
+        instead of ending before it: what is committed behind it would otherwise be hidden. Raises ClusterError when a
+        topic or the partition does not exist.
         """
         try:
             return [
@@ -90,7 +90,7 @@ class LetterLog:
             raise ClusterError(reason_of(error)) from None
 
     def offset_at(self, topic: str, partition: int, at_ms: int) -> int | None:
-        """The first offset with a time at or after this one; None when all are older. Raises ClusterError."""
+        """The first offset with a timestamp at or after ``at_ms``; None when all are older. Raises ClusterError."""
         place = TopicPartition(topic, partition, max(0, at_ms))
         try:
             (found,) = self._consumer.offsets_for_times([place], timeout=CONNECT_TIMEOUT_S)
@@ -101,15 +101,15 @@ class LetterLog:
         return found.offset if found.offset >= 0 else None
 
     def read(self, stretch: Stretch) -> Iterator[tuple[int, Letter | ReplayMark]]:
-        """The letters and marks of a stretch in order, each with its offset; no more than one is held at a time.
+        """The letters and marks of a stretch in order, each with its offset; holds one at a time.
 
-        Raises ClusterError: Kafka fell silent, or retention removed what was to be read.
+        Raises ClusterError when Kafka falls silent or retention removed records of the stretch.
         """
         for message in self._messages(stretch):
             yield message.offset() or 0, read_record(_stored(message), self._codec)
 
     def find(self, place: SourceCoordinate) -> Letter | None:
-        """The letter at one offset; None when none stands there. Raises ClusterError."""
+        """The letter at one offset; None when there is none. Raises ClusterError."""
         known = [
             stretch
             for stretch in self.stretches([place.topic], partition=place.partition)
@@ -123,7 +123,7 @@ class LetterLog:
         return None
 
     def delete_before(self, topic: str, partition: int, offset: int) -> int:
-        """Delete everything before an offset. Returns the first offset that is left. Raises ClusterError."""
+        """Delete all records before an offset. Returns the first remaining offset. Raises ClusterError."""
         place = TopicPartition(topic, partition, offset)
         deleting = self._cluster.admin.delete_records(
             [place], request_timeout=REQUEST_TIMEOUT_S, operation_timeout=REQUEST_TIMEOUT_S
@@ -156,7 +156,7 @@ class LetterLog:
         return Stretch(topic, partition, first, end)
 
     def _end_of_everything(self, topic: str, partition: int) -> int:
-        """The end of the log, open transactions included."""
+        """The end of the log, including open transactions."""
         place = TopicPartition(topic, partition)
         asked = self._cluster.admin.list_offsets(
             {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]  # confluent-kafka's, without types
@@ -178,7 +178,7 @@ class LetterLog:
                 message = self._next(stretch)
                 offset = message.offset() or 0
                 if message.error() is not None:
-                    # The end of the partition, where the markers of transactions are counted, which are no records.
+                    # End of the partition: its offset also counts transaction markers, which are no records.
                     position = offset
                 elif offset < stretch.end:
                     yield message
@@ -189,7 +189,7 @@ class LetterLog:
             self._consumer.unassign()
 
     def _next(self, stretch: Stretch) -> Message:
-        """The next record, or where the partition ends for now. Raises ClusterError."""
+        """The next record, or the current end of the partition. Raises ClusterError."""
         deadline = time.monotonic() + SILENCE_S
         while time.monotonic() < deadline:
             try:

@@ -1,4 +1,4 @@
-"""What a letter is sent again as: a new request, the mark that it was, and the audit of both ids. Pure."""
+"""Records of a replay: the new request, the mark on the letter, and the audit of both ids. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -12,23 +12,23 @@ from fairlane_server.kafka.settlement import OutRecord
 
 
 class NotReplayableError(Exception):
-    """A letter that no request can be made of; the message says why and quotes nothing of it."""
+    """No request can be made of this letter; the message says why and quotes nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A letter and the request that takes its place.
+    """A letter and the request that replaces it.
 
     Attributes:
-        letter: where the letter stands.
+        letter: position of the letter.
         key: its key.
-        source: where the request in it stood first.
-        tenant: whose it is, by that place.
-        topic: where the new request goes: where the first one came from.
+        source: position of the letter's request on its tenant's topic.
+        tenant: owner of that topic.
+        topic: where the new request goes: the topic of the first one.
         request: the new request.
-        replayed_id: the id of the request in the letter; ``request.replay_of`` is that of the first of all, when the
+        replayed_id: the id of the request in the letter; ``request.replay_of`` is the id of the first request if the
             one in the letter was a replay itself.
-        exception: the class that the letter died of.
+        exception: the class of the exception that made it a dead letter.
     """
 
     letter: SourceCoordinate
@@ -42,8 +42,8 @@ class Replay:
 
 
 def make_replay(letter: Letter, new_id: str) -> Replay:
-    """The letter's request under a new id, and otherwise as it was: it is answered where the first was to be, and its
-    deadline begins anew. Raises NotReplayableError."""
+    """Build the letter's request under a new id and otherwise unchanged: the same reply topic, and a deadline that
+    starts anew. Raises NotReplayableError."""
     request = letter.request
     if request is None:
         raise NotReplayableError(_why_not(letter))
@@ -80,12 +80,12 @@ def _why_not(letter: Letter) -> str:
 
 
 def request_record(replay: Replay, codec: Codec) -> OutRecord:
-    """The new request."""
+    """The record of the new request."""
     return OutRecord(replay.topic, replay.request.request_id.encode(), codec.encode(replay.request))
 
 
 def mark_record(replay: Replay) -> OutRecord:
-    """The mark behind the letter that keeps it from being replayed twice."""
+    """The mark behind the letter, which keeps it from being replayed twice."""
     letter = replay.letter
     marks = mark_headers(letter, replay.request.request_id)
     return OutRecord(letter.topic, replay.key, b"", marks, letter.partition)
@@ -94,7 +94,7 @@ def mark_record(replay: Replay) -> OutRecord:
 def audit_records(
     replay: Replay, place: SourceCoordinate, codec: Codec, actor: str, now_ms: int
 ) -> tuple[OutRecord, OutRecord]:
-    """What both ids have to tell: the new one, whose request stands at ``place``, and the one in the letter."""
+    """The audit events of both ids: of the new request, written at ``place``, and of the one in the letter."""
     letter = place_name(replay.letter)
     exception = {} if replay.exception is None else {"exception": replay.exception}
     begun = AuditEvent(
@@ -125,16 +125,16 @@ def audit_records(
 
 
 class Pace:
-    """So many a second, one at a time: what was not used is not saved up."""
+    """Rate limiter without bursts: unused time is not saved up."""
 
     def __init__(self, per_s: float) -> None:
         self._interval_s = 1 / per_s
         self._next_at_s = float("-inf")
 
     def wait_s(self, now_s: float) -> float:
-        """How long until the next one may go."""
+        """Seconds until the next one may go."""
         return max(0.0, self._next_at_s - now_s)
 
     def went(self, now_s: float) -> None:
-        """One went."""
+        """Note that one went."""
         self._next_at_s = now_s + self._interval_s

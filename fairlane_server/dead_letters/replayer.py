@@ -1,4 +1,4 @@
-"""Publishing replays: a transaction for each letter, of its request, its mark and its audit."""
+"""Publish replays: one transaction per letter, with the request, the mark and the audit."""
 
 import time
 from collections.abc import Callable
@@ -19,27 +19,27 @@ from fairlane_server.kafka.settlement import OutRecord
 from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
 
 TRANSACTIONAL_ID = "fairlane-dead-letter-replay"
-"""One for all that replay: the latest to start fences the others, so that no two send the same letter again."""
+"""Shared by all replays: the latest to start fences the others, so that no two replay the same letter."""
 
 _TIMEOUT_MS = 10_000
 _CALL_TIMEOUT_S = 20.0
 _LOOK_UP_TIMEOUT_S = 8.0
 _TRIES = 5
 _DROPPED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-"""What a client says of records that it gave up for another reason."""
+"""Errors of records that the client dropped for another reason."""
 
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
 
 
 class NotReplayedError(Exception):
-    """One letter could not be sent again, and its transaction was aborted; others may be. The message says why."""
+    """One letter could not be replayed and its transaction was aborted; others may be. The message says why."""
 
 
 class Replayer:
-    """Sends letters again. Used from one thread; ``close`` it."""
+    """Publishes replays. For one thread; ``close`` it."""
 
     def __init__(self, settings: KafkaSettings, codec: Codec, actor: str, clock: ClockMs) -> None:
-        """Take over from whoever replayed before. What they committed is then in the log, and nothing comes after.
+        """Fence any earlier replay: its commits are then in the log, and no further ones follow.
 
         Raises ClusterError.
         """
@@ -56,7 +56,7 @@ class Replayer:
             raise ClusterError(f"no transaction can be begun: {self._errors.text or reason_of(error)}") from None
 
     def send(self, replay: Replay) -> SourceCoordinate:
-        """Publish the request, the mark and the audit, all or none. Returns where the request stands.
+        """Publish the request, the mark and the audit, all or none. Returns the position of the request.
 
         Raises NotReplayedError when this letter cannot be sent and ClusterError when none can.
         """
@@ -67,23 +67,23 @@ class Replayer:
             except KafkaException as error:
                 cause = self._cause_of(error.args[0])
             self._abort(cause)
-            # Behind a record that was refused the client may fail the next one for no reason of its own.
+            # After a refused record the client may fail the next one although nothing is wrong with it.
             if attempt == _TRIES or TopicRefusal.of(cause).lasting:
                 break
             time.sleep(backoff_s(attempt))
         raise NotReplayedError(cause.str())
 
     def close(self) -> None:
-        """Disconnect. A transaction that is open, as after Ctrl-C, is aborted."""
-        # A client that was fenced says so once more.
+        """Disconnect. An open transaction, as after Ctrl-C, is aborted."""
+        # A fenced client raises once more.
         with suppress(KafkaException, SystemError):
             self._producer.close()
 
     def _transaction(self, replay: Replay) -> SourceCoordinate:
         now_ms = self._clock()
         self._producer.begin_transaction()
-        # The mark goes first: a transaction that holds nothing yet cannot be aborted, should the tenant's topic refuse
-        # the request.
+        # The mark goes first: if the tenant's topic refuses the request, the transaction must hold something to be
+        # aborted.
         self._deliver(mark_record(replay))
         place = self._deliver(request_record(replay, self._codec))
         for record in audit_records(replay, place, self._codec, self._actor, now_ms):
@@ -92,7 +92,8 @@ class Replayer:
         return place
 
     def _look_up(self, topic: str) -> None:
-        """A record for a topic that is not there would wait for it."""
+        """Check that the topic exists: producing to a missing one would wait for it. Raises NotReplayedError,
+        ClusterError."""
         if topic in self._known:
             return
         try:
@@ -105,7 +106,7 @@ class Replayer:
         self._known.add(topic)
 
     def _deliver(self, record: OutRecord) -> SourceCoordinate:
-        """Write a record and wait until the broker has it. Raises KafkaException."""
+        """Write a record and wait for its acknowledgement. Raises KafkaException."""
         results: list[tuple[KafkaError | None, SourceCoordinate]] = []
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -123,7 +124,7 @@ class Replayer:
         try:
             self._producer.flush(_CALL_TIMEOUT_S)
         except SystemError as error:
-            # The client raises what is fatal and still calls back, which Python takes for a fault of the callback.
+            # On a fatal error the client raises and still calls back, which Python reports as a fault of the callback.
             raise error.__cause__ or error from None
         if not results:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{record.topic} did not acknowledge"))
@@ -133,11 +134,12 @@ class Replayer:
         return place
 
     def _cause_of(self, failure: KafkaError) -> KafkaError:
-        """Why a transaction failed: of a topic that it may not write the client drops the record and says only that."""
+        """Why a transaction failed: for a topic that it may not write, the client reports only that it dropped the
+        record."""
         if failure.code() not in _DROPPED:
             return failure
         try:
-            # A call that is refused in any case, and tells what is wrong with the transaction if something is.
+            # This call is refused in any case; its error says what is wrong with the transaction, if anything.
             self._producer.begin_transaction()
         except KafkaException as error:
             told: KafkaError = error.args[0]
@@ -145,7 +147,7 @@ class Replayer:
         return failure
 
     def _abort(self, cause: KafkaError) -> None:
-        """Raises ClusterError when nothing more can be sent after this."""
+        """Abort the transaction. Raises ClusterError when nothing more can be sent after it."""
         if cause.code() in _FENCED:
             raise ClusterError("another replay was started, so this one has stopped; what it replayed stands")
         if cause.fatal():
@@ -156,7 +158,7 @@ class Replayer:
             raise ClusterError(f"{cause.str()}; and its transaction cannot be aborted: {reason_of(error)}") from None
 
     def _repeat(self, call: Callable[[], None]) -> None:
-        """Repeat a call while the client says that repeating may help."""
+        """Repeat a call while its error is retriable, at most ``_TRIES`` times."""
         for attempt in range(1, _TRIES + 1):
             try:
                 call()

@@ -1,4 +1,4 @@
-"""Which dead letters are meant: filters, and the times and offsets in them as an operator writes them. Pure."""
+"""Select dead letters: filters, and parsers for the times and offsets in them. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _OFFSETS = re.compile(r"(?P<one>\d{1,18})|(?P<first>\d{1,18})?-(?P<last>\d{1,18}
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets from ``first`` to ``last``, both included; ``last`` None is without end."""
+    """Offsets from ``first`` to ``last``, both included; ``last`` None means no end."""
 
     first: int = 0
     last: int | None = None
@@ -27,8 +27,8 @@ ALL_OFFSETS = OffsetRange()
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a letter must be to be meant; None is any. Times are when it became a dead letter, milliseconds since the
-    epoch: from ``since_ms``, and before ``until_ms``. ``exception`` is a part of the class's name, in any case."""
+    """Filters for letters; None accepts any. Times are when a letter was written, in milliseconds since the epoch: from
+    ``since_ms``, and before ``until_ms``. ``exception`` is a part of the class name, case-insensitive."""
 
     tenant: str | None = None
     model: str | None = None
@@ -44,7 +44,7 @@ class Selection:
         return self == Selection()
 
     def takes(self, letter: Letter) -> bool:
-        """Whether this letter is meant."""
+        """Whether this letter passes all filters."""
         return (
             self.takes_place(letter.place, letter.died_at_ms)
             and (self.tenant is None or letter.tenant == self.tenant)
@@ -54,7 +54,7 @@ class Selection:
         )
 
     def takes_place(self, place: SourceCoordinate, died_at_ms: int) -> bool:
-        """Whether offset and time fit."""
+        """Whether offset and time pass."""
         return (
             place.offset in self.offsets
             and (self.since_ms is None or died_at_ms >= self.since_ms)
@@ -63,7 +63,7 @@ class Selection:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Milliseconds since the epoch of a time in ISO 8601 (UTC where it names no zone) or so long ago: ``90s``, ``30m``,
+    """Milliseconds since the epoch, from a time in ISO 8601 (UTC if it names no zone) or an age: ``90s``, ``30m``,
     ``2h``, ``7d``. Raises ValueError, whose message says what is accepted."""
     if (ago_ms := span_ms(text)) is not None:
         return now_ms - ago_ms
@@ -77,7 +77,7 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def parse_offsets(text: str) -> OffsetRange:
-    """``12``, ``12-40``, ``12-`` or ``-40``. Raises ValueError, whose message says what is accepted."""
+    """Parse ``12``, ``12-40``, ``12-`` or ``-40``. Raises ValueError, whose message says what is accepted."""
     found = _OFFSETS.fullmatch(text)
     if found is None or text == "-":
         raise ValueError("neither an offset (12) nor a range of them (12-40, 12-, -40)")

@@ -1,6 +1,6 @@
-"""What a pass over a dead-letter partition finds: which letters are meant and which were replayed. Pure.
+"""Find the selected and the replayed letters in one pass over a dead-letter partition. Pure.
 
-A bit for each offset, because a dead-letter topic may hold millions: a million letters take 250 kB.
+One bit per offset and set, because a dead-letter topic may hold millions: a million letters take 250 kB.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class OffsetSet:
         self._count = 0
 
     def add(self, offset: int) -> None:
-        """Add an offset; one below the base is none of this set's and is left out."""
+        """Add an offset; one below the base is ignored."""
         index = offset - self._base
         if index < 0 or offset in self:
             return
@@ -30,7 +30,7 @@ class OffsetSet:
         self._count += 1
 
     def discard(self, offset: int) -> None:
-        """Take an offset out, if it is there."""
+        """Remove an offset if it is present."""
         if offset in self:
             index = offset - self._base
             self._bits[index // 8] &= ~(1 << index % 8)
@@ -53,12 +53,12 @@ class OffsetSet:
 
 @dataclass(slots=True)
 class Survey:
-    """One partition's letters, taken in with ``take`` in the order of the log.
+    """One partition's letters, passed to ``take`` in log order.
 
     Attributes:
-        selection: which letters are meant.
-        meant: offsets of the letters that are meant.
-        replayed: offsets of letters, meant or not, that a mark says were replayed.
+        selection: the filters.
+        meant: offsets of the selected letters.
+        replayed: offsets of letters, selected or not, that a mark names as replayed.
     """
 
     selection: Selection
@@ -67,11 +67,11 @@ class Survey:
 
     @classmethod
     def begin(cls, selection: Selection, first_offset: int) -> "Survey":
-        """Of a partition that is read from this offset on."""
+        """Begin a survey of a partition that is read from this offset on."""
         return cls(selection, OffsetSet(first_offset), OffsetSet(first_offset))
 
     def take(self, found: Letter | ReplayMark) -> bool:
-        """Take in what was read. Returns whether it is a letter that is meant."""
+        """Add a letter or mark. Returns whether it is a selected letter."""
         if isinstance(found, ReplayMark):
             self.replayed.add(found.letter.offset)
             return False

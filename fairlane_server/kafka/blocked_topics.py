@@ -141,7 +141,7 @@ class Parked:
         self._add(line.waiting, *settlements, front=True)
 
     def smaller(self, topic: str, size: int) -> None:
-        """Limit probes of this topic to ``size`` records."""
+        """Limit probes of this topic to ``size`` notes and settlements."""
         self._lines[topic].size = max(1, size)
 
     def rest(self, topic: str, until: float) -> None:

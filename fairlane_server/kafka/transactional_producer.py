@@ -1,4 +1,4 @@
-"""One Kafka transaction at a time: records and offsets committed together, or aborted with the reason why."""
+"""One Kafka transaction at a time: records and offsets are committed together, or aborted with the reason."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ _TOPIC_REFUSED = frozenset(
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
     }
 )
-"""Errors that every record for the topic shares, and no record for another one."""
+"""Errors shared by all records for the topic, and by no record for another."""
 
 _RECORD_REFUSED = frozenset(
     {
@@ -38,25 +38,25 @@ _RECORD_REFUSED = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
-"""Errors of one record. The broker takes or refuses what goes to a partition as a whole, so that the records around it
+"""Errors of single records. The broker accepts or refuses a partition's batch as a whole, so the records around it
 report them as well."""
 
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-"""What the failure of a transaction does to the records of topics that have nothing to do with it."""
+"""Errors that a failed transaction causes for records of unrelated topics."""
 
-# Too many offsets for one record of the offsets topic surface as UNKNOWN.
+# Offsets that exceed one record of the offsets topic surface as UNKNOWN.
 _TOO_MUCH = frozenset({KafkaError.OFFSET_METADATA_TOO_LARGE, KafkaError.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRefusal:
-    """Why a topic did not take a record.
+    """Why a topic refused a record.
 
     Attributes:
         reason: the name of the error.
-        lasting: the broker refuses for good, and not for the moment.
-        whole_topic: every record for this topic is refused, and not some.
-        certain: it was this topic, and not perhaps another one of the same transaction.
+        lasting: the refusal is permanent, not transient.
+        whole_topic: all records for this topic are refused, not only some.
+        certain: this topic is to blame, not possibly another one of the same transaction.
     """
 
     reason: str
@@ -71,18 +71,18 @@ class TopicRefusal:
 
 
 class FatalTransactionError(Exception):
-    """This producer can never commit again: it was fenced or broke. The process must end and be restarted.
+    """This producer can never commit again: it was fenced or failed. The process must end and be restarted.
 
-    Rebuilding the producer in place would let two processes that share a slot fence each other for ever.
+    Rebuilding the producer in place would let two processes that share a slot fence each other forever.
     """
 
 
 class RefusedTransactionError(Exception):
-    """The transaction was aborted; the same records may be tried again if they are still owned.
+    """The transaction was aborted; its records may be tried again if they are still owned.
 
     Attributes:
         reason: the name of the error.
-        topics: those that did not take their records, if that was it.
+        topics: the topics that refused their records, if that was the cause.
         smaller: a transaction of fewer records may pass.
     """
 
@@ -95,16 +95,16 @@ class RefusedTransactionError(Exception):
 
 @dataclass(slots=True)
 class TransactionalProducer:
-    """The calls of a transaction, each bounded in time. Used by one thread.
+    """The calls of a transaction, each bounded in time. For one thread.
 
-    A topic that never took a record of this process is looked up before: producing to one that is missing takes until
-    librdkafka gives it up (``topic.metadata.propagation.max.ms``), and every other record would wait for that.
+    A topic that never took a record of this process is looked up first: producing to a missing topic takes until
+    librdkafka gives up on it (``topic.metadata.propagation.max.ms``), and every other record would wait for that.
     """
 
     producer: Producer
     watchdog: Watchdog
     _errors: dict[str, KafkaError] = field(default_factory=dict, init=False)
-    """The first failed delivery of each topic in this transaction."""
+    """First failed delivery of each topic in this transaction."""
     _proven: set[str] = field(default_factory=set, init=False)
     """Topics that took a record, and refused none since."""
 
@@ -113,17 +113,17 @@ class TransactionalProducer:
         return topic in self._proven
 
     def commit(self, records: Sequence[OutRecord], plan: CommitPlan | None) -> None:
-        """One transaction; without a plan it settles no offsets. Raises RefusedTransactionError or
+        """Run one transaction; without a plan it commits no offsets. Raises RefusedTransactionError or
         FatalTransactionError."""
         self._errors.clear()
         unproven = {record.topic for record in records} - self._proven
         self._look_up(sorted(unproven))
         try:
             self.producer.begin_transaction()
-            # Records first, so that the broker takes them while the offsets travel: that saves two round trips of five.
-            # Not with a topic that never took one: a broker that refuses a topic's partitions refuses all that are
-            # registered with them, while a transaction in which nothing is registered cannot be aborted: that is fatal
-            # to the producer.
+            # Records first: the broker takes them while the offsets travel, which saves two of five round trips. With
+            # an unproven topic the offsets go first: a broker that refuses a topic's partitions refuses all partitions
+            # registered with them, and a transaction with nothing registered cannot be aborted, which is fatal to the
+            # producer.
             if unproven:
                 self._send_offsets(plan)
             for record in records:
@@ -136,14 +136,14 @@ class TransactionalProducer:
         self._proven |= unproven
 
     def _look_up(self, topics: Iterable[str]) -> None:
-        """Raises RefusedTransactionError for those that are not there."""
+        """Raises RefusedTransactionError for topics that the broker does not offer."""
         refusals: dict[str, TopicRefusal] = {}
         for topic in topics:
             try:
                 with self.watchdog.watching("list_topics"):
                     found = self.producer.list_topics(topic, _LOOK_UP_TIMEOUT_S).topics.get(topic)
             except KafkaException:
-                break  # the broker is away, of which the transaction tells more
+                break  # the broker is unavailable; the transaction reports more about it
             if found is not None and found.error is not None:
                 refusals[topic] = TopicRefusal.of(found.error)
         if refusals:
@@ -185,8 +185,8 @@ class TransactionalProducer:
             self._errors.setdefault(str(message.topic()), error)
 
     def _aborted(self, cause: KafkaError, unproven: set[str]) -> RefusedTransactionError:
-        """Abort and say why. Raises FatalTransactionError."""
-        # Before the abort, which fails what is left.
+        """Abort, and return the reason. Raises FatalTransactionError."""
+        # Before the abort, which fails the remaining records.
         refusals = {topic: TopicRefusal.of(error) for topic, error in self._errors.items()}
         if cause.fatal() or cause.code() == KafkaError._FENCED:
             raise FatalTransactionError(f"{cause.name()}: {cause.str()}")
@@ -195,11 +195,11 @@ class TransactionalProducer:
         except KafkaException as error:
             raise FatalTransactionError(f"abort failed: {error.args[0].name()}") from error
         if not refusals and cause.code() in _TOPIC_REFUSED:
-            # The broker did not let a topic into the transaction and librdkafka does not say which: one of the new
-            # ones. Each is then tried alone.
+            # The broker refused to add a topic to the transaction, and librdkafka does not say which: one of the
+            # unproven ones. Each is then tried alone.
             certain = len(unproven) == 1
             refusals = {topic: TopicRefusal(cause.name(), True, True, certain) for topic in unproven}
-        # One refusal makes deliveries to other topics fail that would have passed.
+        # A refusal also fails deliveries to other topics that would have passed.
         lasting = {topic: refusal for topic, refusal in refusals.items() if refusal.lasting}
         refusals = lasting or refusals
         self._proven.difference_update(refusals)
@@ -208,7 +208,7 @@ class TransactionalProducer:
         return RefusedTransactionError(next(iter(refusals.values())).reason, topics=refusals)
 
     def _call(self, name: str, call: Callable[[], None]) -> None:
-        """Repeat a transactional call while the broker says that repeating may help; bounded in time."""
+        """Repeat a transactional call while its error is retriable; bounded in time."""
         deadline = monotonic() + _RETRY_TIMEOUT_S
         for attempt in count(1):
             try:
@@ -223,12 +223,12 @@ class TransactionalProducer:
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait after so many failures in a row."""
+    """Delay after so many consecutive failures, in seconds."""
     return _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
 
 
 def topic_partitions(plan: CommitPlan) -> list[TopicPartition]:
-    """The plan's offsets as confluent-kafka takes them, the bitmaps in the metadata."""
+    """The plan's offsets as confluent-kafka takes them, with the bitmaps as metadata."""
     return [
         TopicPartition(partition.topic, partition.partition, point.offset, metadata=point.metadata)
         for partition, point in plan.points.items()

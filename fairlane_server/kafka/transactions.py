@@ -1,8 +1,9 @@
-"""The transactional loop both exactly-once hops share: finished work in, one Kafka transaction after another out.
+"""Transaction loop of both exactly-once hops: takes finished work and commits it in one Kafka transaction after
+another.
 
-A transaction carries what its decisions produced and the source offsets they settle. It begins when something is
-finished and the last one has ended; none stays open across an engine or any other wait. Consumer-group fencing
-(KIP-447) makes the broker refuse the commit of a member that was replaced.
+A transaction carries the output records of its settlements and the source offsets they settle. It begins when work is
+finished and the previous transaction has ended; none stays open during an engine run or any other wait. Consumer-group
+fencing (KIP-447) makes the broker refuse commits of a replaced member.
 """
 
 import contextlib
@@ -38,21 +39,22 @@ _REFUSALS_BEFORE_HALVING = 3
 _REFUSALS_BEFORE_PARKING = 3
 _RECHECK_S = 1.0
 _MAX_NEW_TOPICS = 32
-"""Topics in one transaction that have to be looked up first: each takes a round trip."""
+"""Topics per transaction that must be looked up first: each costs a round trip."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one transaction is tried with."""
+    """Content of one transaction attempt."""
 
     settlements: list[Settlement]
     notes: list[OutRecord] = field(default_factory=list)
     probed: str = ""
-    """The refused topic that this is to try again, if it is that."""
+    """The refused topic that this batch tries again; empty for any other batch."""
 
 
 class Committed(Protocol):
-    """Told about the settlements of a committed transaction, on the loop's thread. Must be quick and must not raise."""
+    """Called with the settlements of a committed transaction, on the loop's thread. Must be quick and must not
+    raise."""
 
     def __call__(self, settlements: Sequence[Settlement], /) -> None: ...
 
@@ -68,7 +70,7 @@ class TransactionLoop:
     own; nothing for other topics waits behind them. Settlements of one topic keep their order, except those refused one
     by one.
 
-    ``on_fatal`` is called once, on a thread of the loop's, when nothing can be committed any more.
+    ``on_fatal`` is called once, on one of the loop's threads, when nothing can be committed any more.
     """
 
     producer: Producer
@@ -76,20 +78,20 @@ class TransactionLoop:
     on_fatal: Callable[[Exception], None]
     on_committed: Committed = _ignore
     fallback: Fallback | None = None
-    """What to commit instead of a settlement whose first output the broker refuses for good, given the reason. The same
-    one, or another for the same topic, is no replacement: it waits. Set before ``start``."""
+    """Returns what to commit instead of a settlement whose first output the broker refuses for good, given the reason.
+    The same settlement, or another one for the same topic, is no replacement: it waits. Set before ``start``."""
     max_records: int = 512
     max_bytes: int = 32 * 1024 * 1024
-    """Bound of one transaction's outputs, so that it ends well within its time-out; a larger settlement goes alone."""
+    """Bound of one transaction's outputs, so that it ends well within its timeout; a larger settlement goes alone."""
     max_parked: int = 16_384
-    """What refused topics may hold before it counts as pending. See ``sources_held_up``."""
+    """Size of the retry queue beyond which its settlements count as pending. See ``sources_held_up``."""
     max_parked_bytes: int = 256 * 1024 * 1024
     patience_s: float = 2.0
-    """How long a topic must have refused everything before the fallback is asked."""
+    """How long a topic must have refused everything before the fallback is called."""
     hang_timeout_s: float = 15.0
-    """A call of the producer that takes longer never returns: librdkafka's send_offsets_to_transaction ignores its
-    time-out while the group's coordinator is away (its issues 5456 and 5511: also when the group has another one by
-    then). Above the time-outs that calls are given, and little more: its work waits until this process ends."""
+    """A producer call that takes longer never returns: librdkafka's send_offsets_to_transaction ignores its timeout
+    while the group coordinator is unavailable (librdkafka issues 5456 and 5511: also when the group has a new one by
+    then). Only a little above the timeouts of the calls, because the work waits until this process ends."""
     _pending: deque[Settlement] = field(default_factory=deque)
     _notes: deque[OutRecord] = field(default_factory=deque)
     _taken: int = 0
@@ -104,7 +106,7 @@ class TransactionLoop:
     _size_limit: int = field(init=False)
     _parked: Parked = field(init=False)
     _probe_from: float = 0.0
-    """When a probe may be made although other work waits: they get as much time as probes do."""
+    """From when a probe may run although other work waits: other work gets as much time as probes do."""
     _revocations: int = 0
     _looked_at: float = 0.0
 
@@ -115,7 +117,7 @@ class TransactionLoop:
         self._transactional = TransactionalProducer(self.producer, self._watchdog)
 
     def start(self) -> None:
-        """Register the producer (this aborts what a predecessor left open, and fences it) and start the thread.
+        """Register the producer, which aborts a predecessor's open transaction and fences it, and start the thread.
 
         Raises KafkaException when the broker does not answer within 30 s.
         """
@@ -126,24 +128,24 @@ class TransactionLoop:
         self._watchdog.start()
 
     def submit(self, settlement: Settlement) -> None:
-        """Hand over a finished record. It is committed with the next transaction."""
+        """Hand over a finished record, to be committed with the next transaction."""
         self.submit_many((settlement,))
 
     def submit_many(self, settlements: Sequence[Settlement]) -> None:
-        """Hand over several at once; they may still fall into different transactions."""
+        """Hand over several at once; they may be committed in different transactions."""
         with self._wake:
             self._pending.extend(settlements)
             self._wake.notify_all()
 
     def note(self, records: Sequence[OutRecord]) -> None:
-        """Write these with the next transaction although they settle nothing. They are written at least once while this
-        process lives, before anything that is submitted later; what a crash takes with it, nobody misses."""
+        """Write these records with the next transaction; they settle no offsets. They are written at least once while
+        this process lives, before anything submitted later. A crash may lose them: callers must tolerate that."""
         with self._wake:
             self._notes.extend(records)
             self._wake.notify_all()
 
     def commit_positions(self) -> None:
-        """Commit the positions of idle partitions, if they moved. Call it now and then; mostly it costs nothing."""
+        """Commit the positions of idle partitions, if they moved. Call it periodically; it usually costs nothing."""
         if self.ownership.has_positions:
             with self._wake:
                 self._positions_wanted = True
@@ -151,41 +153,41 @@ class TransactionLoop:
 
     @property
     def pending_count(self) -> int:
-        """Settlements and notes not yet committed, the open transaction's included. Callers bound themselves by it.
+        """Settlements and notes not yet committed, including the open transaction's. Callers apply backpressure by it.
 
-        What waits for refused topics counts only beyond ``max_parked``: it must not stop everybody's intake. A caller
-        bounds it by reading no more of ``sources_held_up``.
+        The retry queue counts only beyond ``max_parked``: it must not stop the intake of all tenants. Callers bound it
+        by not reading ``sources_held_up``.
         """
         return len(self._pending) + len(self._notes) + self._taken + self._parked.excess_count
 
     @property
     def parked_count(self) -> int:
-        """What waits for refused topics."""
+        """Settlements and notes in the retry queue."""
         return self._parked.count
 
     @property
     def unsettled_count(self) -> int:
-        """Everything handed over that is not committed yet, wherever it waits."""
+        """Everything handed over and not yet committed, wherever it waits."""
         return len(self._pending) + len(self._notes) + self._taken + self._parked.count
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the outputs of what is pending, and of what is parked beyond ``max_parked_bytes``; what the open
-        transaction holds is not counted."""
+        """Output bytes of pending settlements, and of the retry queue beyond ``max_parked_bytes``; without those of the
+        open transaction."""
         with self._wake:
             return sum(settlement.size_bytes for settlement in self._pending) + self._parked.excess_bytes
 
     def sources_held_up(self) -> frozenset[str]:
-        """Topics of source records of which too much waits for refused topics: read no more of them for now. Whose
-        records pass is never among them."""
+        """Source topics of which too much waits in the retry queue: do not read them for now. Topics whose records pass
+        are never included."""
         with self._wake:
             return self._parked.sources_held_up()
 
     @contextlib.contextmanager
     def between_transactions(self, timeout_s: float) -> Iterator[bool]:
-        """Wait for the open transaction to end and keep the next one from starting; yields whether that worked in time.
+        """Wait for the open transaction to end and hold back the next one; yields whether it ended in time.
 
-        Used while partitions are being revoked. Running late is safe: the broker then refuses the old generation.
+        Used while partitions are revoked. Running late is safe: the broker then refuses the old generation.
         """
         acquired = self._transaction.acquire(timeout=timeout_s)
         try:
@@ -195,13 +197,13 @@ class TransactionLoop:
                 self._transaction.release()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything handed over is committed or no longer owned. False when the time ran out."""
+        """Wait until everything handed over is committed or no longer owned. Returns False on timeout or failure."""
         with self._wake:
             self._wake.wait_for(lambda: self._failed or not self.unsettled_count, timeout_s)
             return not self._failed and not self.unsettled_count
 
     def stop(self, timeout_s: float = 15.0) -> None:
-        """End the thread after the open transaction; what is still pending stays undone in the log."""
+        """End the thread after the open transaction; what is pending stays undone in the log."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
@@ -241,7 +243,7 @@ class TransactionLoop:
                 self._passed(batch, committed, started)
                 continue
             self._size_limit = min(self.max_records, self._size_limit * 2)
-            # What the offset bitmaps could not reach goes to the back: lower offsets must settle first.
+            # Settlements beyond the reach of the offset bitmaps go to the back: lower offsets must settle first.
             kept = self._put_back(batch.settlements, committed, front=False)
             passed_over = 0 if committed else passed_over + kept
             if committed:
@@ -251,7 +253,7 @@ class TransactionLoop:
                 passed_over = 0
 
     def _next_batch(self) -> Batch | None:
-        """Wait for something to commit. None when there is nothing more to do."""
+        """Wait for something to commit. Returns None when the loop stops."""
         with self._wake:
             while not self._stopping and not self._failed:
                 now = monotonic()
@@ -265,8 +267,8 @@ class TransactionLoop:
             return None
 
     def _take(self, now: float) -> Batch | None:
-        """What is tried next: a probe of a refused topic when one is due and the others had their time, or the oldest
-        of everything else."""
+        """The next batch: a probe of a refused topic when one is due and other work had its time, else the oldest other
+        work."""
         metrics.PARKED_SETTLEMENTS.set(self._parked.count)
         has_others = bool(self._pending or self._notes or self._positions_wanted)
         if now >= self._probe_from or not has_others:
@@ -280,7 +282,7 @@ class TransactionLoop:
         return Batch(settlements, notes) if settlements or notes or positions_wanted else None
 
     def _oldest(self, now: float) -> list[Settlement]:
-        """The next for topics that refuse nothing, as many as one transaction takes."""
+        """The next settlements for topics that refuse nothing, as many as one transaction takes."""
         settlements: list[Settlement] = []
         new_topics: set[str] = set()
         size_bytes = 0
@@ -299,7 +301,7 @@ class TransactionLoop:
         return settlements
 
     def _look_after_parked(self, now: float) -> None:
-        """Parked settlements of partitions that moved on are void, like any other."""
+        """Drop parked settlements of partitions that moved on: they are void."""
         revocations = self.ownership.revocations
         if not self._parked or (now - self._looked_at < _RECHECK_S and revocations == self._revocations):
             return
@@ -309,7 +311,7 @@ class TransactionLoop:
         self._wake.notify_all()
 
     def _commit(self, batch: Batch) -> Sequence[Settlement]:
-        """One transaction. Returns what it settled. Raises RefusedTransactionError or FatalTransactionError."""
+        """Run one transaction. Returns what it settled. Raises RefusedTransactionError or FatalTransactionError."""
         with self._transaction:
             plan = (
                 self.ownership.plan((item.claim for item in batch.settlements), MAX_TRANSACTION_METADATA_BYTES)
@@ -336,7 +338,7 @@ class TransactionLoop:
             return planned
 
     def _refused(self, batch: Batch, refusal: RefusedTransactionError, failures: int, took_s: float) -> int:
-        """Decide what is tried next. Returns the failures in a row for which no topic was blamed, this one included."""
+        """Decide what to try next. Returns the consecutive failures not attributed to a topic, this one included."""
         settlements = batch.settlements
         metrics.TRANSACTIONS_ABORTED.labels(reason=refusal.reason).inc()
         log.warning(
@@ -357,7 +359,7 @@ class TransactionLoop:
                 self._notes.extendleft(reversed(batch.notes))
             self._put_back(settlements, (), front=True)
         if refusal.smaller and len(settlements) > 1:
-            # Halving is progress, so it needs no waiting.
+            # Halving makes progress, so it needs no backoff.
             if not batch.probed:
                 self._size_limit = len(settlements) // 2
             return failures
@@ -369,7 +371,7 @@ class TransactionLoop:
         return failures
 
     def _is_to_blame(self, batch: Batch, refusal: RefusedTransactionError, failures: int) -> bool:
-        """Whether it was some topics, and not an outage: that fails all of them, and passes."""
+        """Whether some topics caused the refusal, and not an outage, which fails all topics and passes."""
         if any(one.lasting for one in refusal.topics.values()):
             return True
         if failures < _REFUSALS_BEFORE_PARKING:
@@ -378,7 +380,7 @@ class TransactionLoop:
         return any(not any(out.topic in refusal.topics for out in one.outputs) for one in others)
 
     def _park(self, batch: Batch, refusal: RefusedTransactionError, took_s: float) -> None:
-        """Stand aside what goes to the topics that refused it; the others are tried again at once, without it."""
+        """Park what goes to the refusing topics; the rest is tried again at once, without it."""
         notes, settlements = batch.notes, self._current(batch.settlements)
         replacements: list[Settlement] = []
         with self._wake:
@@ -411,7 +413,7 @@ class TransactionLoop:
         self._wake.notify_all()
 
     def _passed(self, batch: Batch, committed: Sequence[Settlement], started: float) -> None:
-        """A refused topic took what it was tried with."""
+        """Handle a probe that was not refused."""
         done = {settlement.claim for settlement in committed}
         with self._wake:
             now = monotonic()
@@ -429,14 +431,14 @@ class TransactionLoop:
         self.on_committed(committed)
 
     def _current(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """Those that still wait for their commit; the rest is void."""
+        """The settlements whose claim is current; the others are void and counted as stale."""
         current = [settlement for settlement in settlements if self.ownership.is_current(settlement.claim)]
         if len(current) < len(settlements):
             metrics.STALE_SETTLEMENTS.inc(len(settlements) - len(current))
         return current
 
     def _put_back(self, batch: Sequence[Settlement], committed: Sequence[Settlement], *, front: bool) -> int:
-        """Keep what was not committed and still waits for it; the rest is void. Returns how many were kept."""
+        """Requeue what was not committed and is still current. Returns how many."""
         done = {settlement.claim for settlement in committed}
         kept = self._current([settlement for settlement in batch if settlement.claim not in done])
         with self._wake:
@@ -449,7 +451,7 @@ class TransactionLoop:
         return len(kept)
 
     def _await_more(self) -> None:
-        """Nothing that waits can be committed before something else is: wait for that, or look again."""
+        """Wait for further work, at most ``_RECHECK_S``: nothing pending can be committed before something else is."""
         with self._wake:
             waiting = len(self._pending)
             self._wake.wait_for(lambda: self._stopping or self._failed or len(self._pending) > waiting, _RECHECK_S)

@@ -160,8 +160,8 @@ class RedisCache:
         return _wrote(key, "unavailable" if isinstance(answer, Result) else "stored")
 
     async def put_all(self, entries: Sequence[tuple[CacheKey, bytes]]) -> None:
-        """Store these payloads in one round trip and count each; those that are not too large succeed or fail together.
-        """
+        """Store these payloads in one round trip and count each; all that fit the size limit succeed or fail
+        together."""
         sealed = [(key, seal(key, payload, self._most_entry_bytes)) for key, payload in entries]
         fitting = [(key, entry) for key, entry in sealed if entry is not None]
         for key, entry in sealed:

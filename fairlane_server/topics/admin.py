@@ -1,4 +1,4 @@
-"""Reads the topics of a cluster and carries out a plan. Idempotent; several may apply at once."""
+"""Read the topics of a cluster and apply a plan. Idempotent; several processes may apply at once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -30,14 +30,14 @@ from fairlane_server.topics.plan import (
     Setting,
 )
 
-# One request for thousands of topics would outlast its timeout on a small controller.
+# One request for thousands of topics would exceed its timeout on a small controller.
 _BATCH = 200
 _VISIBLE_TIMEOUT_S = 30.0
 
 _COPIES = 3
 _DEFAULT_REPLICATION_FACTOR = "default.replication.factor"
 
-# librdkafka ends a request itself; this only guards against one that it forgot.
+# librdkafka times requests out itself; this only guards against one that it forgot.
 _ANSWER_TIMEOUT_S = REQUEST_TIMEOUT_S + 5.0
 
 ChangeT = TypeVar("ChangeT", CreateTopic, AddPartitions, ChangeConfig, DeleteTopic)
@@ -46,7 +46,7 @@ _Futures = Mapping[str, "Future[None]"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What a plan is made from. ``broker_config`` is None when the cluster does not show it to this user."""
+    """Input of a plan. ``broker_config`` is None when the cluster does not show it to this user."""
 
     brokers: int
     topics: Mapping[str, ExistingTopic]
@@ -54,9 +54,9 @@ class ClusterState:
 
     @property
     def default_replication_factor(self) -> int:
-        """Copies of a new topic: three where there are three brokers, and never fewer than the cluster's own default.
+        """Replicas of a new topic: three if there are three brokers, and never fewer than the cluster's own default.
 
-        The second is for a cluster one of whose brokers is away just now: it counts no more, and is to hold its copy.
+        The default covers a cluster with a broker temporarily down: it is not counted, and will hold a replica.
         """
         own = int((self.broker_config or {}).get(_DEFAULT_REPLICATION_FACTOR, 1))
         return max(min(_COPIES, self.brokers), own)
@@ -64,7 +64,7 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of one change. ``already``: somebody else was faster. ``reason`` is set when it failed."""
+    """Result of one change. ``already``: another process was faster. ``reason`` is set when it failed."""
 
     change: Change
     result: Literal["done", "already", "failed"]
@@ -72,7 +72,7 @@ class Applied:
 
 
 def read_state(cluster: Cluster, describe: Iterable[str]) -> ClusterState:
-    """All topics of the cluster, those named in ``describe`` with their settings. Raises ClusterError."""
+    """Read all topics of the cluster, and the settings of those in ``describe``. Raises ClusterError."""
     metadata = cluster.metadata()
     described = _topic_configs(cluster, [name for name in describe if name in metadata.topics])
     topics = {}
@@ -89,10 +89,10 @@ def read_state(cluster: Cluster, describe: Iterable[str]) -> ClusterState:
 
 
 def apply_plan(cluster: Cluster, plan: Plan, visible_timeout_s: float = _VISIBLE_TIMEOUT_S) -> tuple[Applied, ...]:
-    """Make the changes, then wait until new topics and partitions have leaders.
+    """Apply the changes, then wait until new topics and partitions have leaders and deleted topics are gone.
 
-    A change that fails does not stop the others. Raises ClusterError when the cluster cannot be reached or what was
-    created does not appear in time.
+    A failed change does not stop the others. Raises ClusterError when the cluster cannot be reached or the changes do
+    not appear in time.
     """
     creates = [change for change in plan.changes if isinstance(change, CreateTopic)]
     grows = [change for change in plan.changes if isinstance(change, AddPartitions)]
@@ -100,7 +100,7 @@ def apply_plan(cluster: Cluster, plan: Plan, visible_timeout_s: float = _VISIBLE
     deletes = [change for change in plan.changes if isinstance(change, DeleteTopic)]
     applied = [
         *_each(creates, lambda batch: _create(cluster, batch), KafkaError.TOPIC_ALREADY_EXISTS),
-        # The broker refuses a partition count that is there already.
+        # The broker also refuses a partition count that the topic already has.
         *_each(grows, lambda batch: _grow(cluster, batch), KafkaError.INVALID_PARTITIONS),
         *_each(configs, lambda batch: _configure(cluster, batch), None),
         *_each(deletes, lambda batch: _delete(cluster, batch), KafkaError.UNKNOWN_TOPIC_OR_PART),
@@ -203,7 +203,7 @@ def _broker_config(cluster: Cluster, metadata: ClusterMetadata) -> dict[str, str
 
 
 def _describe(cluster: Cluster, resources: list[ConfigResource]) -> dict[str, dict[str, ConfigEntry] | str]:
-    """The settings of each resource by its name, or why they cannot be read."""
+    """Settings of each resource by its name, or the reason why they cannot be read."""
     described: dict[str, dict[str, ConfigEntry] | str] = {}
     for resource, future in cluster.admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S).items():
         try:
@@ -216,5 +216,5 @@ def _describe(cluster: Cluster, resources: list[ConfigResource]) -> dict[str, di
 
 
 def _is_override(entry: ConfigEntry) -> bool:
-    # The client's types promise the enum; what it returns is the plain number.
+    # The client's type stubs declare the enum, but it returns the plain number.
     return entry.source in {ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_TOPIC_CONFIG.value}

@@ -1,4 +1,4 @@
-"""The topic families of ``topics.yaml``, and the topics that a set of tenants and pools makes of them."""
+"""Topic families of ``topics.yaml``, and their topics for a set of tenants and pools."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ COMPACT = "compact"
 
 _FAMILY = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _PLACEHOLDER = re.compile(r"\{([a-z]*)\}")
-# A placeholder is a whole part of a name, so that no two values can be read out of one topic.
+# A placeholder is a whole part of a name, so that a topic's name yields one value for it.
 _PART = re.compile(r"[a-z0-9][a-z0-9-]{0,38}|\{[a-z]*\}")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -37,13 +37,13 @@ class TopicFamily:
 
     Attributes:
         family: its key in the file.
-        name: the name of its topics, with ``{tenant}``, ``{service}``, ``{pool}`` and ``{class}`` to be filled.
-        records: names of the records it carries; none for a dead-letter topic, which carries any bytes.
-        key: the field that is the message's key, or ``original``.
+        name: the name of its topics, with the placeholders ``{tenant}``, ``{service}``, ``{pool}`` and ``{class}``.
+        records: names of the records it carries; empty for a dead-letter topic, which carries any bytes.
+        key: the field that is the message key, or ``original``.
         retention_ms: None for a compacted family.
         max_message_bytes: None for the broker's own limit.
         partitions_by_tenant: overrides of ``partitions``.
-        writers, readers: roles; what their permissions are made from.
+        writers, readers: roles that need ACLs; nothing creates the ACLs yet.
     """
 
     family: str
@@ -62,19 +62,19 @@ class TopicFamily:
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """What must be filled in to make a topic's name; none for a static family."""
+        """Placeholders in the name; empty for a static family."""
         return tuple(_PLACEHOLDER.findall(self.name))
 
     @property
     def config(self) -> dict[str, str]:
-        """The topic configuration that Kafka is asked for, by Kafka's names."""
+        """Topic configuration, by Kafka's names."""
         config = {"cleanup.policy": self.cleanup, "message.timestamp.type": self.timestamp_type}
         if self.max_message_bytes is not None:
             config["max.message.bytes"] = str(self.max_message_bytes)
         if self.retention_ms is not None:
             config["retention.ms"] = str(self.retention_ms)
             if self.retention_ms < _DAY_MS:
-                # Only closed segments are deleted, and one stays open for a week unless told otherwise.
+                # Kafka deletes only closed segments, and by default a segment stays open for a week.
                 config["segment.ms"] = str(self.retention_ms)
         return config
 
@@ -86,7 +86,7 @@ class TopicFamily:
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """One topic as it should be."""
+    """Desired state of one topic."""
 
     name: str
     family: str
@@ -96,10 +96,10 @@ class TopicSpec:
 
 
 def load_families(path: Path | None = None) -> tuple[TopicFamily, ...]:
-    """Read the families in the order of the file, by default of the one this installation ships.
+    """Read the families in file order, by default from the file shipped with this installation.
 
-    Raises ConfigError with file and line: unknown key, bad name, unknown placeholder, record, role or value,
-    a family or a name that appears twice, retention of a compacted family.
+    Raises ConfigError with file and line: unknown key, invalid name, unknown placeholder, record, role or value, a
+    duplicate family or name, retention of a compacted family.
     """
     root = load_yaml_with_lines(path or data_path("topics.yaml")).mapping(frozenset({"families"}))["families"]
     if not isinstance(root.value, dict) or not root.fields:
@@ -119,14 +119,14 @@ def load_families(path: Path | None = None) -> tuple[TopicFamily, ...]:
 def expand(
     families: Iterable[TopicFamily], tenants: Iterable[TenantSpec], models: Iterable[ModelVersion]
 ) -> tuple[TopicSpec, ...]:
-    """Every topic of these families: of each tenant and its services, of each pool of the models and each class."""
+    """All topics of these families: for each tenant and its services, for each pool of the models and each class."""
     tenants = tuple(tenants)
     pools = pools_of(tenants, models)
     return tuple(topic for family in families for topic in _topics(family, tenants, pools))
 
 
 def pools_of(tenants: Iterable[TenantSpec], models: Iterable[ModelVersion]) -> tuple[str, ...]:
-    """The pools that models are served by and that tenants have to themselves, each once, in order."""
+    """The pools that serve models or are dedicated to tenants, each once, in order."""
     models = tuple(models)
     shared = [model.pool for model in models]
     dedicated = [tenant.pool for tenant in tenants if tenant.pool is not None]
@@ -134,12 +134,12 @@ def pools_of(tenants: Iterable[TenantSpec], models: Iterable[ModelVersion]) -> t
 
 
 def of_scope(families: Iterable[TopicFamily], placeholder: str) -> tuple[TopicFamily, ...]:
-    """The families whose topics there are for each ``tenant`` or each ``pool``."""
+    """The families with one topic per ``tenant`` or per ``pool``."""
     return tuple(family for family in families if placeholder in family.placeholders)
 
 
 def static(families: Iterable[TopicFamily]) -> tuple[TopicFamily, ...]:
-    """The families of one topic each."""
+    """The families with exactly one topic."""
     return tuple(family for family in families if not family.placeholders)
 
 
@@ -249,7 +249,7 @@ def _partitions_by_tenant(node: Node) -> dict[str, int]:
 
 
 def _may_collide(one: str, other: str) -> bool:
-    """Whether two names of families could come out as the same topic."""
+    """Whether two family names could give the same topic name."""
     parts, others = one.split("."), other.split(".")
     return len(parts) == len(others) and all(
         left == right or "{" in left or "{" in right for left, right in zip(parts, others, strict=True)

@@ -1,4 +1,4 @@
-"""What must change on a cluster to make its topics as they should be. Decides only; `topic_admin` reads and acts."""
+"""Plan the changes that bring a cluster's topics to their desired state. Decides only; ``admin`` reads and acts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ _RETENTION = "retention.ms"
 _CLEANUP = "cleanup.policy"
 _MIN_ISR = "min.insync.replicas"
 _MANAGED = frozenset({_CLEANUP, _RETENTION, _MIN_ISR, "segment.ms", "max.message.bytes", "message.timestamp.type"})
-"""Settings that topics.yaml decides about: one that it no longer names goes back to the broker's default."""
+"""Settings managed by topics.yaml: one that it no longer names is reset to the broker's default."""
 _MS_PER_MINUTE = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingTopic:
-    """A topic as the cluster has it.
+    """A topic as it exists on the cluster.
 
     Attributes:
-        config: the settings in force, defaults included; empty when nobody asked for them.
-        overrides: names of those that are set on the topic itself.
+        config: effective settings, defaults included; empty when they were not requested.
+        overrides: names of the settings that are set on the topic itself.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ExistingTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic:
-    """A topic is missing."""
+    """Create a missing topic."""
 
     action: ClassVar[str] = "create"
     topic: str
@@ -50,7 +50,7 @@ class CreateTopic:
 
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
-    """A topic has too few partitions. Keys may move to other partitions."""
+    """Add partitions to a topic that has too few. Keys may move to other partitions."""
 
     action: ClassVar[str] = "add-partitions"
     topic: str
@@ -64,7 +64,7 @@ class AddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One topic setting, changed; ``after`` None removes the topic's own value."""
+    """One changed topic setting; ``after`` None removes the topic's own value."""
 
     key: str
     before: str | None
@@ -73,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ChangeConfig:
-    """A topic is kept in another way than it should be."""
+    """Change settings of a topic."""
 
     action: ClassVar[str] = "change-config"
     topic: str
@@ -86,7 +86,7 @@ class ChangeConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """A topic of a family belongs to no tenant or pool any more."""
+    """Delete a topic of a family that belongs to no tenant or pool any more."""
 
     action: ClassVar[str] = "delete"
     topic: str
@@ -101,7 +101,7 @@ Change = CreateTopic | AddPartitions | ChangeConfig | DeleteTopic
 
 
 class Problem(StrEnum):
-    """What a finding is about."""
+    """Subject of a finding."""
 
     EXTRA_TOPIC = "extra_topic"
     FEWER_PARTITIONS = "fewer_partitions"
@@ -113,7 +113,7 @@ class Problem(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a person should know that no change of ours puts right."""
+    """A deviation that no planned change corrects."""
 
     level: Literal["warning", "error"]
     problem: Problem
@@ -123,7 +123,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What the person who asks allows: to ``delete`` extra topics, to ``shrink`` what topics keep."""
+    """What the operator permits: to ``delete`` extra topics, to ``shrink`` what topics keep."""
 
     delete: bool = False
     shrink: bool = False
@@ -131,7 +131,7 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The changes in the order to make them, and what no change puts right."""
+    """Changes in the order to make them, and findings that no change corrects."""
 
     changes: tuple[Change, ...]
     findings: tuple[Finding, ...]
@@ -150,11 +150,11 @@ def plan(
     replication_factor: int,
     allowed: Permissions | None = None,
 ) -> Plan:
-    """Compare what should be with what is.
+    """Compare the desired topics with the existing ones.
 
-    ``existing`` holds every topic of the cluster; those of no family are none of our business. ``families`` are those
-    that ``wanted`` was expanded from. ``broker_config`` is None when the cluster does not show it.
-    Topics are created with ``replication_factor``; that of an existing one is only reported.
+    ``existing`` holds all topics of the cluster; those of no family are ignored. ``families`` are those that ``wanted``
+    was expanded from. ``broker_config`` is None when the cluster does not show it. Topics are created with
+    ``replication_factor``; for an existing topic a lower one is only reported.
     """
     wanted, families, allowed = tuple(wanted), tuple(families), allowed or Permissions()
     changes: list[Change] = []
@@ -183,7 +183,7 @@ def plan(
 
 
 def unknown_override_tenants(families: Iterable[TopicFamily], tenants: Iterable[str]) -> tuple[Finding, ...]:
-    """Partition overrides of tenants that do not exist: most likely a misspelt name."""
+    """Findings for partition overrides of unknown tenants, most likely misspelt names."""
     known = frozenset(tenants)
     return tuple(
         Finding(
@@ -225,7 +225,7 @@ def _config(topic: TopicSpec, found: ExistingTopic, allowed: Permissions) -> tup
 
 
 def _with_durability(config: Mapping[str, str], replication_factor: int) -> dict[str, str]:
-    # With acks=all and one copy in sync allowed, an acknowledged record could still be lost with one broker.
+    # With acks=all and min.insync.replicas=1, losing one broker could lose an acknowledged record.
     return {**config, _MIN_ISR: "2" if replication_factor >= 3 else "1"}
 
 

@@ -278,7 +278,7 @@ class DispatcherApp:
         return False
 
     async def _join(self, stream: RequestStream, topics: frozenset[str]) -> bool:
-        """Join the group within ``_MAX_OUTSIDE_GROUP_S``. False on time-out, which ends the process: Faust would wait
+        """Join the group within ``_MAX_OUTSIDE_GROUP_S``. False on timeout, which ends the process: Faust would wait
         without a bound, and a restart helps."""
         try:
             async with asyncio.timeout(_MAX_OUTSIDE_GROUP_S):

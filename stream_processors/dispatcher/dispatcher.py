@@ -216,7 +216,7 @@ class Dispatcher:
             await self.pay_debts()
 
     def dispatch(self) -> None:
-        """Dispatch the requests whose turn has come, in queue order. The oldest of a partition that is about to be
+        """Dispatch requests whose turn has come, in queue order. The oldest of a partition that is about to be
         paused goes first among its own tenant's, never before other tenants'."""
         now_ms = self.clock()
         settlements: list[Settlement] = []
@@ -255,7 +255,7 @@ class Dispatcher:
             self._failure = error
             self._something_arrived.set()
             return
-        except Exception as error:  # noqa: BLE001 - what stood in the cache entry must not end the dispatcher
+        except Exception as error:  # noqa: BLE001 - what stood in the cache is unusable: the request is admitted
             log.error("earlier_answer_unusable", tenant=queued.tenant, error=type(error).__name__)
         if settlement is None:
             self._try_again(arrival, queued)

@@ -1,6 +1,6 @@
-"""What an arriving record is: a request to be admitted, work to be tried again, a cancel, or something to be answered.
+"""Classify an arrived record: new request, requeued work, cancel, rejection or dead letter.
 
-Pure but for its metrics: one record in, a queued request, a cancel or outputs out.
+Pure except for metrics and logs: one record in; a queued request, a cancel or output records out.
 """
 
 from collections.abc import Mapping
@@ -46,14 +46,14 @@ from stream_processors.dispatcher.validation import (
 log = get_logger(__name__)
 
 UNKNOWN_TENANT = ""
-"""Whose a record is that was handed back and cannot be read or believed; no tenant has this name."""
+"""Tenant of an unreadable or invalid record on a requeue topic; no tenant has this name."""
 
 _PRIORITIES = frozenset(Priority)
 
 
 @dataclass(slots=True)
 class Intake:
-    """Reads records with the tenants, models and costs as they are known now."""
+    """Decodes and validates records against the present tenants, models and cost estimates."""
 
     codec: Codec
     writer: DecisionWriter
@@ -62,13 +62,13 @@ class Intake:
     counts: DecisionCounts
     clock: ClockMs
     context: ContextTokens = field(default_factory=ContextTokens)
-    """What is going to be added to requests."""
+    """Estimates the tokens that enrichment will add to a request."""
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     models: Mapping[str, ModelVersion] = field(default_factory=dict)
     _pool_owners: Mapping[str, str] = field(default_factory=dict)
 
     def set_registry(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> None:
-        """The tenants and models as they are from now on."""
+        """Replace the tenants and models."""
         if tenants is not self.tenants:
             self._pool_owners = owners_of_pools(tenants)
         self.tenants, self.models = tenants, models
@@ -76,8 +76,17 @@ class Intake:
     def decide(
         self, claim: Claim, arrival: Arrival, unknown_because: str | None = None
     ) -> QueuedRequest | Cancel | tuple[OutRecord, ...]:
-        """Raises SchemaNotLoadedError for a record whose schema has to be asked for, and nothing else because of a
-        record. Told ``unknown_because``, such a record is undecodable, for that reason."""
+        """Decode and validate one record. Returns the request to admit, the cancel, or the outputs that answer it.
+
+        Args:
+            claim: of the record.
+            arrival: the record.
+            unknown_because: with this reason, a record with an unknown schema becomes a dead letter.
+
+        Raises:
+            SchemaNotLoadedError: the schema must be fetched first, and ``unknown_because`` is None. Any other failure
+                becomes a dead letter.
+        """
         tenant = _tenant_of(arrival)
         try:
             if arrival.problem is not None:
@@ -95,15 +104,15 @@ class Intake:
                 raise
             problem = DecodeProblem.UNKNOWN_SCHEMA_ID
             return self._unreadable(arrival, tenant, DecodeError(problem, f"{error}: {unknown_because}"))
-        except Exception as error:  # noqa: BLE001 - what our own code fails on is buried, and nothing else stops
+        except Exception as error:  # noqa: BLE001 - what our own code fails on is dead-lettered; intake goes on
             return self.broken(arrival, error)
 
     def _unreadable(self, arrival: Arrival, tenant: str, error: DecodeError) -> tuple[OutRecord, ...]:
-        """A dead letter; but a request that is too large is refused like any other where its id can be read."""
+        """A dead letter; for an oversized request whose id can be decoded, a rejection instead."""
         request_id = error.leading.get("request_id", "")
         if error.record_type is InferenceRequest and is_request_id(request_id):
             self.counts.read(tenant)
-            # Where it wants its reply stands behind what was not read: it goes to the tenant's own topic.
+            # reply_to comes after the undecoded field, so the reply goes to the tenant's own topic.
             request = InferenceRequest(
                 request_id, error.leading.get("model", ""), error.leading.get("task", ""), RequestInput()
             )
@@ -173,8 +182,8 @@ class Intake:
         return self.writer.refused(request, arrival, tenant, self.tenants.get(tenant), refusal, now_ms)
 
     def _returned(self, claim: Claim, arrival: Arrival) -> QueuedRequest | tuple[OutRecord, ...]:
-        """Work that a consumer could not take, as it was dispatched. Raises DecodeError for what no dispatcher can
-        have sent: only consumers may write there, and still nothing is believed that can be checked."""
+        """Work requeued by a consumer that could not take it. Raises DecodeError for an item no dispatcher can have
+        sent: only consumers may write to requeue topics, yet every checkable field is checked."""
         item = self.codec.decode_any((WorkItem,), arrival.value, may_ask=False)
         fault = _fault_of(item, arrival.partition.topic)
         if fault is not None:
@@ -182,11 +191,11 @@ class Intake:
         self.counts.read(item.tenant)
         found = serving(item.request.model, item.tenant, self.tenants, self.models, self._pool_owners)
         if isinstance(found, Refusal):
-            # It was admitted, so it is answered, from the place where it stood first.
+            # It was admitted, so it gets a reply, with its original source coordinate.
             first = PartitionId(item.source.topic, item.source.partition)
             original = replace(arrival, partition=first, offset=item.source.offset, timestamp_ms=item.submitted_at_ms)
             return self._refused(item.request, original, item.tenant, found, self.clock())
-        # Not always the pool that handed it back: a pool may have been given away since.
+        # Not necessarily the pool that requeued it: tenants or models may have been reassigned since.
         model, pool = found
         return QueuedRequest(
             claim=claim,
@@ -215,8 +224,8 @@ class Intake:
         )
 
     def as_of_now(self, queued: QueuedRequest) -> QueuedRequest | Refusal:
-        """The request for the pool and the version of its model that serve it as things are now, the same object if
-        they are what they were; or why nobody serves it any more. Nothing else of it is judged again."""
+        """The request with its present pool and model version (the same object if unchanged), or the refusal if no pool
+        serves it any more. Nothing else is validated again."""
         found = serving(queued.model_name, queued.tenant, self.tenants, self.models, self._pool_owners)
         if isinstance(found, Refusal):
             return found
@@ -226,16 +235,16 @@ class Intake:
         request = within_tenant_bound(queued.request, model, self.tenants.get(queued.tenant))
         renewed = replace(queued, request=request, model=model, pool=pool)
         if not queued.input_bytes:
-            # Its bytes are not known any more: it was handed back. What it was estimated at stays.
+            # Requeued work has no known input size: its cost estimate stays.
             return renewed
         cost = self.costs.estimate(queued.tenant, model, queued.input_bytes, request.parameters.max_tokens)
         more = queued.expected_tokens
         return replace(renewed, cost_tokens=cost.total + more, prompt_tokens=cost.prompt_tokens + more)
 
     def broken(self, arrival: Arrival, error: Exception) -> tuple[OutRecord, ...]:
-        """A record that our own code failed on: keep its bytes where an operator sees them."""
+        """The dead letter of a record on which our own code failed."""
         metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
-        # The type and the line alone: the text of an unforeseen exception may quote the record.
+        # Log only type and line: the text of an unexpected exception may quote the record.
         *_, frame = extract_tb(error.__traceback__)
         log.error(
             "intake_failed",
@@ -249,13 +258,13 @@ class Intake:
 
 
 def _tenant_of(arrival: Arrival) -> str:
-    """As far as the topic says."""
+    """The tenant of the topic; UNKNOWN_TENANT for requeue topics."""
     topic = arrival.partition.topic
     return UNKNOWN_TENANT if is_returned(topic) else tenant_of_source(topic)
 
 
 def _fault_of(item: WorkItem, topic: str) -> str | None:
-    """The field of handed back work that contradicts its topic, its source or itself, and how; None when none does."""
+    """The first field of requeued work that contradicts its topic, source or itself, and how; None if consistent."""
     source, request = item.source, item.request
     try:
         tenant = tenant_of_source(source.topic)

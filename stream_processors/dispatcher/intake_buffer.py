@@ -1,8 +1,8 @@
-"""Records that were read and not decided yet: a queue per partition, fair turns, and when reading stops.
+"""Intake buffer: undecided records in one queue per partition, with fair turns and backpressure.
 
-Turns are deficit round robin by bytes (Shreedhar and Varghese 1995). A partition is held, which means that no more is
-read of it, while what waits of it exceeds a part of the room that is left for all (dynamic thresholds, Choudhury and
-Hahne 1998): however many flood, room is left for the others.
+Partitions take turns by deficit round robin over bytes (Shreedhar and Varghese 1995). A partition is held (not read
+further) while its queue exceeds a fraction of the free room (dynamic thresholds, Choudhury and Hahne 1998): room
+remains for the others however many partitions flood.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from stream_processors.dispatcher.arrival import Arrival
 MAX_UNDECIDED_BYTES = 64 * 1024 * 1024
 
 _QUANTUM_BYTES = 16_384
-# What a record costs beside its bytes: decoding, a decision, a transaction's part.
+# Cost of a record besides its bytes: decoding, the decision, its part of a transaction.
 _RECORD_COST_BYTES = 1_024
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _COUNT_EVERY_BYTES = 1024 * 1024
@@ -34,21 +34,21 @@ class _Waiting:
 
 @dataclass(slots=True)
 class IntakeBuffer:
-    """What waits for its turn to be dispatched is bounded by admission; this bounds what was not decided or not
-    committed yet, in records and in bytes. Everything runs on the event loop."""
+    """Bounds undecided and uncommitted records, in number and bytes; admission bounds the queued requests. Everything
+    runs on the event loop."""
 
     transactions: TransactionLoop
     max_bytes: int = MAX_UNDECIDED_BYTES
     max_records: int = 4_096
     on_change: Callable[[], None] = lambda: None
-    """Called when other partitions are to be held."""
+    """Called when the set of partitions to hold changes."""
     _waiting: OrderedDict[PartitionId, _Waiting] = field(default_factory=OrderedDict)
     _crowded: set[PartitionId] = field(default_factory=set)
     _records: int = 0
     _size_bytes: int = 0
     _pending_bytes: int = 0
     _uncounted_bytes: int = 0
-    """What was read since ``_pending_bytes`` was counted, which is dear."""
+    """Bytes added since ``_pending_bytes`` was last computed, which is expensive."""
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __len__(self) -> int:
@@ -69,8 +69,8 @@ class IntakeBuffer:
             self.on_change()
 
     def take(self, most: int) -> list[tuple[Claim, Arrival]]:
-        """The next records, at most so many and, beyond the first, at most 4 MiB: of every partition in the order in
-        which they came, of several in turns."""
+        """Remove the next ``most`` records, or fewer once 4 MiB is reached. Partitions take turns; order is kept within
+        each."""
         taken: list[tuple[Claim, Arrival]] = []
         left_bytes = _MAX_BATCH_BYTES
         while self._waiting and len(taken) < most and left_bytes > 0:
@@ -96,7 +96,7 @@ class IntakeBuffer:
         return taken
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
-        """Drop what is of partitions that moved on; whoever waits for room is let go."""
+        """Drop the records of revoked partitions, and wake those waiting for room."""
         kept = [entry for waiting in self._waiting.values() for entry in waiting.records if is_current(entry[0])]
         self._waiting.clear()
         self._crowded.clear()
@@ -106,17 +106,17 @@ class IntakeBuffer:
         self._room.set()
 
     def crowded(self) -> set[PartitionId]:
-        """The partitions of which too much waits."""
+        """The partitions to hold."""
         return set(self._crowded)
 
     async def wait_for_room(self) -> None:
-        """Return when more may be read."""
+        """Wait until more may be read."""
         while not self._has_room():
             self._room.clear()
             await self._room.wait()
 
     def on_room(self) -> None:
-        """Something was committed or dropped: there may be room again. Spurious calls do no harm."""
+        """Wake those waiting for room if there is any. Spurious calls are harmless."""
         if self._has_room():
             self._room.set()
 
@@ -131,7 +131,7 @@ class IntakeBuffer:
             self.on_change()
 
     def _exceeds(self, waiting: _Waiting, parts: int) -> bool:
-        """Whether more waits of a partition than this part of the free room."""
+        """Whether a partition's queue exceeds the free room divided by ``parts``."""
         free_records, free_bytes = self._free()
         return len(waiting.records) * parts > free_records or waiting.size_bytes * parts > free_bytes
 

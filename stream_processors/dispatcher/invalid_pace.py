@@ -1,8 +1,8 @@
-"""How fast a partition may bring records that are refused or cannot be read. Pure.
+"""Token bucket per partition for invalid records, those rejected or unreadable. Pure.
 
-Such a record costs a dispatcher as much as a good one, and nobody else may pay for it: each partition has a token
-bucket, which may be overdrawn by what was read already. A partition in debt is paused until its debt is paid. Nothing
-is lost: its records wait in the log. Where nobody else sends there is nobody to protect, and nothing is paused.
+An invalid record costs a dispatcher as much as a valid one, and other tenants must not pay for it. A bucket may be
+overdrawn by records already read; a partition in debt is paused until the debt is refilled. Nothing is lost: its
+records wait in the log. A partition is not paused while no other partition sends: there is no tenant to protect.
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fairlane.ownership import PartitionId
 from fairlane_server.token_bucket import refilled
 
-# What 16 MiB take to inflate is some 30 ms, in which nobody else's records are read.
+# Decompressing 16 MiB takes about 30 ms, during which no other partition is read.
 _BYTES_PER_TOKEN = 32_768
 _OTHERS_WITHIN_MS = 2_000
 _BURST_S = 0.5
@@ -19,24 +19,24 @@ _BURST_S = 0.5
 
 @dataclass(slots=True)
 class InvalidPace:
-    """Every operation is O(1), but for ``in_debt``, which looks at the partitions in debt."""
+    """Buckets by partition. Every operation is O(1) except ``in_debt``, O(partitions with recent invalid records)."""
 
     per_s: int
     _levels: dict[PartitionId, tuple[float, int]] = field(default_factory=dict)
-    """Tokens and when that was, of the partitions in debt or lately so."""
+    """Tokens and the time of that level, for partitions whose bucket may not be full."""
     _newest: tuple[PartitionId, int] | None = None
-    """Whose record came last, and when."""
+    """Partition and time of the newest record."""
     _other_at_ms: int | None = None
-    """When a record came last of a partition that is not the one of the newest record."""
+    """Time of the newest record of any partition other than that of ``_newest``."""
 
     def arrived(self, partition: PartitionId, now_ms: int) -> None:
-        """A record of this partition was read."""
+        """Note a record of this partition."""
         if self._newest is not None and self._newest[0] != partition:
             self._other_at_ms = self._newest[1]
         self._newest = partition, now_ms
 
     def charge(self, partition: PartitionId, size_bytes: int, now_ms: int) -> bool:
-        """A record was refused or could not be read. Returns whether its partition is in debt since."""
+        """Charge an invalid record. Returns whether its partition went into debt by this charge."""
         before = self._level(partition, now_ms)
         after = before - max(1.0, size_bytes / _BYTES_PER_TOKEN)
         self._levels[partition] = after, now_ms
@@ -44,11 +44,11 @@ class InvalidPace:
 
     @property
     def slow(self) -> Collection[PartitionId]:
-        """The partitions that brought something invalid of late: they are read in small turns."""
+        """Partitions with recent invalid records: they are read in small turns."""
         return self._levels.keys()
 
     def in_debt(self, now_ms: int) -> set[PartitionId]:
-        """The partitions to be paused now."""
+        """The partitions to pause now."""
         debtors: set[PartitionId] = set()
         for partition in tuple(self._levels):
             level = self._level(partition, now_ms)

@@ -1,4 +1,4 @@
-"""What stands on a control topic, as far as it can be used."""
+"""Last valid specification per name of a control topic."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ SpecT = TypeVar("SpecT")
 
 
 class LastGood(ABC, Generic[SpecT]):
-    """Keeps the last good specification under a name whose new one cannot be used, and leaves out one that never was.
+    """Keeps the last valid specification of a name whose new one is invalid, and omits a name that never had one.
 
-    The command line refuses such a file as a whole; a record that something else wrote must not stop a dispatcher. One
-    thread.
+    The command line rejects an invalid file as a whole, but a record written by another client must not stop a
+    dispatcher. For one thread.
     """
 
     unusable: ClassVar[str]
-    """The log event of a specification that cannot be used."""
+    """The log event of an invalid specification."""
 
     def __init__(self) -> None:
         self._seen: Mapping[str, SpecT] | None = None
         self._usable: dict[str, SpecT] = {}
 
     def usable(self, specs: Mapping[str, SpecT]) -> Mapping[str, SpecT]:
-        """The same object until the specifications change."""
+        """The valid specifications by name; the same object until ``specs`` is another object."""
         if specs is not self._seen:
             self._seen = specs
             found = {name: self._checked(name, spec) for name, spec in specs.items()}
@@ -35,7 +35,7 @@ class LastGood(ABC, Generic[SpecT]):
 
     @abstractmethod
     def check(self, name: str, spec: SpecT) -> None:
-        """Raises ValueError if the specification under this name cannot be used."""
+        """Raises ValueError if the specification under this name is invalid."""
 
     def _checked(self, name: str, spec: SpecT) -> SpecT | None:
         try:

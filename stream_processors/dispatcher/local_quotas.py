@@ -1,4 +1,4 @@
-"""Quotas behind one protocol, and the ones that this process keeps by itself."""
+"""Quota protocol, and quotas kept in this process's memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -8,16 +8,16 @@ from stream_processors.dispatcher.scheduling.quotas import Ask, Exceeded, QuotaB
 
 
 class Quotas(Protocol):
-    """Keeps tenants to their quotas. Raises nothing because of a store that is out of reach."""
+    """Enforces the tenants' quotas. No method raises while the store is unavailable."""
 
     async def take(self, asks: Sequence[Ask]) -> list[Exceeded | None]:
-        """One answer for each ask, in their order; None took what it asked for. A refused ask takes nothing."""
+        """One answer per ask, in order: None when granted, else the quota exceeded. A refused ask is not charged."""
 
     async def give_back(self, asks: Sequence[Ask]) -> None:
-        """Undo asks that were granted: their requests came to nothing. Asked again, they take again."""
+        """Refund granted asks whose requests are not dispatched. The same record asked again is charged again."""
 
     async def hand_over(self, asks: Sequence[Ask]) -> None:
-        """These were granted, and their partitions moved on: who reads the records next asks again."""
+        """Release granted asks whose partitions were revoked: the new owner asks again for the same records."""
 
 
 def _whole(_tenant: str) -> float:
@@ -25,12 +25,12 @@ def _whole(_tenant: str) -> float:
 
 
 class LocalQuotas:
-    """In memory: exact for what this process reads, gone when it ends.
+    """Quotas in memory: exact for this process's partitions, lost when it ends.
 
     Args:
         clock: milliseconds.
-        share: the part of a tenant's quotas, above 0 and at most 1, that is this process's: the part of its partitions
-            that is read here.
+        share: this process's fraction of a tenant's quotas, above 0 and at most 1: the fraction of its partitions read
+            here.
     """
 
     def __init__(self, clock: ClockMs, share: Callable[[str], float] = _whole) -> None:
@@ -48,7 +48,7 @@ class LocalQuotas:
             self._book.give_back(ask, buckets_of(ask.spec, self._share(ask.tenant)), now_ms)
 
     async def hand_over(self, asks: Sequence[Ask]) -> None:
-        # The next reader takes from quotas of its own.
+        # The next reader charges its own local quotas.
         await self.give_back(asks)
 
     def _take(self, ask: Ask, now_ms: int) -> Exceeded | None:

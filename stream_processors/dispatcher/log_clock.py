@@ -1,44 +1,44 @@
-"""The broker's clock beside our own, as far as our own heartbeats tell. Pure.
+"""Skew between this process's clock and the broker's, bounded by own heartbeats. Pure.
 
-A heartbeat names the moment it was made, the broker stamps it, and it is read back: by a clock that agrees, the stamp
-lies between the two. That holds however long either way took, so neither a slow broker nor a paused process is ever
-taken for a clock that is wrong.
+A heartbeat carries its creation time, the broker appends a timestamp, and it is read back. If the clocks agree, the
+timestamp lies between creation and reading, however long either way took: neither a slow broker nor a paused process
+looks like clock skew.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
 _KEPT = 50
-"""Heartbeats of ten seconds: the quickest of them bounds best."""
+"""Heartbeats of ten seconds; the fastest of them gives the tightest bound."""
 
 
 @dataclass(slots=True)
 class LogClock:
-    """By how much our clock is ahead of the broker's; the newest heartbeats count."""
+    """Bounds on how far our clock is ahead of the broker's, from the newest heartbeats."""
 
     _bounds_ms: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """By each heartbeat, what it is at least and at most."""
+    """Lower and upper bound from each heartbeat."""
 
     def heard(self, made_at_ms: int, appended_at_ms: int, read_at_ms: int) -> None:
-        """An own heartbeat came back: made and read by our clock, appended by the broker's."""
+        """Add an own heartbeat: creation and reading time by our clock, append time by the broker's."""
         least_ms, most_ms = made_at_ms - appended_at_ms, read_at_ms - appended_at_ms
         if self._bounds_ms and (least_ms > self._most_ms or most_ms < self._least_ms):
-            # One of the clocks was set since.
+            # Contradictory bounds: one of the clocks was set meanwhile.
             self._bounds_ms.clear()
         self._bounds_ms.append((least_ms, most_ms))
 
     @property
     def skew_ms(self) -> int | None:
-        """What our clock is ahead of the broker's by, for certain; negative when it is behind. None before the first
-        heartbeat."""
+        """The proven part of our clock's lead over the broker's, negative when it is behind; 0 if the bounds include 0.
+        None before the first heartbeat."""
         if not self._bounds_ms:
             return None
         return max(self._least_ms, 0) + min(self._most_ms, 0)
 
     def broker_ms(self, now_ms: int) -> int | None:
-        """What the broker's clock shows at ``now_ms`` by ours, or up to the time of one write more. None before the
-        first heartbeat."""
-        # Not from the upper bound: whoever lags reads late, and nobody writes that late.
+        """The broker's time at our ``now_ms``, too late by at most the time of one write. None before the first
+        heartbeat."""
+        # From the lower bound: the upper one contains the reading delay, and a lagging reader's delay is long.
         return now_ms - self._least_ms if self._bounds_ms else None
 
     @property

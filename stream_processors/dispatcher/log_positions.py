@@ -1,4 +1,4 @@
-"""Asking the broker where logs begin and end: many partitions in one request, bounded in time."""
+"""First, last and timestamp offsets of partitions from the broker, batched and with timeouts."""
 
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -19,14 +19,13 @@ _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # it
 
 
 class LogPositions:
-    """Every call takes at most a few seconds. Raises KafkaException when the broker did not answer."""
+    """Offset queries. Each takes at most a few seconds and raises KafkaException if the broker does not answer."""
 
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions each of these topics has; one that does not exist, or that no topic can be named,
-        is left out."""
+        """Partition counts by topic; a topic that does not exist or has an invalid name is left out."""
         wanted = list(topics)
         if not wanted:
             return {}
@@ -41,21 +40,21 @@ class LogPositions:
         return counts
 
     def earliest(self, partitions: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        """The first offset of each."""
+        """The first offset of each partition."""
         return self._list(partitions, _EARLIEST)
 
     def latest(self, partitions: Iterable[PartitionId]) -> dict[PartitionId, int]:
-        """Where a ``read_committed`` reader finds the end of each: an open transaction and all behind it is beyond."""
+        """The last stable offset of each partition: the end for a ``read_committed`` reader."""
         return self._list(partitions, _LATEST)
 
     def newest(self, partitions: Iterable[PartitionId], records: int) -> dict[PartitionId, int]:
-        """Where the last so many offsets of each begin, or all that there are."""
+        """The start of the last ``records`` offsets of each partition, or its first offset if it has fewer."""
         wanted = list(partitions)
         first, ends = self.earliest(wanted), self.latest(wanted)
         return {partition: max(first[partition], ends[partition] - records) for partition in wanted}
 
     def since(self, partitions: Iterable[PartitionId], at_ms: int) -> dict[PartitionId, int]:
-        """The first record of each that is not older; the end of a partition that has none."""
+        """The first offset of each partition with a timestamp of at least ``at_ms``; its end if there is none."""
         wanted = list(partitions)
         ends = self.latest(wanted)
         found = self._list(wanted, OffsetSpec.for_timestamp(at_ms))

@@ -1,4 +1,4 @@
-"""The models as the dispatcher may use them, whatever stands on the control topic."""
+"""Valid models of the control topic."""
 
 from fairlane.models import is_model_name
 from fairlane.names import is_name
@@ -7,12 +7,13 @@ from stream_processors.dispatcher.last_good import LastGood
 
 
 class ModelRegistry(LastGood[ModelVersion]):
-    """Its pools are parts of topics' names: what no topic can be named would stop the feeds of every dispatcher."""
+    """Validates models. Pool names become part of topic names; an invalid one would stop the feeds of every
+    dispatcher."""
 
     unusable = "model_unusable"
 
     def check(self, name: str, spec: ModelVersion) -> None:
-        """Raises ValueError for a name that is none."""
+        """Raises ValueError for an invalid model or pool name."""
         if spec.model != name or not is_model_name(name):
             raise ValueError(f"model: {spec.model!r} under the key {name!r}")
         for pool in (spec.pool, *spec.dedicated_pools):

@@ -1,4 +1,4 @@
-"""What waits follows the registry: into another pool, or back to its sender when nobody serves it any more."""
+"""Pool reassignment of queued requests after a registry change."""
 
 from fairlane.logs import get_logger
 from fairlane.ownership import Claim
@@ -11,8 +11,8 @@ log = get_logger(__name__)
 
 
 def move_waiting(scheduler: Scheduler[QueuedRequest], intake: Intake) -> list[tuple[QueuedRequest, Refusal]]:
-    """Let whatever waits for a pool or a version that is not the right one any more wait for the right one, uncharged
-    and not judged again. Returns what is not served any more, and why; that waits no longer. O(waiting)."""
+    """Move queued requests whose pool or model version has changed to the present one, uncharged and not judged again.
+    Removes and returns those that no pool serves any more, with the refusal. O(waiting)."""
     renewed: dict[Claim, QueuedRequest | Refusal] = {}
 
     def is_misplaced(queued: QueuedRequest) -> bool:

@@ -1,4 +1,4 @@
-"""What the dispatcher learns from the work feed: capacity, the fleet, what is in flight, and what work really cost."""
+"""Apply work-feed events to the scheduler: capacity, fleet, in-flight work, actual cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def _ignore(_source: SourceCoordinate) -> None: ...
 
 @dataclass(slots=True)
 class Outlook:
-    """Runs on the event loop."""
+    """Updates scheduler, cost model and statistics from the work feed. Runs on the event loop."""
 
     scheduler: Scheduler[QueuedRequest]
     costs: CostModel
@@ -31,10 +31,10 @@ class Outlook:
     clock: ClockMs
     ends: RecentEnds
     on_settled: Callable[[SourceCoordinate], None] = _ignore
-    """Told where the request stood whose work is done, or was handed back."""
+    """Called with the source coordinate of each request whose work is done or was requeued."""
 
     def learn(self, events: Sequence[FeedEvent]) -> None:
-        """Take in what the feed brought."""
+        """Apply a batch of events."""
         now_ms = self.clock()
         scheduler = self.scheduler
         for event in events:
@@ -50,7 +50,7 @@ class Outlook:
                     self._settled(settled, now_ms)
 
     def _settled(self, settled: Settled, now_ms: int) -> None:
-        """Only the dispatcher that charged a tenant corrects what it charged."""
+        """Correct charge and cost model by the actual usage. Only the dispatcher that charged the tenant does so."""
         own, usage = settled.own, settled.usage
         if own is None or usage is None:
             return
@@ -62,12 +62,12 @@ class Outlook:
             metrics.SERVED_TOKENS.labels(tenant=self.counts.label(own.tenant), pool=own.pool).inc(spent)
 
     def show(self) -> None:
-        """Bring the gauges up to date. Call it now and then."""
+        """Update the gauges. Call it periodically."""
         scheduler, now_ms = self.scheduler, self.clock()
         scheduler.refresh(now_ms)
         metrics.DISPATCHERS.set(scheduler.fleet.dispatchers(now_ms))
         for pool in scheduler.capacity.pools():
-            # Pools as well that nobody sent a request for here: that one has no consumers is not to be found out by it.
+            # Include pools without requests here: a missing consumer must show before the first request does.
             self._show_capacity(pool, scheduler.capacity.pool(pool, now_ms))
         for pool, queue, capacity, view, _share in scheduler.pool_views():
             self._show_capacity(pool, capacity)

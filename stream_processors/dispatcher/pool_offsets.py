@@ -1,8 +1,8 @@
-"""Where the pools' groups are, asked once a second on a thread of its own.
+"""Committed offsets of the pools' consumer groups, polled once a second on a separate thread.
 
-With a consumer of each group that never joins it. The admin client has one call for it, and must not be used: when a
-request to a coordinator fails on the way, librdkafka ends the process (confluentinc/librdkafka issue 4605), and so an
-outage of the broker would end every dispatcher.
+Uses one consumer per group that never joins it. The admin client must not be used for this: when its request to a
+coordinator fails, librdkafka aborts the process (confluentinc/librdkafka issue 4605), so a broker outage would end
+every dispatcher.
 """
 
 import threading
@@ -37,7 +37,7 @@ class _Group:
 
 
 class PoolOffsets:
-    """``ask`` once about every partition of a pool; from then on ``take`` returns what changed.
+    """Call ``ask`` once for the partitions of a pool; from then on ``take`` returns changed offsets.
 
     ``ask``, ``take`` and ``stop`` are called from one thread.
     """
@@ -46,7 +46,7 @@ class PoolOffsets:
         self._settings = settings
         self._groups: dict[str, _Group] = {}
         self._lock = threading.Lock()
-        """Of ``_groups``; held for moments only."""
+        """Guards ``_groups``; never held across I/O."""
         self._known: dict[PartitionId, CommitPoint] = {}
         self._answers: deque[Points] = deque(maxlen=1_000)
         self._stopping = threading.Event()
@@ -54,10 +54,10 @@ class PoolOffsets:
         self._thread: threading.Thread | None = None
 
     def ask(self, pool: str, new: Iterable[PartitionId]) -> Points:
-        """Where the pool's group is in these partitions, as far as it ever committed, and follow them from now on.
+        """Return the pool's committed offsets, where it has any, and poll these partitions from now on.
 
-        Offsets of a transaction that is still being committed are not waited for: a busy group always has one. They are
-        seen when it is asked again. Raises KafkaException when the broker did not answer in time.
+        Does not wait for offsets of a transaction being committed, since a busy group always has one; the next poll
+        returns them. Raises KafkaException when the broker does not answer in time.
         """
         with self._lock:
             group = self._groups.get(pool)
@@ -76,7 +76,7 @@ class PoolOffsets:
         return found
 
     def take(self) -> Points:
-        """What is known now and was not yet returned. Raises what ended the asking, if anything did."""
+        """Return the offsets changed since the last call. Raises the error that ended the polling thread, if any."""
         if self._failure is not None:
             raise self._failure
         changed: dict[PartitionId, CommitPoint] = {}
@@ -87,12 +87,12 @@ class PoolOffsets:
         return changed
 
     def forget(self, place: PartitionId) -> None:
-        """Return what is known of this partition once more, when it is heard again."""
+        """Make ``take`` return the next answer for this partition even if it is unchanged."""
         self._known.pop(place, None)
 
     @property
     def answered_at(self) -> float:
-        """When the group that was silent for longest answered; by ``monotonic``."""
+        """The oldest last-answer time of all groups, by ``monotonic``."""
         with self._lock:
             return min((group.answered_at for group in self._groups.values()), default=monotonic())
 
@@ -135,7 +135,7 @@ def _committed(consumer: Consumer, places: Iterable[PartitionId]) -> dict[Partit
         try:
             point = CommitPoint.parse(found.offset, found.metadata)
         except MetadataError:
-            # Somebody reset the group's offsets with a tool: the offset is what they meant.
+            # The offsets were reset with a tool, without our metadata: take the plain offset.
             point = CommitPoint(found.offset)
         points[PartitionId(found.topic, found.partition)] = point
     return points

@@ -1,4 +1,4 @@
-"""Which pool serves a tenant's request for a model. Pure."""
+"""Choice of the pool that serves a tenant's request for a model. Pure."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ from stream_processors.dispatcher.validation import Refusal
 
 
 def owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
-    """The pools that belong to one tenant, and to whom."""
+    """The tenant of each pool that belongs to one tenant alone."""
     return {spec.pool: name for name, spec in tenants.items() if spec.pool is not None}
 
 
 def pool_for(model: ModelVersion, tenant: str, own_pool: str | None, owners: Mapping[str, str]) -> str | Refusal:
-    """On its own pool if the tenant has one, and never on another's."""
+    """The pool for this model: the tenant's own pool if it has one, never another tenant's. A refusal if none."""
     if own_pool is not None:
         if own_pool == model.pool or own_pool in model.dedicated_pools:
             return own_pool
@@ -30,8 +30,8 @@ def serving(
     models: Mapping[str, ModelVersion],
     owners: Mapping[str, str],
 ) -> tuple[ModelVersion, str] | Refusal:
-    """The model of that name, and the pool that serves it to a tenant who was admitted to it before, as things are now;
-    the refusal if there is none any more."""
+    """The present model of that name and its pool, for a request that was admitted before; a refusal if there is none
+    any more."""
     spec, model = tenants.get(tenant), models.get(name)
     if spec is None:
         return Refusal(Code.FORBIDDEN, "tenant", f"{tenant} is not registered any more")
@@ -49,8 +49,8 @@ def moves_work(
     models_before: Mapping[str, ModelVersion],
     models: Mapping[str, ModelVersion],
 ) -> bool:
-    """Whether ``serving`` may say something else of what was admitted before. Weights and quotas do not matter to it,
-    nor do models and tenants that are new, unless a pool belongs to one."""
+    """Whether ``serving`` may return something else for admitted requests. Weights and quotas do not matter, nor do new
+    models, nor new tenants without a pool of their own."""
     if models is not models_before and any(models.get(name) != model for name, model in models_before.items()):
         return True
     if tenants is tenants_before:

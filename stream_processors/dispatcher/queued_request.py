@@ -1,4 +1,4 @@
-"""A request that was admitted and waits for its turn."""
+"""A valid request with the decisions made about it so far."""
 
 from dataclasses import dataclass
 
@@ -18,11 +18,11 @@ from fairlane.trace_context import TraceHeaders
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedRequest:
-    """A request with what was decided about it so far.
+    """A valid request, before and after admission.
 
-    ``claim`` is the record that it settles, ``source`` where the request stood first: they differ for work that a
-    consumer handed back. ``cost_tokens`` is prompt plus twice the expected output, estimated; ``quota_tokens`` is what
-    it was when the request came, which is what its quota was asked for, and 0 for work that was handed back.
+    ``claim`` is of the record it settles, ``source`` the coordinate of the original request; they differ for requeued
+    work. ``cost_tokens`` is the estimated prompt plus twice the expected output. ``quota_tokens`` is ``cost_tokens`` at
+    arrival, which is charged to the quota; 0 for requeued work.
     """
 
     claim: Claim
@@ -43,21 +43,22 @@ class QueuedRequest:
     degradations: tuple[str, ...] = ()
     passages: tuple[Passage, ...] = ()
     retrieval_use: RetrievalUse | None = None
-    """How its passages were found; None until they were looked for."""
+    """How its passages were retrieved; None before retrieval."""
     history: tuple[Message, ...] = ()
     history_use: HistoryUse | None = None
-    """How what was said before was found; None until it was looked for."""
+    """How its conversation history was read; None before that."""
     cache: str = CacheMode.NONE
-    """Which answers given before may answer it, and whether its own is kept."""
+    """The cache mode: which cached answers may answer it, and, unless NONE, that its own answer is stored."""
     handed_back: int = 0
     quota_tokens: int = 0
     expected_tokens: int = 0
-    """The part of ``prompt_tokens`` that is still to be looked up, as far as it is expected."""
+    """The part of ``prompt_tokens`` expected from enrichment."""
     trace_headers: TraceHeaders = ()
     max_prompt_tokens: int | None = None
-    """What its tenant allows; the engine counts, with the model's tokenizer."""
+    """The tenant's bound, enforced by the consumer with the model's tokenizer."""
     encoded: tuple[InferenceRequest, bytes] | None = None
-    """A request and the Avro body it was read from; it saves encoding it again as long as it is ``request`` itself."""
+    """A request and the Avro body it was decoded from; reused for encoding while it is the same object as
+    ``request``."""
 
     @property
     def request_id(self) -> str:
@@ -65,7 +66,7 @@ class QueuedRequest:
 
     @property
     def seen(self) -> tuple[str, str, SourceCoordinate]:
-        """What a duplicate index knows it by."""
+        """Its entry in the duplicate index: tenant, request id, source."""
         return self.tenant, self.request.request_id, self.source
 
     @property

@@ -1,4 +1,4 @@
-"""How requests ended of late, as the work feed told. Pure; it answers for what no archive can be asked about."""
+"""Recent request outcomes from the work feed, for duplicates whose reply cannot be looked up. Pure."""
 
 from collections import OrderedDict
 from enum import Enum, auto
@@ -11,22 +11,23 @@ _MAX_KNOWN = 20_000
 
 
 class End(Enum):
-    """What a consumer made of a request."""
+    """The outcome of a request."""
 
     ANSWERED = auto()
     REFUSED_FOR_NOW = auto()
-    """Its sender was told to come again."""
+    """Rejected with a code after which the sender may retry."""
 
 
 class RecentEnds:
-    """The latest ends, by tenant and request id."""
+    """The latest outcomes by tenant and request id, at most ``max_known``."""
 
     def __init__(self, max_known: int = _MAX_KNOWN) -> None:
         self._max_known = max_known
         self._known: OrderedDict[tuple[str, str], End] = OrderedDict()
 
     def note(self, settled: Settled) -> None:
-        """Work is done. Work that is handed back has the usage of a refusal, and is under way again."""
+        """Record the outcome of settled work. A requeued item settles as OVERLOADED although its request goes on, so
+        that code counts only for an item read from a requeue topic, which consumers do not requeue again."""
         usage = settled.usage
         if usage is None:
             return
@@ -36,7 +37,7 @@ class RecentEnds:
         self._note(usage.tenant, usage.request_id, End.REFUSED_FOR_NOW if is_refused else End.ANSWERED)
 
     def answered(self, tenant: str, request_id: str) -> None:
-        """It was answered for good, without any work."""
+        """Record a request answered without dispatching work."""
         self._note(tenant, request_id, End.ANSWERED)
 
     def _note(self, tenant: str, request_id: str, end: End) -> None:
@@ -47,9 +48,9 @@ class RecentEnds:
             self._known.popitem(last=False)
 
     def of(self, tenant: str, request_id: str) -> End | None:
-        """None when nothing is known of it."""
+        """The outcome; None if unknown."""
         return self._known.get((tenant, request_id))
 
     def forget(self, tenant: str, request_id: str) -> None:
-        """It is tried again."""
+        """Remove the outcome of a request that is tried again."""
         self._known.pop((tenant, request_id), None)

@@ -1,4 +1,4 @@
-"""Quotas of a whole fleet, kept in Redis, which may be missing."""
+"""Fleet-wide quotas in Redis, with local quotas while Redis is unavailable."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,18 +28,18 @@ _TIMEOUT_S = 0.25
 _QUOTAS = tuple(Quota)
 
 _CLOCKS_APART_MS = 60_000
-"""By how much the clocks of brokers, dispatchers and Redis may differ."""
+"""Bound on the clock skew between brokers, dispatchers and Redis."""
 
 # QuotaBook in Lua, for a whole batch in one command.
-# Given: -1 to take or 1 to give back; the time, empty for the server's clock, which all dispatchers share; the longest
-# wait that is told, within which a wait is a whole number to Redis as well; how many of the keys are tenants', which
-# come first; per tenant the capacity and the inflow per millisecond of each quota, in the order of Quota, the capacity
-# below 0 for one that the tenant does not have; per ask the number of its tenant's key, tokens, the number of its
-# record's key or 0, and until when that is remembered.
-# Answered: per ask the number of the quota that refuses, and in how many milliseconds it would not; 0 and 0 when it was
+# ARGV: -1 to take or 1 to give back; the time in ms, empty for the server's clock, which all dispatchers share; the
+# longest wait returned, up to which a wait is a whole number to Redis as well; the number of tenants' keys, which come
+# first in KEYS; per tenant the capacity and the refill per millisecond of each quota, in the order of Quota, with a
+# capacity below 0 for a quota that the tenant does not have; per ask the number of its tenant's key, its tokens, the
+# number of its record's key or 0, and the time until which that key is stored.
+# Returns: per ask the number of the quota that refuses it and the milliseconds until it would not; 0 and 0 when
 # granted, -1 milliseconds for never.
-# A record's key holds the tokens that the record was granted: while it is there the record takes nothing more, and only
-# what it holds is given back. A tenant's key goes away when all its buckets are full.
+# A record's key holds the tokens granted to the record: while it exists the record is charged nothing more, and exactly
+# these tokens are given back. A tenant's key is deleted when all its buckets are full.
 _SCRIPT = (
     BUCKET_FUNCTIONS
     + """
@@ -129,20 +129,20 @@ return answers
 
 
 class RedisQuotas:
-    """One round trip per call, and none for tenants without quotas or while Redis does not answer.
+    """One round trip per call, none for tenants without quotas or while Redis is unavailable.
 
-    While Redis fails or hangs, ``local`` decides: over any interval a tenant then gets at most what Redis grants it and
-    what the dispatchers' local quotas do. A store that was emptied starts with full buckets.
+    While Redis fails or hangs, ``local`` decides: over any interval a tenant then gets at most the grants of Redis plus
+    those of the dispatchers' local quotas. An emptied Redis starts with full buckets.
 
-    A record that was granted takes nothing more until its deadline, whoever asks for it again after a crash or a
-    rebalance: for each such record there is a key of about 110 bytes until then, unless it is given back.
+    A granted record is charged nothing more until its deadline, even if it is asked again after a crash or a rebalance:
+    each such record has a key of about 110 bytes until then, unless it is given back.
 
     Args:
-        redis: the client; its own time-outs apply as well.
-        local: who decides without Redis.
-        watch: of the same Redis.
+        redis: the client; its own timeouts apply as well.
+        local: decides without Redis.
+        watch: availability of the same Redis.
         clock: replaces the server's clock, in tests.
-        timeout_s: the longest a call waits for Redis, connecting included.
+        timeout_s: the longest wait of a call for Redis, connecting included.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class RedisQuotas:
         if not limited:
             return
         if not self.available:
-            # Whoever granted them gets them back: nobody else is missing anything.
+            # The last ``take`` was answered locally, so the local quotas granted these.
             await self._local.give_back(limited)
             return
         if not self._watch.is_up:
@@ -200,13 +200,13 @@ class RedisQuotas:
         try:
             await self._ask(limited, 1)
         except (RedisError, OSError, TimeoutError) as error:
-            # Redis is still who granted last: only a ``take`` that it does not answer goes elsewhere.
+            # Do not mark the turns as failed: Redis granted last, and only a failed ``take`` switches to local.
             count_refusal_of(Kind.QUOTAS, error)
             self._watch.failed(error)
             _lost(limited, type(error).__name__)
 
     async def hand_over(self, asks: Sequence[Ask]) -> None:
-        # Redis remembers what it granted these records, for whoever asks next.
+        # Redis stores the grants of these records for the next owner.
         if not self.available:
             await self._local.hand_over([ask for ask in asks if has_quotas(ask.spec)])
 
@@ -237,7 +237,7 @@ class RedisQuotas:
 
 
 def _lost(asks: Sequence[Ask], error: str) -> None:
-    """To the tenant, who waits a little longer."""
+    """Log a lost refund; the tenant waits a little longer."""
     log.warning("quotas_not_given_back", error=error, requests=len(asks))
 
 

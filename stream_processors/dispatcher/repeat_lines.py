@@ -1,4 +1,4 @@
-"""The repeats that wait for their look-up, in a line per tenant. Pure."""
+"""Duplicates awaiting look-up, in one queue per tenant. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _CROWDED_PART = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many repeats may wait, of a tenant and in total, and how many bytes of records in total."""
+    """Most waiting duplicates per tenant and in total, and most bytes of their records in total."""
 
     tenant_items: int = 1_000
     items: int = 10_000
@@ -23,7 +23,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """A request whose id was seen at ``first``. It waits since ``since_ms``, and is looked up from ``due_ms`` on."""
+    """A request whose id was first seen at ``first``. Waiting since ``since_ms``, due for look-up at ``due_ms``."""
 
     arrival: Arrival
     queued: QueuedRequest
@@ -35,15 +35,15 @@ class Repeat:
 
 @dataclass(slots=True)
 class _Line:
-    """A tenant's, in the order of arrival. Keyed by identity: an id may be repeated any number of times."""
+    """A tenant's duplicates in order of arrival, by object identity: a request id may repeat any number of times."""
 
     repeats: OrderedDict[int, Repeat] = field(default_factory=OrderedDict)
     bytes: int = 0
 
 
 class RepeatLines:
-    """Tenants take turns; within a tenant the earliest that is due. When all is full, the line that holds most gives
-    way, so that a flood pushes out its own only."""
+    """Tenants take turns; within a tenant the earliest due duplicate goes first. When full, the newest of the tenant
+    that holds most is evicted, so a flood evicts only its own."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -60,11 +60,11 @@ class RepeatLines:
 
     @property
     def next_due_ms(self) -> float:
-        """When the next one may be looked up; 0 when none waits."""
+        """The earliest due time; 0 when none waits."""
         return min((repeat.due_ms for repeat in self), default=0.0)
 
     def put(self, repeat: Repeat) -> list[Repeat]:
-        """Add it at the end of its tenant's line. Returns those that found no place, or lost theirs."""
+        """Append to its tenant's queue. Returns the duplicates evicted, which may include this one."""
         line = self._lines.setdefault(repeat.queued.tenant, _Line())
         line.repeats[id(repeat)] = repeat
         line.bytes += repeat.queued.size_bytes
@@ -82,11 +82,11 @@ class RepeatLines:
         return pushed_out
 
     def find(self, tenant: str, request_id: str) -> tuple[QueuedRequest, ...]:
-        """What waits of this id."""
+        """The waiting requests of this id."""
         return self._ids.find(tenant, request_id)
 
     def take(self, now_ms: int) -> Repeat | None:
-        """Remove the next one whose look-up is due; its tenant's turn comes again after all others'."""
+        """Remove and return the next due duplicate; its tenant moves behind all others."""
         for tenant, line in self._lines.items():
             repeat = next((repeat for repeat in line.repeats.values() if repeat.due_ms <= now_ms), None)
             if repeat is not None:
@@ -96,18 +96,18 @@ class RepeatLines:
         return None
 
     def take_older(self, since_ms: int) -> list[Repeat]:
-        """Remove those that wait since then or for longer."""
+        """Remove and return those waiting since ``since_ms`` or earlier."""
         return self.take_where(lambda repeat: repeat.since_ms <= since_ms)
 
     def take_where(self, condition: Callable[[Repeat], bool]) -> list[Repeat]:
-        """Remove those of which it holds."""
+        """Remove and return those that satisfy the condition."""
         taken = [repeat for repeat in self if condition(repeat)]
         for repeat in taken:
             self.remove(repeat)
         return taken
 
     def remove(self, repeat: Repeat) -> None:
-        """It waits no more."""
+        """Remove this duplicate."""
         tenant = repeat.queued.tenant
         line = self._lines[tenant]
         del line.repeats[id(repeat)]
@@ -119,7 +119,7 @@ class RepeatLines:
         self._bytes -= repeat.queued.size_bytes
 
     def crowded(self) -> set[str]:
-        """Tenants that have half of what they may have."""
+        """Tenants that hold at least half of their bound."""
         bound = _CROWDED_PART * min(self._bounds.tenant_items, self._bounds.items)
         return {tenant for tenant, line in self._lines.items() if len(line.repeats) >= bound}
 

@@ -1,4 +1,4 @@
-"""What becomes of a repeated request id: a copy of the first's reply, nothing, another try, or a refusal for now."""
+"""Deduplication: settle a duplicate by its first's reply, by nothing, by admission, or by a rejection for now."""
 
 import asyncio
 import random
@@ -24,8 +24,8 @@ from stream_processors.dispatcher.repeat_lines import Bounds, Repeat, RepeatLine
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 HELD_FOR_MS = 10_000
-"""How long a repeat may stay undecided. What is undecided holds its partition's place in the log, and a partition with
-20,000 undone records behind it is paused."""
+"""How long a duplicate may stay undecided. An undecided record holds back its partition's committed offset, and a
+partition with 20,000 undone records behind it is paused."""
 
 RETRY_AFTER_MS = 5_000
 _RETRY_JITTER = 0.5
@@ -33,37 +33,38 @@ _LOOK_EVERY_MS = 500
 _UNDER_WAY_FOR_MS = 500
 
 _FOR_NOW = frozenset({Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING})
-"""Refusals after which the same request may be sent again."""
+"""Codes of rejections after which the same request may be sent again."""
 
 
 class ReplyUnknownError(Exception):
-    """Whether there is a reply cannot be told now; the message says why."""
+    """The look-up of a reply failed; the message says why."""
 
 
 class ReplyGoneError(Exception):
-    """The request was answered, and retention removed the answer."""
+    """The request was answered, and its reply is no longer readable from the log."""
 
 
 class ReplyArchive(Protocol):
-    """Where settled replies can be looked up."""
+    """Look-up of committed replies."""
 
     async def find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
-        """The committed reply to the request that stood at ``source``; None if none is recorded yet.
+        """The committed reply to the request at ``source``; None if none is recorded yet.
 
-        Raises ReplyUnknownError when it cannot be looked up, and ReplyGoneError when only the reply is lost.
+        Raises ReplyUnknownError when the look-up fails, and ReplyGoneError when the request was answered but its reply
+        is lost.
         """
 
 
 @dataclass(slots=True)
 class Repeats:
-    """Looks up the firsts of repeated ids, one after the other, apart from intake: nobody else waits for that.
+    """Looks up the first requests of duplicates, one after the other, in a task besides intake.
 
-    Tenants take turns, and each has a line of its own. A repeat is dropped without an answer only when its first is
-    known to be under way, or known to be answered with what cannot be sent again. What cannot be told is asked again,
-    and after HELD_FOR_MS refused for now: never dropped, and never run beside its first.
+    Tenants take turns, each with its own queue. A duplicate is settled without a reply only when its first is known to
+    be under way, or known to be answered with a reply that cannot be sent again. An unknown outcome is looked up again,
+    and rejected for now after HELD_FOR_MS: a duplicate is never dropped, and never runs beside its first.
 
-    A repeat that is cancelled goes the same way, as its first may still be answered; but where it would be tried again
-    or refused for now, it is answered as cancelled.
+    A cancelled duplicate takes the same path, since its first may still be answered; but instead of being admitted or
+    rejected for now it is answered as cancelled.
     """
 
     transactions: TransactionLoop
@@ -76,15 +77,15 @@ class Repeats:
     backoff: Backoff = field(default_factory=Backoff)
     ends: RecentEnds = field(default_factory=RecentEnds)
     looked_up: Callable[[], Iterable[QueuedRequest]] = tuple
-    """What waits elsewhere in this process, and not for its turn."""
+    """Returns requests held by the response cache, which are under way although not queued."""
     _lines: RepeatLines = field(init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _deciding: Repeat | None = None
-    """Taken from its line, and not decided yet."""
+    """Taken from its queue, look-up running."""
     _cancelled: dict[Claim, Cancel] = field(default_factory=dict)
-    """Of what waits here."""
+    """Cancels by the claim of the waiting duplicate."""
     _failures: int = 0
-    """Look-ups in a row that failed."""
+    """Consecutive failed look-ups."""
     _resumes_at_ms: float = 0.0
     _under_way: frozenset[SourceCoordinate] = frozenset()
     _under_way_at_ms: float = float("-inf")
@@ -94,16 +95,17 @@ class Repeats:
         self._lines = RepeatLines(self.bounds)
 
     def add(self, arrival: Arrival, queued: QueuedRequest, first: SourceCoordinate) -> None:
-        """Queue it for look-up. What finds no place is refused for now: of the longest line, so a flood's own."""
+        """Queue for look-up. Beyond the bounds, a duplicate of the tenant that holds most is rejected for now."""
         self._put(Repeat(arrival, queued, first, self.clock()))
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
-        """Drop what waits of partitions that moved on; their new owner reads it again."""
+        """Drop duplicates of revoked partitions; their new owner reads them again."""
         self._lines.take_where(lambda repeat: not is_current(repeat.queued.claim))
         self._cancelled = {claim: cancel for claim, cancel in self._cancelled.items() if is_current(claim)}
 
     def cancel(self, cancel: Cancel) -> list[Claim]:
-        """The repeats that it concerns are not to run. Returns them; each is settled once it is decided."""
+        """Mark the duplicates this cancel concerns, so that they do not run. Returns their claims; each is settled once
+        its first's outcome is known."""
         waiting = self._lines.find(cancel.tenant, cancel.request_id)
         if self._deciding is not None:
             waiting = (*waiting, self._deciding.queued)
@@ -112,12 +114,12 @@ class Repeats:
         return found
 
     def crowded(self) -> set[str]:
-        """Tenants of whose repeats so many wait that no more of their backfill should be read."""
+        """Tenants with so many waiting duplicates that their backfill should be paused."""
         return self._lines.crowded()
 
     async def run(self, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]) -> None:
-        """Send stored replies again. A refusal for now is none to send again: its request is handed to ``try_again``,
-        and stands in ``index`` in place of the first."""
+        """Settle duplicates for ever. If the first was rejected for now, the duplicate replaces it in ``index`` and is
+        passed to ``try_again`` for admission."""
         while True:
             self._arrived.clear()
             now_ms = self.clock()
@@ -130,7 +132,7 @@ class Repeats:
                 await self._decide(repeat, index, try_again)
                 self._deciding = None
             elif self._lines:
-                # Something is asked again later, or given up.
+                # A duplicate waits for its next look-up or its give-up time.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._arrived.wait(), self._wait_s(now_ms))
             else:
@@ -146,7 +148,7 @@ class Repeats:
             self._settle(queued, first, None)
             return
         except ReplyUnknownError:
-            # It is the archive that is away, so nobody else asks it meanwhile.
+            # The archive is unavailable: delay all look-ups, not this one only.
             self._failures += 1
             self._resumes_at_ms = self.clock() + self._delay_ms(self._failures)
             await self._ask_again(repeat, index, try_again)
@@ -162,7 +164,7 @@ class Repeats:
     async def _ask_again(
         self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
     ) -> None:
-        """Nothing is known of a reply: the first is under way, or the recorder is behind, or cannot be asked."""
+        """Handle an unknown reply: the first is under way, the recorder lags, or the archive is unavailable."""
         queued = repeat.queued
         if self._is_under_way(repeat.first):
             self._settle(queued, repeat.first, None)
@@ -180,7 +182,7 @@ class Repeats:
         await index.forget([(queued.tenant, queued.request_id, first)])
         (now_first,) = await index.first_seen([(queued.tenant, queued.request_id, queued.source)])
         if now_first is None or now_first == first:
-            # An index that keeps the first all the same must not make this go round for ever.
+            # An index that still returns the first (failed deletion) must not cause an endless loop.
             cancel = self._cancelled.pop(queued.claim, None)
             if cancel is None:
                 try_again(repeat.arrival, queued)
@@ -195,7 +197,7 @@ class Repeats:
             self._give_up(pushed_out)
 
     def _give_up(self, repeat: Repeat) -> None:
-        """It cannot be looked up in time whether the first was answered, and with what."""
+        """Settle a duplicate whose first's reply cannot be looked up in time."""
         queued = repeat.queued
         is_answered = self.ends.of(queued.tenant, queued.request_id) is End.ANSWERED
         if is_answered or self._is_under_way(repeat.first):
@@ -230,7 +232,7 @@ class Repeats:
         self.transactions.submit(Settlement(queued.claim, outputs))
 
     def _is_under_way(self, first: SourceCoordinate) -> bool:
-        """Whether it waits here, or is in flight anywhere: then its own reply is still to come."""
+        """Whether the first waits here or is in flight anywhere: then its own reply is still to come."""
         now_ms = self.clock()
         if now_ms - self._under_way_at_ms >= _UNDER_WAY_FOR_MS:
             claims = (*self.scheduler.claims(), *(queued.claim for queued in self.looked_up()))

@@ -1,4 +1,4 @@
-"""The topics a dispatcher reads: which exist, and which part of a tenant's partitions is read here."""
+"""Topics to subscribe to, and the fraction of each tenant's partitions read here."""
 
 import asyncio
 from collections import Counter
@@ -23,27 +23,27 @@ _LOOK_AGAIN_EVERY_S = 30.0
 
 
 class CommittedOffsets(Protocol):
-    """The part of a consumer of the dispatchers' group that tells what the group ever read; it never joins."""
+    """Committed offsets of the dispatchers' group, from a consumer that never joins it."""
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]: ...
 
 
 class RequestTopics:
-    """Asks the cluster off the event loop, and remembers how many partitions each topic has.
+    """Queries topic metadata off the event loop and caches partition counts.
 
-    Besides the topics of the tenants and pools that there are, those are read that the group ever committed in. Their
-    tenant was withdrawn, or their pool left: what was accepted there is answered nevertheless. A topic that is merely
-    named like one of ours is left alone.
+    Besides the topics of present tenants and pools, it includes topics with committed offsets of the group: their
+    tenant was withdrawn or their pool removed, and accepted requests there are still answered. A topic that only has a
+    matching name is ignored.
 
-    ``wanted`` and ``parts`` take what is replaced when it changes and never changes in place: handed the same objects,
-    they answer with the same object and work nothing out.
+    The arguments of ``wanted`` and ``parts`` must be replaced, never mutated: for the same objects both return the same
+    object without computing anything.
     """
 
     def __init__(self, admin: AdminClient, group: CommittedOffsets) -> None:
         self._admin = admin
         self._group = group
         self._read_before: frozenset[str] = frozenset()
-        """Nobody's topics that the group committed in."""
+        """Topics without a present tenant or pool in which the group has committed."""
         self._looked_at = 0.0
         self._counts: dict[str, int] = {}
         self._wanted_by: tuple[object, ...] = ()
@@ -52,7 +52,7 @@ class RequestTopics:
         self._parts: dict[str, float] = {}
 
     def wanted(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> frozenset[str]:
-        """The topics there should be for these tenants and models."""
+        """The request, backfill and requeue topics of these tenants and models."""
         wanted_by = (tenants, models)
         if not _same(wanted_by, self._wanted_by):
             self._wanted_by = wanted_by
@@ -67,15 +67,15 @@ class RequestTopics:
         return self._wanted
 
     def should_look(self, wanted: Set[str], subscribed: Set[str]) -> bool:
-        """Whether it is time to ask: often while something is wanted that is not read yet."""
+        """Whether to call ``existing`` now: every second while a wanted topic is not subscribed, else every 30 s."""
         now_s = monotonic()
         if now_s < self._looked_at + _LOOK_FOR_NEW_EVERY_S:
             return False
         return now_s >= self._looked_at + _LOOK_AGAIN_EVERY_S or not wanted <= subscribed
 
     async def existing(self, wanted: Set[str]) -> frozenset[str]:
-        """Those that the cluster already shows with a leader, and those besides that the group read before; none while
-        the cluster does not answer."""
+        """The wanted topics that have leaders, plus those the group committed in before; empty while the cluster does
+        not answer."""
         self._looked_at = monotonic()
         try:
             counts = await asyncio.get_running_loop().run_in_executor(None, self._look, wanted)
@@ -87,7 +87,7 @@ class RequestTopics:
         return frozenset(counts)
 
     def _look(self, wanted: Set[str]) -> dict[str, int]:
-        """How many partitions each of these and each that was read before has."""
+        """Partition counts of these topics and of those the group committed in before."""
         shown = {
             topic: len(topic_metadata.partitions)
             for topic, topic_metadata in self._admin.list_topics(timeout=_TIMEOUT_S).topics.items()
@@ -104,7 +104,7 @@ class RequestTopics:
         return {partition.topic for partition in found if partition.error is None and partition.offset >= 0}
 
     def parts(self, tenants: Mapping[str, TenantSpec], owned: tuple[PartitionId, ...]) -> Mapping[str, float]:
-        """For each tenant that is not read here whole, the part of its request partitions that is."""
+        """The fraction of request partitions read here, for each tenant with more than one partition."""
         parts_by = (tenants, owned, self._counts)
         if not _same(parts_by, self._parts_by):
             self._parts_by = parts_by

@@ -1,9 +1,9 @@
-"""Records whose schema has to be asked for, and what came behind them in their partition. Nobody else waits for them.
+"""Records waiting for an unknown schema, and the later records of their partitions. Other partitions do not wait.
 
-One look-up reads all that is registered under our own subjects, so it answers for every record that waits by then, and
-there is at most one a second: a flood of unknown ids costs the registry no more than a single one. A look-up that began
-before a record came says nothing about it, for its schema may have been registered in between; so nothing is remembered
-of ids that are unknown, and no tenant can spoil an id for another by naming it too early.
+One look-up reads all schemas registered under our subjects, so it answers for every record waiting when it began. There
+is at most one per second: a flood of unknown ids costs the registry no more than one id. A look-up that began before a
+record arrived does not answer for it, since its schema may have been registered in between. Unknown ids are therefore
+not cached, and no tenant can make an id unusable for another by naming it too early.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def _nothing() -> None: ...
 
 @dataclass(slots=True)
 class _Line:
-    """Of one partition, in the order of its records; each with the time when it came here."""
+    """A partition's waiting records in order, each with the time it was added."""
 
     records: deque[tuple[Claim, Arrival, float]] = field(default_factory=deque)
     size_bytes: int = 0
@@ -45,19 +45,19 @@ class _Line:
 
 @dataclass(slots=True)
 class SchemaWaits:
-    """Everything here runs on the event loop but the look-up itself, which has a thread of its own."""
+    """Queues per partition. Runs on the event loop, except for the look-up itself, which has its own thread."""
 
     codec: Codec
     clock: Callable[[], float] = monotonic
     on_answer: Callable[[], None] = _nothing
-    """Told when there may be something to take."""
+    """Called when ``take`` may return records."""
     every_s: float = 1.0
     max_records: int = 16_384
     max_bytes: int = 64 * 1024 * 1024
     _lines: dict[PartitionId, _Line] = field(default_factory=dict)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _answered_at: float = _NEVER
-    """When the last look-up began that was answered."""
+    """Start time of the last answered look-up."""
     _count: int = 0
     _size_bytes: int = 0
 
@@ -65,11 +65,11 @@ class SchemaWaits:
         return self._count
 
     def partitions(self) -> tuple[PartitionId, ...]:
-        """Those of which something waits."""
+        """The partitions with waiting records."""
         return tuple(self._lines)
 
     def crowded(self) -> set[PartitionId]:
-        """Those of which no more should be read for now. A few records more are one look-up's answer all the same."""
+        """The partitions to hold. Below the bounds reading goes on, since one look-up answers for all records."""
         return {
             partition
             for partition, line in self._lines.items()
@@ -77,22 +77,23 @@ class SchemaWaits:
         }
 
     def holds(self, partition: PartitionId) -> bool:
-        """Whether what comes of this partition has to wait behind others."""
+        """Whether new records of this partition must wait behind earlier ones."""
         return partition in self._lines
 
     def add(self, claim: Claim, arrival: Arrival) -> None:
-        """It waits, behind what waits of its partition already."""
+        """Append to the queue of its partition."""
         line = self._lines.setdefault(arrival.partition, _Line())
         line.records.append((claim, arrival, self.clock()))
         self._account(line, arrival, 1)
         self._arrived.set()
 
     def is_ready(self) -> bool:
-        """Whether ``take`` has something."""
+        """Whether ``take`` would return a record."""
         return any(self._is_ready(line) for line in self._lines.values())
 
     def take(self, most: int) -> list[Waiting]:
-        """The next whose schemas are known, or known to be none; of no partition more than its part."""
+        """Remove up to ``most`` records whose schema is loaded or known to be unregistered, an equal part per
+        partition."""
         taken: list[Waiting] = []
         for partition, line in list(self._lines.items()):
             part = max(1, most // len(self._lines))
@@ -104,7 +105,7 @@ class SchemaWaits:
         return taken
 
     def take_excess(self) -> list[Waiting]:
-        """What is beyond the bounds: of the partition of which most waits, all of it."""
+        """Beyond the bounds, remove all records of the partitions with the most waiting bytes."""
         taken: list[Waiting] = []
         while self._count > self.max_records or self._size_bytes > self.max_bytes:
             partition = max(self._lines, key=lambda one: self._lines[one].size_bytes)
@@ -114,7 +115,7 @@ class SchemaWaits:
         return taken
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
-        """Drop what is of partitions that moved on; their new owner reads it again."""
+        """Drop records of revoked partitions; their new owner reads them again."""
         lines, self._lines = self._lines, {}
         self._count = self._size_bytes = 0
         for partition, line in lines.items():
@@ -126,7 +127,7 @@ class SchemaWaits:
         metrics.SCHEMA_WAITING_RECORDS.set(self._count)
 
     async def run(self) -> None:
-        """Look up schemas while something waits for one. A registry that is away is asked again, ever more rarely."""
+        """Look up schemas while records wait. Failed look-ups are retried with backoff."""
         failures = 0
         while True:
             await self._arrived.wait()
@@ -148,7 +149,8 @@ class SchemaWaits:
                 await asyncio.sleep(max(0.0, began + self.every_s - self.clock()))
 
     async def _look_up(self) -> None:
-        """Raises RegistryError. On a daemon thread: the end of the process does not wait for a registry that hangs."""
+        """Refresh the codec's schemas on a daemon thread, so that a hanging registry does not delay process exit.
+        Raises RegistryError."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
@@ -166,7 +168,7 @@ class SchemaWaits:
                 self.codec.refresh()
             except Exception as error:  # noqa: BLE001 - raised again in ``run``
                 failure = error
-            with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            with suppress(RuntimeError):  # the loop is closed: the result is not needed
                 loop.call_soon_threadsafe(finish, failure)
 
         threading.Thread(target=look_up, name="schemas", daemon=True).start()

@@ -1,9 +1,9 @@
-"""Faust as a consumer that can be fenced: it reads and rebalances, and never commits.
+"""Faust application as a fenceable consumer: it reads and rebalances, and never commits.
 
-What is changed, each held by a test on the real broker: ``read_committed`` fetching; positions and done sets come
-from a confluent consumer of the same group, because aiokafka cannot wait for offsets of a transaction that is still
-being committed; generation and member id are handed on with the assignment they belong to; a partition that is paused
-keeps what was fetched of it; batches are read by ``reading/``, with bounds.
+Differences from stock Faust, each covered by a test on the real broker: ``read_committed`` fetching; start positions
+and done sets come from a confluent consumer of the same group, because aiokafka cannot wait for offsets of a
+transaction being committed; generation and member id are recorded with their assignment; records already polled of a
+paused partition are kept; batches are read by ``reading/``, with bounds.
 """
 
 import tempfile
@@ -30,10 +30,10 @@ from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 log = get_logger(__name__)
 
 _RESUBSCRIBE_S = 0.1
-# aiokafka leaves the group for good when nobody fetches for this long, and one that owns nothing never fetches.
+# aiokafka leaves the group for good without a fetch for this long, and a member without partitions never fetches.
 _MAX_POLL_INTERVAL_S = 365 * 86_400.0
 _MAX_POLL_RECORDS = 2_000
-# Between a poll and the agent, in the order of arrival: what is behind a flood there waits for all of it.
+# Bound of Faust's queue between poll and agent. It is in order of arrival, so others wait behind a flood in it.
 _MAX_STREAM_RECORDS = 128
 
 Handler = Callable[[Any], Awaitable[None]]
@@ -42,7 +42,7 @@ Handler = Callable[[Any], Awaitable[None]]
 class RequestStream:
     """The Faust application over the tenants' topics.
 
-    ``on_record`` is awaited for every record; ``on_revoked`` before the group hands partitions to somebody else.
+    ``on_record`` is awaited for every record; ``on_revoked`` before the group reassigns the partitions.
     """
 
     def __init__(
@@ -88,18 +88,19 @@ class RequestStream:
             broker_max_poll_records=_MAX_POLL_RECORDS,
             broker_max_poll_interval=_MAX_POLL_INTERVAL_S,
             consumer_metadata_max_age_ms=2_000,
-            # Where aiokafka would start by itself never counts: every assignment begins with our own seek.
+            # Never takes effect: every assignment begins with our own seek.
             consumer_auto_offset_reset="earliest",
             store="memory://",
-            # Faust makes this folder although nothing of ours is kept in it.
+            # Faust creates this folder although we store nothing in it.
             datadir=str(Path(tempfile.gettempdir()) / "fairlane-faust"),
             topic_disable_leader=True,
             topic_allow_declare=False,
             web_enabled=False,
             stream_buffer_maxsize=_MAX_STREAM_RECORDS,
-            # The default waits for unacknowledged messages for ever: the member then never rejoins.
+            # The default waits for unacknowledged messages without a bound: the member then never rejoins.
             stream_wait_empty=False,
-            # Not Faust's own assignor, which gives partition 0 of every topic to one member: FencedThread brings ours.
+            # An option of Faust's own assignor. FencedThread replaces that assignor with ours, since it gives partition
+            # 0 of every topic to one member.
             table_standby_replicas=0,
         )
         ownership, offsets, on_failure = self._ownership, self._offsets, self._on_failure
@@ -114,8 +115,8 @@ class RequestStream:
                 return thread
 
             async def _wait_next_records(self, timeout: float) -> tuple[Any, None]:
-                # Faust hands on only what is of a partition that is active by then: of one that was paused meanwhile
-                # it would forget what was fetched, and the next record would make that look done. None is no filter.
+                # Faust filters polled records by the partitions active afterwards: it would drop those of a partition
+                # paused meanwhile, and the next record would make the gap count as done. None disables the filter.
                 records, _active_partitions = await super()._wait_next_records(timeout)
                 return records, None
 
@@ -126,8 +127,8 @@ class RequestStream:
         return app
 
     async def start(self, topics: Iterable[str]) -> None:
-        """Join the group. ``topics`` must exist and must not be empty: Faust never reads a topic that it subscribed to
-        before its metadata was visible."""
+        """Join the group. ``topics`` must exist and not be empty: Faust never reads a topic subscribed to before its
+        metadata was visible."""
         self._topic.topics = sorted(topics)
         self._subscribed = frozenset(self._topic.topics)
         self._app.topics._resubscribe_sleep_lock_seconds = _RESUBSCRIBE_S
@@ -143,8 +144,8 @@ class RequestStream:
         return self._subscribed
 
     async def subscribe(self, topics: Iterable[str]) -> None:
-        """Read these topics from now on, without a restart. They must exist."""
-        # In place: the agent reads a clone of the topic, and the clone shares this list.
+        """Replace the subscription without a restart. The topics must exist."""
+        # In place: the agent reads a clone of the topic, which shares this list.
         self._topic.topics[:] = sorted(topics)
         self._subscribed = frozenset(self._topic.topics)
         conductor = self._app.topics
@@ -157,14 +158,15 @@ class RequestStream:
 
     @property
     def crashed(self) -> BaseException | None:
-        """Why Faust stopped by itself, if it did."""
+        """The error that stopped Faust, if any."""
         reason: BaseException | None = self._app.crash_reason
         return reason
 
     def refresh_membership(self) -> None:
-        """A rebalance that left this member its partitions may have raised the generation without a callback.
+        """Update the membership: a rebalance that left this member its partitions may have raised the generation
+        without a callback.
 
-        Every join revokes first, so a valid generation here belongs to whatever is still owned.
+        Every join revokes first, so a valid generation belongs to the partitions still owned.
         """
         thread = getattr(self._app.consumer, "_thread", None)
         if thread is not None and thread._consumer is not None and not self._app.rebalancing:
@@ -173,14 +175,15 @@ class RequestStream:
                 self._ownership.refresh(membership)
 
     def hold(self, partitions: Iterable[PartitionId], slow: Iterable[PartitionId] = ()) -> None:
-        """Read nothing more of exactly these partitions for now, and of the ``slow`` ones in small turns. Takes effect
-        with the next poll, and so does the end of it: what was fetched of them is kept, unlike that of a pause."""
+        """Hold exactly these partitions, and read the ``slow`` ones in small turns. Takes effect with the next poll, as
+        does the release. Fetched records are kept; a pause
+        discards those not polled yet."""
         thread = getattr(self._app.consumer, "_thread", None)
         if thread is not None:
             thread.hold(frozenset(partitions), frozenset(slow))
 
     def apply_pauses(self, paused: Iterable[PartitionId]) -> None:
-        """Pause exactly these partitions. Faust resumes everything after a rebalance, so it is told again each time."""
+        """Pause exactly these partitions. Faust resumes all after a rebalance, so pauses are set again each time."""
         wanted = set(paused)
         consumer = self._app.consumer
         if wanted:

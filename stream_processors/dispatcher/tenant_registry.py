@@ -1,4 +1,4 @@
-"""The tenants as the dispatcher may use them, whatever stands on the control topic."""
+"""Valid tenants of the control topic."""
 
 from fairlane.names import is_name
 from fairlane.records import TenantSpec
@@ -8,12 +8,13 @@ from stream_processors.dispatcher.scheduling.shares import Share
 
 
 class TenantRegistry(LastGood[TenantSpec]):
-    """Its names are parts of topics' names: what no topic can be named would stop the feeds of every dispatcher."""
+    """Validates tenants. Tenant, pool and service names become part of topic names; an invalid one would stop the feeds
+    of every dispatcher."""
 
     unusable = "tenant_unusable"
 
     def check(self, name: str, spec: TenantSpec) -> None:
-        """Raises ValueError for a name that is none, and for numbers and groups that cannot be shared by."""
+        """Raises ValueError for an invalid name, number, weight or group."""
         if spec.tenant != name or not is_name(name):
             raise ValueError(f"tenant: {spec.tenant!r} under the key {name!r}")
         if spec.pool is not None and not is_name(spec.pool):

@@ -1,4 +1,4 @@
-"""What waited for its turn and is not served: too late, or by nobody any more. Each is answered once, with a reason."""
+"""Rejection and expiry of requests that are no longer served: too late, or without a pool. One answer each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ from stream_processors.dispatcher.validation import Refusal
 
 @dataclass(slots=True)
 class Unserved:
-    """What expired is answered at once. A refusal goes out with ``send``: whoever reads it may send the same id again
-    at once, so that is forgotten, and given back to its quota, before."""
+    """Expired requests are answered at once. Rejections are submitted by ``send``: their sender may retry the same id
+    at once, so the id is removed from the duplicate index and the quota refunded first."""
 
     transactions: TransactionLoop
     admitter: Admitter
@@ -27,12 +27,12 @@ class Unserved:
     stats: TenantStats
     duplicates: DuplicateIndex
     _refused: list[tuple[QueuedRequest, Settlement]] = field(default_factory=list)
-    """With its answer, which was not sent yet."""
+    """Rejected requests with their settlements, not submitted yet."""
     _answered: list[QueuedRequest] = field(default_factory=list)
-    """What expired or was cancelled, and has still to be given back to its quota."""
+    """Expired or cancelled requests whose quota is not refunded yet."""
 
     def answer_late(self, late: Sequence[QueuedRequest], now_ms: int) -> None:
-        """These cannot be done in time any more, or have expired."""
+        """Answer requests that have expired, and reject those that cannot finish in time."""
         expired: list[Settlement] = []
         for queued in late:
             settlement = self.late(queued, now_ms)
@@ -45,15 +45,15 @@ class Unserved:
             self.transactions.submit_many(expired)
 
     def answered(self, gone: Sequence[QueuedRequest]) -> None:
-        """These waited, and are answered for good: what they took of quotas is given back with the next ``send``."""
+        """Refund the quotas of these answered requests with the next ``send``."""
         self._answered.extend(gone)
 
     def refuse(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> None:
-        """This one waited, and nobody serves it any more."""
+        """Reject a request that no pool serves any more, with the next ``send``."""
         self._refused.append((queued, Settlement(queued.claim, self.not_served(queued, refusal, now_ms))))
 
     async def send(self) -> None:
-        """Send what is still to be sent."""
+        """Delete the ids of pending rejections, refund quotas, then submit the rejections."""
         refused, self._refused = self._refused, []
         answered, self._answered = self._answered, []
         if refused:
@@ -63,7 +63,7 @@ class Unserved:
             self.transactions.submit_many([settlement for _, settlement in refused])
 
     def discard(self, is_current: Callable[[Claim], bool]) -> list[QueuedRequest]:
-        """Take out and return what was not sent yet, of partitions that moved on: who owns them decides again."""
+        """Remove and return pending rejections of revoked partitions: the new owner decides again."""
         gone = [queued for queued, _ in self._refused if not is_current(queued.claim)]
         self._refused = [refused for refused in self._refused if is_current(refused[0].claim)]
         return gone
@@ -73,7 +73,7 @@ class Unserved:
         return bool(self._refused or self._answered)
 
     def late(self, queued: QueuedRequest, now_ms: int) -> Settlement:
-        """The answer to one that is too late."""
+        """The settlement of a request that expired or cannot finish in time."""
         if now_ms > queued.deadline_at_ms:
             self.counts.decided(queued.tenant, Decision.EXPIRED)
         else:
@@ -82,7 +82,7 @@ class Unserved:
         return Settlement(queued.claim, self.writer.late(queued, self.admitter.retry_after_ms(queued, now_ms), now_ms))
 
     def not_served(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> tuple[OutRecord, ...]:
-        """The answer to one that nobody serves any more."""
+        """The outputs for a request that no pool serves any more."""
         self.counts.decided(queued.tenant, Decision.REFUSED, refusal.code)
         self.stats.shed(queued.tenant, queued.pool, refusal.code, now_ms)
         return self.writer.not_served(queued, refusal, now_ms)

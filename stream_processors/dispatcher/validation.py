@@ -1,4 +1,4 @@
-"""Whether a decoded request may be run, and as what. Pure: the request, its tenant and the limits in, a verdict out."""
+"""Validation of decoded requests and cancels against tenant, models and limits. Pure."""
 
 import math
 import re
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not run: the code, the field at fault and the reason, for the tenant to read."""
+    """Reason of a rejection, for the tenant: code, field at fault, message."""
 
     code: Code
     field: str
@@ -57,7 +57,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Valid:
-    """The model that will run the request, where its reply goes, and its size as ``charged_bytes`` has it."""
+    """Result for a valid request: its model, reply topic, timeout, and input size by ``charged_bytes``."""
 
     model: ModelVersion
     reply_topic: str
@@ -74,10 +74,10 @@ def validate(
     *,
     backfill: bool,
 ) -> Valid | Refusal:
-    """Check one request of ``tenant``, which is the tenant of the topic it stood on.
+    """Check one request of ``tenant``, the tenant of its topic.
 
-    The tenant's ``max_prompt_tokens`` is not judged here: bytes say nothing certain of tokens, and the engine counts
-    them with the model's tokenizer.
+    The tenant's ``max_prompt_tokens`` is not checked here: bytes do not determine tokens, and the consumer counts them
+    with the model's tokenizer.
     """
     refusal = _identity(request, tenant, spec)
     if refusal is not None:
@@ -107,14 +107,14 @@ def validate(
 
 
 def validate_cancel(cancel: CancelRequest, tenant: str) -> Refusal | None:
-    """Why a cancel on a topic of ``tenant`` counts for nothing; None when it counts."""
+    """The reason to refuse a cancel on a topic of ``tenant``; None if valid."""
     if not is_request_id(cancel.request_id):
         return _invalid("request_id", "must be a UUID")
     return _disagreement(cancel.tenant, tenant)
 
 
 def validate_headers(headers: Sequence[tuple[str, bytes]]) -> Refusal | None:
-    """Why a record with these headers is not taken; None when it is."""
+    """The refusal of a record with too many or too large headers; None if valid."""
     if not headers:
         return None
     if len(headers) > MAX_REQUEST_HEADERS:
@@ -126,10 +126,10 @@ def validate_headers(headers: Sequence[tuple[str, bytes]]) -> Refusal | None:
 
 
 def within_tenant_bound(request: InferenceRequest, model: ModelVersion, spec: TenantSpec | None) -> InferenceRequest:
-    """The request with no more output tokens than its tenant may have of any; the same object if it asks for no more.
+    """The request with ``max_tokens`` lowered to its tenant's bound; the same object if already within it.
 
-    It is not refused: whoever set the bound wants shorter answers, and ``finish_reason`` says that one was cut. One
-    that names no ``max_tokens`` asks for as many as the model gives.
+    It is not rejected: the bound is meant to shorten answers, and ``finish_reason`` reports a cut. A request without
+    ``max_tokens`` asks for the model's maximum.
     """
     most = None if spec is None else spec.max_completion_tokens
     if most is None or request.task != Task.GENERATE:
@@ -142,15 +142,15 @@ def within_tenant_bound(request: InferenceRequest, model: ModelVersion, spec: Te
 
 
 def cache_mode(request: InferenceRequest, spec: TenantSpec | None) -> str:
-    """Which earlier answers may answer it: what it says itself, else what its tenant says. A valid request."""
+    """The cache mode of a valid request: its own, else its tenant's."""
     mode = request.cache or (CacheMode.NONE if spec is None else spec.cache)
     return mode if mode in _CACHE_MODES else CacheMode.NONE
 
 
 def reply_topic_for_refusal(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -> str:
-    """Where a refusal goes: the topic asked for if the tenant may use it, its own otherwise."""
+    """The reply topic of a rejection: ``reply_to`` if the tenant may use it, else the tenant's own."""
     asked = request.reply_to
-    # A shared one is for whoever asks, so that a call that waits there hears that its tenant is not registered.
+    # A shared topic is allowed for every tenant, so that a waiting call learns that its tenant is not registered.
     if asked is not None and (asked in SHARED_REPLIES or (spec is not None and _may_reply_to(asked, spec))):
         return asked
     return replies_topic(tenant)
@@ -168,8 +168,8 @@ def size_of_input(content: RequestInput) -> int:
 
 
 def charged_bytes(content: RequestInput) -> int:
-    """The size of the input as its cost is estimated from it: an image counts as so many bytes of text as its pixels
-    are worth, for a file of a few bytes can hold very many of them."""
+    """Input size in bytes for cost estimation. An image counts by its pixels, as an equivalent number of text bytes,
+    since a small file can contain very many pixels."""
     image = content.image or b""
     if not image:
         return size_of_input(content)
@@ -181,8 +181,8 @@ def _utf8_bytes(text: str) -> int:
 
 
 def _shown(value: str) -> str:
-    """A name as it was given. Anything else may be text that got into the wrong field: a refusal is audited, and no
-    audit quotes text of a request."""
+    """The value quoted if it has the form of a name, else its length: it may be prompt text in the wrong field, and
+    audit events never contain request text."""
     return repr(value) if _NAME.fullmatch(value) else f"({len(value)} characters)"
 
 
@@ -204,7 +204,7 @@ def _identity(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -
 
 
 def _disagreement(named: str | None, tenant: str) -> Refusal | None:
-    """A record may name its tenant, and then it names that of its topic."""
+    """The refusal if a record names a tenant other than that of its topic."""
     if named is None or named == tenant:
         return None
     return Refusal(Code.FORBIDDEN, "tenant", f"this topic belongs to {tenant}, the record names another tenant")
@@ -237,7 +237,7 @@ def _routing(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, l
 
 
 def _context(request: InferenceRequest) -> Refusal | None:
-    """What it is to be answered from beside its input."""
+    """Check cache mode, conversation and retrieval."""
     if request.cache is not None and request.cache not in _CACHE_MODES:
         return _invalid("cache", f"{_shown(request.cache)} is none of {', '.join(CacheMode)}")
     if request.task != Task.GENERATE:
@@ -283,7 +283,7 @@ def _input(request: InferenceRequest, limits: Limits, input_bytes: int) -> Itera
                     yield _invalid(f"input.{name}[{index}]", "must not be empty")
     for index, message in enumerate(content.messages or ()):
         if message.role not in _ROLES:
-            # Not quoted, even if it looks like a name: a client that mixes up role and content has its text here.
+            # Never quoted, even if it looks like a name: a client that swaps role and content puts its text here.
             yield _invalid(f"input.messages[{index}].role", "must be system, user or assistant")
     header = image_header(content.image or b"")
     if header is not None and header.refusal is not None:

@@ -1,4 +1,4 @@
-"""What the work feed hands on, and what in-flight tracking makes of it. Pure: messages in, events out."""
+"""Events of the work feed and their effect on in-flight tracking. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlig
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 
 _MOST = 10**12
-"""No rate, size or count of one process is larger; sums of these still fit into any record."""
+"""Upper bound of a rate, size or count of one process; sums of such values still fit into any record."""
 
 _LEAST_RATE = 0.001
-"""A rate is 0 or at least this: it is divided by."""
+"""Least positive rate, since rates are divisors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class WorkSeen:
 
 @dataclass(frozen=True, slots=True)
 class PoolCommitted:
-    """How far a pool's group is with one partition of a priority topic: usable as the container of what is done beyond
-    the offset."""
+    """Committed offset of a pool's group in one partition of a priority topic. ``in`` tells whether an offset at or
+    beyond it is in the done set."""
 
     topic: str
     partition: int
@@ -42,7 +42,7 @@ class PoolCommitted:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsKnown:
-    """How many partitions a priority topic has."""
+    """The partition count of a priority topic."""
 
     topic: str
     count: int
@@ -50,7 +50,7 @@ class PartitionsKnown:
 
 @dataclass(frozen=True, slots=True)
 class LogReplaced:
-    """The log of a partition is another one now, with offsets of its own."""
+    """The log of a partition was replaced by a new one: old offsets are void."""
 
     topic: str
     partition: int
@@ -58,8 +58,8 @@ class LogReplaced:
 
 @dataclass(frozen=True, slots=True)
 class CapacityHeard:
-    """What a consumer reported, and how long before it was handed on: seconds and more if it was there before we came,
-    or if we read late."""
+    """A consumer's capacity report and its age when passed on: seconds or more if it was written before this process
+    started, or if the feed lags."""
 
     report: CapacityReport
     age_ms: int = 0
@@ -70,7 +70,7 @@ FeedEvent = WorkEvent | CapacityHeard | DispatchReport
 
 
 def track(in_flight: InFlight, event: WorkEvent) -> Settled | None:
-    """Tell in-flight tracking. Returns what is settled by this event, if anything."""
+    """Apply the event to in-flight tracking. Returns the work it settles, if any."""
     match event:
         case WorkSeen():
             return in_flight.dispatched(event.work, event.dispatched)
@@ -87,9 +87,9 @@ def track(in_flight: InFlight, event: WorkEvent) -> Settled | None:
 
 
 def dispatched_from(record_headers: Headers | None) -> Dispatched:
-    """What the headers of a work item say. Tenant and dispatcher are empty when an older dispatcher wrote it.
+    """Parse the headers of a work item. Tenant and dispatcher are empty if an older dispatcher wrote it.
 
-    Raises ValueError when it is no work item of a dispatcher.
+    Raises ValueError for headers that no dispatcher can have written.
     """
     found = {name: value for name, value in dict(record_headers or ()).items() if isinstance(value, bytes)}
     try:
@@ -108,7 +108,7 @@ def dispatched_from(record_headers: Headers | None) -> Dispatched:
 
 
 def check_numbers(record: CapacityReport | DispatchReport | UsageEvent) -> None:
-    """Raises ValueError for numbers that cannot be: one such number would go into the decisions of every dispatcher."""
+    """Raises ValueError for impossible numbers: one of them would affect the decisions of every dispatcher."""
     match record:
         case CapacityReport():
             if not is_name(record.pool):
@@ -131,13 +131,13 @@ def check_numbers(record: CapacityReport | DispatchReport | UsageEvent) -> None:
 
 
 def _check(name: str, value: float, least: float = 0.0) -> None:
-    """Not a number compares with nothing, and so is none of these either."""
+    """Raises ValueError outside 0 and [least, _MOST]; NaN fails every comparison and is refused too."""
     if not (value == 0 or least <= value <= _MOST):
         raise ValueError(f"{name} {value}")
 
 
 def is_of_a_pool(usage: UsageEvent) -> bool:
-    """Whether this settles work of a priority topic, which is all that is followed."""
+    """Whether this settles work of a priority topic; other usage is ignored."""
     try:
         pool_of_priority(usage.work.topic)
     except ValueError:

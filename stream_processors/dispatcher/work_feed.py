@@ -1,11 +1,11 @@
-"""Following all work, what it cost, and the heartbeats of consumers and dispatchers, on a thread of its own.
+"""Work feed: reads all work items, usage, and heartbeats of consumers and dispatchers, on a separate thread.
 
-A plain consumer of every partition, in no group. Where it starts is what keeps the count of work in flight right:
-``ledger.usage`` from its end as of before the pools' groups were asked for their offsets, and ``priority.*`` from those
-offsets. Whatever was settled before the first is committed by the second; whatever is settled later is read. (A commit
-whose offsets the broker did not show yet is seen when the groups are asked again, once a second.)
+A plain consumer of every partition, without a group. The start positions keep the in-flight count right:
+``ledger.usage`` from its end, taken before the pools' groups are asked for their offsets; ``priority.*`` from those
+offsets. Work settled before that end is below the committed offsets; work settled later is read. (A commit not yet
+visible at the broker is seen when the groups are asked again, once a second.)
 
-Of ``control.capacity`` all that is kept is read: a pool whose consumers are gone is another thing than one that never
+``control.capacity`` is read from its start, up to a bound: a pool that lost its consumers differs from one that never
 had any.
 """
 
@@ -44,14 +44,14 @@ _LOOK_FOR_TOPICS_EVERY_S = 1.0
 _LOOK_AT_ALL_TOPICS_EVERY_S = 10.0
 _DISPATCHERS_SINCE_MS = 5_000
 _MAX_CAPACITY_RECORDS = 150_000
-"""Ten minutes of 64 consumers. They are read in about two seconds."""
+"""Per partition: ten minutes of 64 consumers, read in about two seconds."""
 
 
 class WorkFeed:
-    """Hands on events in batches: ``on_events`` is called on the feed's thread, once for all that a poll brought.
+    """Passes events on in batches: ``on_events`` is called on the feed's thread, once per poll.
 
-    Of one batch, work comes before its settlements. ``pools`` names the pools that exist now; it is asked once a second
-    on the feed's thread, and a pool once named is followed until the end.
+    Within a batch, work comes before usage. ``pools`` returns the present pools; it is called once a second on the
+    feed's thread, and a pool once returned is followed until the end.
     """
 
     def __init__(
@@ -73,25 +73,25 @@ class WorkFeed:
         self._pools: set[str] = set()
         self._groups = PoolOffsets(settings)
         self._counts: dict[str, int] = {}
-        """Partitions by topic, of the topics that are followed."""
+        """Partition counts of the followed topics."""
         self._read_up_to: dict[PartitionId, int] = {}
         self._catch_up: CatchUp[PartitionId] | None = None
         """None before the first assignment."""
         self._lost: set[PartitionId] = set()
-        """Where the position is no longer in the log."""
+        """Partitions whose position is no longer in the log."""
         self._events: list[FeedEvent] = []
 
     def on_failure(self, listener: Callable[[Exception], None]) -> None:
-        """Call this, on the feed's thread, when following ends by itself. Register before ``start``."""
+        """Register a callback for a failure after start-up, called on the feed's thread. Call before ``start``."""
         self._on_failure = listener
 
     @property
     def age_s(self) -> float:
-        """How old what is known may be: since the pool that was silent for longest was last heard of."""
+        """Seconds since the oldest answer about a pool's committed offsets: the staleness of the in-flight count."""
         return monotonic() - self._groups.answered_at
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Read to the present end of everything, then go on following. Raises FeedUnavailableError."""
+        """Start the thread and wait until it has read to the present ends. Raises FeedUnavailableError."""
         self._thread = threading.Thread(target=self._run, name="work-feed", daemon=True)
         self._thread.start()
         if not self._caught_up.wait(timeout_s) or self._failure is not None:
@@ -100,7 +100,7 @@ class WorkFeed:
             raise FeedUnavailableError(f"the work feed: {reason}") from self._failure
 
     def stop(self) -> None:
-        """End following; returns when nothing is handed on any more."""
+        """Stop the thread; waits until no more events are passed on, at most ``_STOP_TIMEOUT_S``."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_TIMEOUT_S)
@@ -143,7 +143,7 @@ class WorkFeed:
                 self._caught_up.set()
 
     def _attempt(self, step: Callable[[], None]) -> bool:
-        """Whether the step succeeded; what the broker refuses or does not answer is tried again a second later."""
+        """Run the step; False on KafkaException, after which the caller retries a second later."""
         try:
             step()
         except KafkaException as error:
@@ -151,10 +151,10 @@ class WorkFeed:
             return False
         return True
 
-    # Which partitions, and from where
+    # Partitions and start positions
 
     def _look_for_topics(self, consumer: Consumer, positions: LogPositions, look_at_all: bool) -> None:
-        """Begin to follow what is new: pools, topics, partitions."""
+        """Add new pools, topics and partitions."""
         self._pools.update(self._names_of_pools())
         wanted = {names.priority_topic(pool, priority): pool for pool in self._pools for priority in Priority}
         topics = [topic for topic in (*RECORD_TYPES, *wanted) if look_at_all or self._lost or topic not in self._counts]
@@ -193,7 +193,7 @@ class WorkFeed:
         )
 
     def _start_of_pool(self, positions: LogPositions, pool: str, new: list[PartitionId]) -> dict[PartitionId, int]:
-        """Asks the group after the end of the ledger was asked for: see above."""
+        """The pool's committed offsets, or the first offsets. Call after ``_start_of_shared``: see the module."""
         committed = self._groups.ask(pool, new)
         first = positions.earliest(new)
         self._take_committed(committed)
@@ -202,7 +202,8 @@ class WorkFeed:
         }
 
     def _reposition(self, consumer: Consumer, positions: LogPositions) -> None:
-        """Go on at what is left of logs that lost the position: retention overtook it, or the topic was made anew."""
+        """Continue at the first offset of logs that lost the position, by retention or because the topic was
+        recreated."""
         lost = list(self._lost)
         first, last = positions.earliest(lost), positions.latest(lost)
         for place in lost:
@@ -222,7 +223,7 @@ class WorkFeed:
     def _take_committed(self, points: Points) -> None:
         self._events.extend(PoolCommitted(place.topic, place.partition, point) for place, point in points.items())
 
-    # What was written
+    # Records
 
     def _poll(self, consumer: Consumer) -> None:
         first = consumer.poll(_POLL_S)
@@ -262,7 +263,7 @@ class WorkFeed:
     def _hand_on(self) -> None:
         if self._events:
             events, self._events = self._events, []
-            # A settlement that is read in one go with its work would otherwise often come first.
+            # Usage read in the same poll as its work would otherwise often come first.
             events.sort(key=lambda event: isinstance(event, UsageEvent))
             self._on_events(events)
 

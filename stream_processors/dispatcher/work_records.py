@@ -1,5 +1,5 @@
-"""What stands in the logs that the work feed follows, as events. What cannot be true is not read: a number like that of
-one process would go into the decisions of all."""
+"""Decoding of the work feed's records into events. Records with impossible numbers are skipped: those of one process
+would affect the decisions of all."""
 
 from typing import Protocol
 
@@ -31,21 +31,21 @@ RECORD_TYPES: dict[str, type[UsageEvent] | type[CapacityReport] | type[DispatchR
     names.CONTROL_CAPACITY: CapacityReport,
     names.CONTROL_DISPATCH: DispatchReport,
 }
-"""The topics whose records are decoded, and what they are; of all others the headers are enough."""
+"""Record types by topic. Of all other topics only the headers are read."""
 
 READER = "work_feed"
-"""Of the metric of unreadable records."""
+"""Label of this reader in the metric of unreadable records."""
 
 _ASK_AGAIN_MS = 30_000
-"""After a schema registry did not answer. Until then what has an unknown schema is passed over: a feed that waited for
-it would hold up the decisions about everything else."""
+"""Pause after a failed schema look-up. Meanwhile records with an unknown schema are skipped: a feed waiting for the
+registry would delay all other decisions."""
 
 _SKEW_BEGINS_MS = 1_000
 _SKEW_ENDS_MS = 500
 
 
 class Record(Protocol):
-    """The part of a confluent message that is read."""
+    """The used part of a confluent message."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
@@ -56,25 +56,25 @@ class Record(Protocol):
 
 
 class WorkRecords:
-    """One thread. Capacity reports are kept until ``heard`` asks for them, all others are answered at once."""
+    """For one thread. ``read`` returns an event per record, except that capacity reports are kept for ``heard``."""
 
     def __init__(self, codec: Codec, instance_id: str) -> None:
         self._codec = codec
         self._instance_id = instance_id
         self._reports = CapacityHistory()
         self._is_live = False
-        """Whether what was there before the start is done."""
+        """Whether the records written before the start have been read."""
         self._clock = LogClock()
         self._is_skewed = False
         self._ask_from_ms = 0
 
     def read(self, record: Record, now_ms: int) -> FeedEvent | None:
-        """The event that a record is; None when it is none, or cannot be read, or is kept."""
+        """The event of a record; None if it is irrelevant, unreadable, or kept for ``heard``."""
         topic, partition, offset = record.topic() or "", record.partition() or 0, record.offset() or 0
         try:
             record_type = RECORD_TYPES.get(topic)
             if record_type is None:
-                # Headers only: the prompt stays where it is.
+                # Headers only: the work item with its prompt is not decoded.
                 return WorkSeen(WorkId(topic, partition, offset), dispatched_from(message_headers(record, READER)))
             read = self._decoded(record_type, record.value(), now_ms)
             check_numbers(read)
@@ -86,7 +86,7 @@ class WorkRecords:
         kind, at_ms = record.timestamp()
         by_broker = kind == TIMESTAMP_LOG_APPEND_TIME
         if isinstance(read, CapacityReport):
-            # A consumer's clock is not trusted while there is another.
+            # Do not trust the consumer's timestamp if our own clock can be used.
             self._reports.add(read, at_ms if by_broker or not self._is_live else now_ms)
             return None
         if isinstance(read, DispatchReport) and read.instance_id == self._instance_id and by_broker:
@@ -99,7 +99,7 @@ class WorkRecords:
         value: bytes | None,
         now_ms: int,
     ) -> UsageEvent | CapacityReport | DispatchReport:
-        """Raises DecodeError, or SchemaNotLoadedError while the registry that would have to be asked is away."""
+        """Decode a value. Raises DecodeError, or SchemaNotLoadedError while the schema registry is unavailable."""
         try:
             return self._codec.decode_any((record_type,), value, may_ask=now_ms >= self._ask_from_ms)
         except RegistryError as error:
@@ -108,18 +108,18 @@ class WorkRecords:
             return self._codec.decode_any((record_type,), value, may_ask=False)
 
     def heard(self, now_ms: int) -> list[CapacityHeard]:
-        """What consumers reported since the last call, with its age. Call it first when what was there at the start is
-        read, for how old a report is can be told when the newest is known; then after every poll, for a feed that lags
-        reads old ones too."""
+        """Capacity reports since the last call, with their ages. Call it first once the records written before the
+        start have been read, since ages need the newest report; then after every poll, since a lagging feed reads old
+        reports too."""
         at_ms = self._clock.broker_ms(now_ms)
         if at_ms is None:
-            # Once live, only the newest report says how late it is: our clock may be wrong.
+            # Without a heartbeat our clock may be wrong: once live, take ages relative to the newest report.
             at_ms = 0 if self._is_live else now_ms
         self._is_live = True
         return self._reports.take(at_ms)
 
     def show_skew(self) -> None:
-        """Bring the gauge up to date, and say so when our clock and the broker's come apart or together."""
+        """Update the skew gauge; log when the skew to the broker's clock begins or ends."""
         skew_ms = self._clock.skew_ms
         if skew_ms is None:
             return

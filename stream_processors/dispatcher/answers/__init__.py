@@ -1,1 +1,1 @@
-"""Requests that are answered with what was answered before."""
+"""Answering requests from the response cache."""

@@ -1,4 +1,4 @@
-"""Where the answer to a request would be kept, and whether one is there."""
+"""Response cache look-up: cache keys of a request, and the cached answer under them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,15 +29,15 @@ from stream_processors.dispatcher.queued_request import QueuedRequest
 log = get_logger(__name__)
 
 _MOST_AT_A_TIME = 8
-"""Look-ups; of one tenant half of it."""
+"""Concurrent look-ups; at most half of them for one tenant."""
 
 WITHIN_S = 0.25
-"""How long a look-up takes at most, waiting for the others included."""
+"""Timeout of a look-up, including the wait for its permit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the answer to a request is kept under; with ``group`` and ``vector`` also by what it means."""
+    """Cache keys of a request: the exact key, and with ``group`` and ``vector`` also the semantic one."""
 
     key: CacheKey
     group: CacheKey | None = None
@@ -47,39 +47,39 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """An earlier answer, and how it was found."""
+    """A cached answer and how it was found."""
 
     answer: CachedAnswer
     use: CacheUse
 
 
 class AnswerLookup(Protocol):
-    """Where earlier answers are. Nothing here raises because of what it asks, and nothing waits without a bound."""
+    """Access to cached answers. No method raises because of the store, and every wait is bounded."""
 
     @property
     def is_available(self) -> bool:
-        """Whether it is worth while to wait for an answer to be kept."""
+        """Whether the cache is reachable, so that waiting for an answer to be stored makes sense."""
 
     async def question(self, queued: QueuedRequest) -> Question | None:
-        """What to look under; None for a request whose answer is not the same the next time, or while it cannot be
-        told."""
+        """The cache keys; None for a request whose answer is not reproducible, or if they cannot be computed in
+        time."""
 
     async def find(self, question: Question) -> KnownAnswer | None:
-        """The answer that is kept, if any."""
+        """The cached answer, if any."""
 
     def remember(self, question: Question) -> None:
-        """It is about to be answered: from then on it may answer others that mean the same."""
+        """Add the question to its semantic group, once its request is dispatched and an answer is to come."""
 
 
 class Versions(Protocol):
-    """What a collection is now."""
+    """Current versions of collections."""
 
     async def collection_version(self, tenant: str, name: str, budget_s: float) -> int | None:
-        """None if there is no such collection, or that cannot be told within the budget."""
+        """The version; None if there is no such collection, or it cannot be determined within the budget."""
 
 
 class NoAnswers:
-    """Nothing is kept."""
+    """Used without a cache: every look-up misses."""
 
     is_available = False
 
@@ -94,9 +94,10 @@ class NoAnswers:
 
 @dataclass(slots=True)
 class CachedAnswers:
-    """In the caches. ``budget_s`` bounds the collection's version and the vector, which may have to be asked for.
+    """Look-up in the response and semantic caches. ``budget_s`` bounds the computation of a question, which may query
+    the collection's version and an embedder.
 
-    Tenants take turns, and a look-up that has not had its turn and its answer within WITHIN_S found nothing.
+    Tenants take turns; a look-up without a permit and an answer within WITHIN_S is a miss.
     """
 
     responses: ResponseCache

@@ -1,4 +1,4 @@
-"""What an answer that is given again writes. Pure: values in, records out."""
+"""Output records of a request answered from the response cache. Pure."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ from stream_processors.dispatcher.queued_request import QueuedRequest
 
 @dataclass(frozen=True, slots=True)
 class AnswerWriter:
-    """``dispatcher_id`` signs the audit."""
+    """Builds the records of cached answers. ``dispatcher_id`` is the actor in the audit event."""
 
     codec: Codec
     dispatcher_id: str
 
     def answered(self, queued: QueuedRequest, known: KnownAnswer, now_ms: int) -> tuple[OutRecord, ...]:
-        """The reply, the usage of a request for which nothing ran, and the audit."""
+        """The reply, a usage event with cost 0, and the audit event."""
         request, answer, use = queued.request, known.answer, known.use
         reply = InferenceReply(
             request_id=request.request_id,

@@ -1,4 +1,4 @@
-"""Requests that an earlier answer may answer, before anything is decided about them."""
+"""Response cache stage with coalescing, before admission."""
 
 import asyncio
 from collections import Counter
@@ -18,37 +18,37 @@ from stream_processors.dispatcher.queued_request import QueuedRequest
 log = get_logger(__name__)
 
 _TENANTS_THAT_SHARE = 4
-"""A tenant has at most this part of what is held, in number and bytes, and of those that others wait for."""
+"""One tenant may use at most 1/4 of the held requests, of their bytes, and of the leaders."""
 
 _PART_OF_TIME = 0.5
-"""Of the time it has left, what a request waits for the answer to an equal one."""
+"""Fraction of its remaining time that a request waits for the answer to an equal one."""
 
 _STORED_WITHIN_S = 0.05
-"""An answer is stored beside its commit, so it may come a moment after the commit is seen."""
+"""Delay before a second look: an answer is stored concurrently with its commit, so possibly just after that is seen."""
 
 _REMEMBERED_S = 0.25
-"""How long it is known that an answer was just committed, and may still be about to be stored."""
+"""How long an ended leader is kept, since its committed answer may still be about to be stored."""
 
 OnDone = Callable[[Arrival, QueuedRequest, KnownAnswer | None], None]
-"""Told what was found, on the event loop. Must not raise."""
+"""Called with the cached answer or None, on the event loop. Must not raise."""
 
 _Alike = tuple[CacheKey, str, str]
-"""What is asked for, which answers will do, and the class: whoever wants the same may wait for it, and nobody waits
-for what is less urgent or content with less."""
+"""Cache key, cache mode and priority class. Equal requests coalesce; the latter two keep a request from waiting for a
+less urgent one, or for one that accepts answers it does not."""
 
 
 @dataclass(slots=True, eq=False)
 class _Leader:
-    """The first of equal requests, which is answered the ordinary way."""
+    """The first of equal requests, which is admitted; the others wait for its answer."""
 
     claim: Claim
     alike: _Alike
     question: Question
     ends_at_ms: float
-    """When nobody waits for it any more, whatever became of it."""
+    """When coalescing on it ends, whatever its outcome."""
     is_sent: bool = False
     known: KnownAnswer | None = None
-    """Its answer, or one that was there already."""
+    """Its stored answer, or one cached before."""
     left_nothing: bool = False
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,16 +67,17 @@ class _Lookup:
 
 @dataclass(slots=True)
 class EarlierAnswers:
-    """Looks up what opted in, beside intake. What is not there is admitted, and equal requests that come meanwhile wait
-    for its answer: once, and for half of their time at most; then they are admitted as well. Nobody waits for backfill.
+    """Looks up requests that opted in, concurrently with intake. A miss is admitted as the leader, and equal requests
+    arriving meanwhile wait for its answer: once, and for at most half of their remaining time; then they are admitted
+    too. Backfill never leads.
 
-    On one event loop; nothing here raises because of a request.
+    On one event loop. No method raises because of a single request.
 
     Attributes:
-        max_held: most requests that are looked up or wait. What finds no room is admitted without a look-up.
+        max_held: most requests looked up or waiting. Beyond it a request is admitted without a look-up.
         max_held_bytes: most bytes of them.
-        max_wait_ms: the longest that one waits for another, whatever time it has.
-        max_leaders: most requests that others may wait for.
+        max_wait_ms: longest wait for a leader, whatever the remaining time.
+        max_leaders: most leaders.
     """
 
     lookup: AnswerLookup
@@ -88,16 +89,17 @@ class EarlierAnswers:
     _lookups: dict[Claim, _Lookup] = field(default_factory=dict)
     _by_id: dict[tuple[str, str], set[Claim]] = field(default_factory=dict)
     _held: Counter[str] = field(default_factory=Counter)
-    """Requests by tenant."""
+    """Held requests by tenant."""
     _bytes: Counter[str] = field(default_factory=Counter)
     _total_bytes: int = 0
     _leading: Counter[str] = field(default_factory=Counter)
     _leaders: dict[_Alike, _Leader] = field(default_factory=dict)
     _led_by: dict[SourceCoordinate, _Leader] = field(default_factory=dict)
-    """The leaders by where they stand."""
+    """Leaders by source coordinate."""
 
     def begin(self, arrival: Arrival, queued: QueuedRequest, on_done: OnDone) -> bool:
-        """Look it up, unless it did not opt in or there is no room; ``on_done`` is told once if this returns True."""
+        """Start a look-up unless the request did not opt in or there is no room. If True, ``on_done`` is called once,
+        unless the request is dropped before."""
         if queued.cache == CacheMode.NONE or not self.lookup.is_available or not self._has_room(queued):
             return False
         task = asyncio.get_running_loop().create_task(self._run(queued.claim, on_done), name="earlier answer")
@@ -107,34 +109,34 @@ class EarlierAnswers:
         return True
 
     def held(self) -> list[QueuedRequest]:
-        """What is looked up or waits for another."""
+        """The requests looked up or waiting for a leader."""
         return [lookup.queued for lookup in self._lookups.values()]
 
     def find(self, tenant: str, request_id: str) -> list[QueuedRequest]:
-        """What of it was sent under this id. O(1)."""
+        """The held requests of this id. O(1)."""
         return [self._lookups[claim].queued for claim in self._by_id.get((tenant, request_id), ())]
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """Forget these: they are answered otherwise, or moved on with their partition."""
+        """Cancel these look-ups and end these leaders: answered elsewhere, or their partitions were revoked."""
         for claim in claims:
             if claim in self._lookups:
                 self._take(claim).task.cancel()
             self._end(self._led_by.get(_place(claim)))
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
-        """Forget what is of partitions that moved on: their new owner reads it again."""
+        """Drop requests of revoked partitions: their new owner reads them again."""
         held = (*self._lookups, *(leader.claim for leader in self._led_by.values()))
         self.drop([claim for claim in held if not is_current(claim)])
 
     def sent(self, claim: Claim) -> None:
-        """This one was dispatched: it ends when its work is settled, not when its own record is."""
+        """Note a dispatched leader: it now ends when its work is settled, not when its source record is."""
         leader = self._led_by.get(_place(claim))
         if leader is not None and not leader.is_sent:
             leader.is_sent = True
             self.lookup.remember(leader.question)
 
     def committed(self, claims: Iterable[Claim]) -> None:
-        """These records are settled. What was not dispatched is at its end."""
+        """End the leaders among these committed claims that were not dispatched."""
         if self._led_by:
             for claim in claims:
                 leader = self._led_by.get(_place(claim))
@@ -142,23 +144,23 @@ class EarlierAnswers:
                     self._end(leader)
 
     def settled(self, source: SourceCoordinate) -> None:
-        """The work of the request that stood there is done, or was handed back."""
+        """End the leader at this coordinate: its work is done or was requeued."""
         self._end(self._led_by.get(source))
 
     def sweep(self) -> None:
-        """Nobody waits for what must have ended by now. Call it now and then."""
+        """End leaders past their ``ends_at_ms``. Call it periodically."""
         now_ms = self.clock()
         for leader in [leader for leader in self._leaders.values() if leader.ends_at_ms < now_ms]:
             self._end(leader)
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Cancel all look-ups and wait for their tasks."""
         tasks = [lookup.task for lookup in self._lookups.values()]
         self.discard(lambda _claim: False)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def __len__(self) -> int:
-        """How many requests are looked up or wait for another."""
+        """Number of requests looked up or waiting for a leader."""
         return len(self._lookups)
 
     async def _run(self, claim: Claim, on_done: OnDone) -> None:
@@ -180,7 +182,7 @@ class EarlierAnswers:
         leader = self._leaders.get(alike)
         if leader is not None:
             return await self._after(leader, queued)
-        # From here on others wait for what becomes of this one: one look is enough for all of them.
+        # From here on equal requests wait for this one: a single look-up serves all of them.
         leader = self._lead(queued, alike, question)
         known = await self.lookup.find(question)
         if known is not None and leader is not None:
@@ -189,8 +191,8 @@ class EarlierAnswers:
         return known
 
     async def _after(self, leader: _Leader, queued: QueuedRequest) -> KnownAnswer | None:
-        """What is there once the first of the equal requests is at its end. If it left nothing, nobody waits again:
-        equal requests whose answers are not kept would run one after the other."""
+        """Wait for the leader's end, then return its stored answer. Without one, waiters are admitted and do not wait
+        for another leader: equal requests with uncacheable answers would run one after the other."""
         left_ms = min(self.max_wait_ms, _PART_OF_TIME * (queued.deadline_at_ms - self.clock()))
         try:
             async with asyncio.timeout(max(0.0, left_ms / 1_000)):
@@ -198,7 +200,7 @@ class EarlierAnswers:
         except TimeoutError:
             return None
         async with leader.looking:
-            # One look for all that waited.
+            # One look-up for all waiters.
             if leader.known is None and leader.is_sent and not leader.left_nothing:
                 leader.known = await self._stored(leader.question)
                 leader.left_nothing = leader.known is None
@@ -232,7 +234,8 @@ class EarlierAnswers:
             self._forget(leader)
 
     def _forget(self, leader: _Leader) -> None:
-        """Another may lead in its place by now, or stand where it stood: its partition left and came back."""
+        """Remove a leader. Another may have replaced it under its key, or at its coordinate if its partition was
+        revoked and reassigned."""
         if self._leaders.get(leader.alike) is leader:
             del self._leaders[leader.alike]
         if self._led_by.get(_place(leader.claim)) is leader:
@@ -268,7 +271,7 @@ def _part_of(most: int) -> int:
 
 
 def _subtract(counts: Counter[str], tenant: str, amount: int) -> None:
-    """Keeps no zeros: tenants come and go."""
+    """Subtract and delete zero counts, since tenants come and go."""
     counts[tenant] -= amount
     if not counts[tenant]:
         del counts[tenant]

@@ -1,4 +1,4 @@
-"""What was found or answered before: in Redis, keyed by tenant first, and what is asked for most in this process.
+"""Caches of answers, passages and query vectors: in Redis, keyed by tenant first, with a hot tier in memory.
 
-Nothing here is needed: whatever is missing, late, damaged or somebody else's is a miss.
+Caches are optional: an entry that is missing, late, damaged or another tenant's is a miss.
 """

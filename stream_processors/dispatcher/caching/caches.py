@@ -1,4 +1,4 @@
-"""The four caches of the dispatcher, over one Redis and one memory."""
+"""The dispatcher's caches: passages, query vectors, exact and semantic answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ from stream_processors.dispatcher.caching.semantic_match import NO_WORDING, Word
 from stream_processors.dispatcher.caching.singleflight import Singleflight
 
 HOT = "hot"
-"""The label of the cache in memory."""
+"""Metric label of the in-memory cache."""
 
 GROUP_ROWS = 256
-"""Questions that are remembered of a semantic group."""
+"""Most questions stored per semantic group."""
 
 ITEM_OVERHEAD_BYTES = 512
-"""What passages in memory take beside what they take in Redis."""
+"""Memory overhead per entry beyond its size in Redis."""
 
 _ANSWERS_TRIED = 4
 
@@ -35,8 +35,8 @@ _hits_decoder = msgspec.msgpack.Decoder(tuple[Hit, ...])
 
 @dataclass(slots=True)
 class PassageCache:
-    """What a search found, in memory for what is asked most and in Redis for all; the collection's version is in the
-    key. Fits the enrichment's ``RetrievalCache``."""
+    """Search results: popular ones in memory, all in Redis. The key contains the collection's version. Implements the
+    enrichment's ``RetrievalCache``."""
 
     redis: RedisCache
     hot: HotCache[tuple[Hit, ...]]
@@ -44,7 +44,7 @@ class PassageCache:
     ttl_s: float
 
     async def get(self, collection: Collection, mode: str, width: int, query: str) -> tuple[Hit, ...] | None:
-        """What was found in this version of the collection; None if that is not known."""
+        """The hits of this query in this version of the collection; None on a miss."""
         key = _key(collection, mode, width, query)
         known = self.hot.get(key, self.clock())
         count(HOT, Result.MISS if known is None else Result.HIT)
@@ -58,7 +58,7 @@ class PassageCache:
         return hits
 
     async def put(self, collection: Collection, mode: str, width: int, query: str, hits: Sequence[Hit]) -> None:
-        """Remember what a search found that was not cut short. It is in memory at once and in Redis soon."""
+        """Store the hits of a complete search: in memory at once, in Redis asynchronously."""
         key = _key(collection, mode, width, query)
         payload = encode_hits(hits)
         self._keep(key, tuple(hits), len(payload))
@@ -71,14 +71,14 @@ class PassageCache:
 
 @dataclass(slots=True)
 class EmbeddingCache:
-    """Vectors of queries, for embedders that take longer than Redis; a static one does not."""
+    """Query vectors, for embedders slower than Redis; a static one is faster."""
 
     redis: RedisCache
     _flights: Singleflight[CacheKey, FloatArray] = field(default_factory=Singleflight)
 
     async def embed(self, tenant: str, embedder: QueryEmbedder, text: str) -> FloatArray:
-        """As ``embedder.embed_query``, which runs at most once at a time for the same text of a tenant. Raises
-        EmbedderError. The caller bounds the time."""
+        """A vector as from ``embedder.embed_query``, which runs at most once at a time for the same text of a tenant.
+        Raises EmbedderError. The caller bounds the time."""
         key = embedding_key(tenant, embedder.name, text)
         known = await self.redis.get(key, lambda payload: decode_vector(payload, embedder.dimensions))
         if known is not None:
@@ -95,7 +95,7 @@ class EmbeddingCache:
 
 @dataclass(slots=True)
 class ResponseCache:
-    """Exact answers. The consumers store them, under the same keys (``fairlane_server.caching.responses``)."""
+    """Answers by exact key. Consumers store them under the same keys (``fairlane_server.caching.responses``)."""
 
     redis: RedisCache
 
@@ -109,7 +109,7 @@ class ResponseCache:
 
 @dataclass(frozen=True, slots=True)
 class SimilarAnswer:
-    """The answer to a question that means the same; ``similarity`` is the cosine of the two."""
+    """The answer to a similar question; ``similarity`` is the cosine of the two vectors."""
 
     answer: CachedAnswer
     similarity: float
@@ -117,10 +117,10 @@ class SimilarAnswer:
 
 @dataclass(slots=True)
 class SemanticCache:
-    """Answers to questions with the same meaning and otherwise equal requests (``semantic_group``).
+    """Answers to similar questions of otherwise equal requests (``semantic_group``).
 
-    Each group has a list of the latest questions' vectors, each with the key of its exact answer. That answer may not
-    be stored yet, or may have expired.
+    Each group is a list of the latest questions' vectors, each with the exact key of its answer. That answer may not be
+    stored yet, or may have expired.
     """
 
     redis: RedisCache
@@ -128,7 +128,7 @@ class SemanticCache:
     group_rows: int = GROUP_ROWS
 
     async def find(self, group: CacheKey, vector: FloatArray, wording: Wording = NO_WORDING) -> SimilarAnswer | None:
-        """The answer to the most similar question that has one, if it is similar enough."""
+        """The answer to the most similar question at or above the threshold that has a stored answer."""
         result, found = await self._find(group, vector, wording)
         count(group.cache, result)
         return found
@@ -150,7 +150,7 @@ class SemanticCache:
         return result, None
 
     def remember(self, group: CacheKey, vector: FloatArray, response: CacheKey, wording: Wording = NO_WORDING) -> None:
-        """A question of this group is being answered under this key. Written soon."""
+        """Add a question whose answer will be stored under this key. Written asynchronously."""
         if response.tenant != group.tenant:
             raise ValueError("an answer of another tenant")
         payload = encode_row(vector, response.digest, wording)
@@ -161,7 +161,7 @@ class SemanticCache:
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """All of them, over one Redis. ``redis`` is that of passages and vectors."""
+    """All caches, over one Redis. ``redis`` is the view used for passages and vectors."""
 
     redis: RedisCache
     passages: PassageCache
@@ -170,7 +170,7 @@ class Caches:
     semantic: SemanticCache
 
     async def settle(self) -> None:
-        """Wait until what was to be written soon is written, which takes no longer than a few time-outs."""
+        """Wait for pending asynchronous writes, at most a few Redis timeouts."""
         for redis in (self.redis, self.semantic.redis):
             await redis.settle()
 
@@ -184,7 +184,7 @@ def make_caches(
     hot: HotPolicy | None = None,
     answers: RedisCache | None = None,
 ) -> Caches:
-    """The caches over this Redis, which was given the same ``ttl_s``; for answers over another view of it, if given."""
+    """Build the caches over this Redis, which has the same ``ttl_s``; answers use ``answers`` instead if given."""
     answers = answers or redis
     return Caches(
         redis=redis,
@@ -196,12 +196,12 @@ def make_caches(
 
 
 def encode_hits(hits: Sequence[Hit]) -> bytes:
-    """The payload of an entry."""
+    """Entry payload of hits."""
     return _encoder.encode(tuple(hits))
 
 
 def decode_hits(payload: bytes) -> tuple[Hit, ...] | None:
-    """What ``encode_hits`` made; None for anything else, and for scores that are none."""
+    """Inverse of ``encode_hits``; None for any other payload, and for scores that are not finite."""
     try:
         hits = _hits_decoder.decode(payload)
     except UNREADABLE:
@@ -210,12 +210,12 @@ def decode_hits(payload: bytes) -> tuple[Hit, ...] | None:
 
 
 def encode_vector(vector: FloatArray) -> bytes:
-    """The payload of an entry, in single precision."""
+    """Entry payload of a vector, in single precision."""
     return np.asarray(vector, dtype="<f4").tobytes()
 
 
 def decode_vector(payload: bytes, dimensions: int) -> FloatArray | None:
-    """A vector of shape (dimensions,); None for anything else, and for numbers that are none."""
+    """A vector of shape (dimensions,); None for any other payload, and for numbers that are not finite."""
     if len(payload) != 4 * dimensions:
         return None
     vector = np.frombuffer(payload, dtype="<f4").astype(np.float32)

@@ -1,4 +1,4 @@
-"""How often something was asked for lately, in a few bytes. Pure."""
+"""Count-min sketch of recent access frequency. Pure."""
 
 _ROWS = 4
 _MOST = 15
@@ -7,14 +7,13 @@ _INDEX_BYTES = 4
 
 
 class FrequencySketch:
-    """A count-min sketch with small counters that are halved now and then, so that old fame fades (Einziger, Friedman
-    and Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM Transactions on Storage 13(4), 2017).
+    """A count-min sketch with counters up to 15 that are halved periodically, so that old popularity fades (Einziger,
+    Friedman and Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM Transactions on Storage 13(4), 2017).
 
-    It never says less than what was counted since the last halving, up to 15; what shares all its counters makes it say
-    more.
+    An estimate is never below the count since the last halving, up to 15; hash collisions in all rows raise it.
 
     Args:
-        width: counters per row, a power of two; fit for about a fourth as many things.
+        width: counters per row, a power of two; suits about width / 4 distinct keys.
     """
 
     def __init__(self, width: int = 1_024) -> None:
@@ -26,11 +25,11 @@ class FrequencySketch:
         self._counted = 0
 
     def count(self, digest: bytes) -> None:
-        """It was asked for once more. ``digest`` has at least 16 bytes that look random."""
+        """Count one access. ``digest`` has at least 16 uniformly distributed bytes."""
         places = self._places(digest)
         least = min(row[place] for row, place in zip(self._rows, places, strict=True))
         if least < _MOST:
-            # Only the least counters say anything new (conservative update).
+            # Conservative update: only the smallest counters are raised.
             for row, place in zip(self._rows, places, strict=True):
                 if row[place] == least:
                     row[place] += 1
@@ -40,7 +39,7 @@ class FrequencySketch:
             self._counted //= 2
 
     def estimate(self, digest: bytes) -> int:
-        """How often, from 0 to 15."""
+        """The estimated access count, from 0 to 15."""
         return min(row[place] for row, place in zip(self._rows, self._places(digest), strict=True))
 
     def _places(self, digest: bytes) -> list[int]:

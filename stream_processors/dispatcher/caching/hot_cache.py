@@ -1,4 +1,4 @@
-"""What a tenant asks for most, in this process's memory. Pure: the time is an argument."""
+"""In-memory cache of popular entries, fair between tenants (TinyLFU). Pure: the time is an argument."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ class HotPolicy:
     """Bounds of a hot cache.
 
     Attributes:
-        most_bytes: of all entries together, as their owners say.
-        most_tenant_share: the part of it that one tenant may hold, above 0 and at most 1.
-        most_tenants: who was away for longest is forgotten beyond that.
-        sketch_width: counters per row of each tenant's sketch, of which there are four; a power of two.
-        least_asked: how often something was asked for before it takes the place of another tenant's.
+        most_bytes: of all entries together, by the sizes given to ``put``.
+        most_tenant_share: the fraction of it that one tenant may hold, above 0 and at most 1.
+        most_tenants: beyond it the least recently active tenant is evicted.
+        sketch_width: counters per row of each tenant's four-row sketch; a power of two.
+        least_asked: least access count of an entry before it may evict another tenant's.
     """
 
     most_bytes: int = 33_554_432
@@ -38,7 +38,7 @@ class _Item(Generic[ValueT]):
 
 @dataclass(slots=True)
 class _Shelf(Generic[ValueT]):
-    """What is kept of one tenant, the least recently used first."""
+    """One tenant's entries, least recently used first."""
 
     popularity: FrequencySketch
     items: OrderedDict[bytes, _Item[ValueT]] = field(default_factory=OrderedDict)
@@ -49,20 +49,20 @@ class _Shelf(Generic[ValueT]):
 
 
 class HotCache(Generic[ValueT]):
-    """Bounded, and filled by popularity: a newcomer takes the place of others of its tenant only if it is asked for
-    more often than they are together (TinyLFU, see ``FrequencySketch``; sizes count as in Einziger, Eytan, Friedman
-    and Manes, "Lightweight Robust Size Aware Cache Management", 2021).
+    """Bounded cache with admission by popularity: a new entry evicts others of its tenant only if it is accessed more
+    often than they are together (TinyLFU, see ``FrequencySketch``; sizes count as in Einziger, Eytan, Friedman and
+    Manes, "Lightweight Robust Size Aware Cache Management", 2021).
 
-    Popularity counts within a tenant alone. When all is full, who has least takes from who has most, so that nobody
-    buys a larger part by asking more: a tenant never loses anything to one that then holds more than it did. What was
-    asked for just once takes nothing from anybody else.
+    Popularity is compared within a tenant only. When the cache is full, a tenant may evict entries of the tenant that
+    holds most, but never so that it then holds more than that tenant does: more requests do not gain a larger share. An
+    entry accessed fewer than ``least_asked`` times evicts nothing of other tenants.
     """
 
     def __init__(self, policy: HotPolicy) -> None:
         self._policy = policy
         self._most_tenant_bytes = int(policy.most_bytes * policy.most_tenant_share)
         self._shelves: OrderedDict[str, _Shelf[ValueT]] = OrderedDict()
-        """Who asked least recently first."""
+        """By tenant, least recently active first."""
         self._size_bytes = 0
 
     @property
@@ -70,12 +70,12 @@ class HotCache(Generic[ValueT]):
         return self._size_bytes
 
     def tenant_bytes(self, tenant: str) -> int:
-        """What one tenant holds."""
+        """Bytes held by one tenant."""
         shelf = self._shelves.get(tenant)
         return 0 if shelf is None else shelf.size_bytes
 
     def get(self, key: CacheKey, now_ms: int) -> ValueT | None:
-        """Count a question, and answer it if that is known and not over."""
+        """Count an access. The value, or None if it is missing or expired."""
         shelf = self._shelf(key.tenant)
         shelf.popularity.count(key.digest)
         item = shelf.items.get(key.digest)
@@ -88,7 +88,8 @@ class HotCache(Generic[ValueT]):
         return item.value
 
     def put(self, key: CacheKey, value: ValueT, size_bytes: int, ends_at_ms: int) -> bool:
-        """Keep it, if it deserves its place; whether it was kept. What stood under its key is gone either way."""
+        """Store the value if it is popular enough; returns whether it was stored. The key's old value is removed either
+        way."""
         shelf = self._shelf(key.tenant)
         if key.digest in shelf.items:
             self._drop(shelf, key.digest)
@@ -107,7 +108,7 @@ class HotCache(Generic[ValueT]):
     def _victims(
         self, key: CacheKey, shelf: _Shelf[ValueT], size_bytes: int
     ) -> list[tuple[_Shelf[ValueT], bytes]] | None:
-        """Who has to go for it; None when it does not deserve that."""
+        """The entries to evict for the new one; None if it is not popular enough to evict them."""
         asked = shelf.popularity.estimate(key.digest)
         beyond_share = shelf.size_bytes + size_bytes - self._most_tenant_bytes
         own, freed, lost = [], 0, 0
@@ -156,7 +157,7 @@ class HotCache(Generic[ValueT]):
 
 
 def _oldest(shelf: _Shelf[ValueT], missing_bytes: int) -> list[tuple[_Shelf[ValueT], bytes]]:
-    """Of this shelf, as much as is missing."""
+    """The least recently used entries that together free ``missing_bytes``."""
     found = []
     for digest, item in shelf.items.items():
         if missing_bytes <= 0:

@@ -1,4 +1,4 @@
-"""Vectors of what tenants ask, from an embedder and, where that takes long, from what it said before."""
+"""Query vectors from an embedder, cached if the embedder is slow."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from stream_processors.dispatcher.caching.caches import EmbeddingCache
 
 @dataclass(frozen=True, slots=True)
 class QueryVectors:
-    """``cache`` is None for an embedder that takes less than asking a cache does."""
+    """Embeds queries. ``cache`` is None for an embedder faster than a cache look-up."""
 
     embedder: QueryEmbedder
     cache: EmbeddingCache | None = None
 
     @property
     def name(self) -> str:
-        """Of the embedder. Raises EmbedderError."""
+        """The embedder's name. Raises EmbedderError."""
         return self.embedder.name
 
     async def embed(self, tenant: str, text: str) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Which remembered questions mean the same as this one. Pure."""
+"""Nearest stored questions by cosine similarity. Pure."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ _HALF = np.dtype("<f2")
 
 
 Wording = tuple[bytes, bytes]
-"""Digests of a question's words in whatever order, and in theirs (``fairlane_server.caching.responses.wording``)."""
+"""Digests of a question's words, sorted and in order (``fairlane_server.caching.responses.wording``)."""
 
 NO_WORDING: Wording = (b"", b"")
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     response: bytes
-    """The digest of the key of its answer."""
+    """Digest of the answer's cache key."""
     vector: bytes
     wording: Wording = NO_WORDING
 
@@ -29,8 +29,8 @@ _decoder = msgspec.msgpack.Decoder(_Row)
 
 
 def encode_row(vector: FloatArray, response: bytes, wording: Wording = NO_WORDING) -> bytes | None:
-    """A question's vector, of shape (dimensions,) and kept in half precision, with the digest of its answer's key. None
-    for a vector that is like no other: all zeros, or not finite."""
+    """Encode a question's vector of shape (dimensions,), in half precision, with the digest of its answer's key. None
+    for a vector that has no cosine: all zeros, or not finite."""
     with np.errstate(over="ignore"):
         half = np.asarray(vector, dtype=np.float32).astype(_HALF)
     if not np.isfinite(half).all() or not half.any():
@@ -45,27 +45,27 @@ def nearest(
     most: int,
     wording: Wording = NO_WORDING,
 ) -> list[tuple[float, bytes]] | None:
-    """The most similar of what ``encode_row`` made, from the threshold on, best first and each response once.
+    """Return the most similar rows as (similarity, response), best first, each response once.
 
     Args:
         vector: of shape (dimensions,).
-        rows: anything else among them, or of other dimensions, is passed over.
+        rows: from ``encode_row``; None, unreadable rows and those of other dimensions are skipped.
         threshold: least cosine similarity.
-        most: pairs of similarity and response.
-        wording: of the question. One of the same words in another order is like no other: their vectors may be the same
-            where their meanings are opposite.
+        most: most pairs returned.
+        wording: of the question. A row with the same words in another order is skipped: the vectors may be equal
+            although the meanings are opposite.
 
     Returns:
         None if there is no usable row at all.
     """
-    # Whatever fits into single precision can be squared and added up in double.
+    # Double precision: squares and sums of single-precision values cannot overflow in it.
     query = np.asarray(vector, dtype=np.float64)
     good = [row for row in map(_decoded, rows) if row is not None and len(row.vector) == _HALF.itemsize * query.size]
     if not good:
         return None
     stored = np.frombuffer(b"".join(row.vector for row in good), dtype=_HALF).astype(np.float32)
     stored = stored.reshape(len(good), query.size)
-    # Not finite if any number of the row is not.
+    # A norm is not finite if any number of its row is not.
     norms = np.sqrt(np.einsum("ij,ij->i", stored, stored))
     finite = np.isfinite(norms)
     if not finite.any():

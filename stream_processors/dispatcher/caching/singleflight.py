@@ -1,4 +1,4 @@
-"""Those who ask for the same at the same time share one run."""
+"""Request coalescing: concurrent calls with the same key share one run."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
@@ -10,7 +10,7 @@ ResultT = TypeVar("ResultT")
 
 
 class SharedRunCancelledError(Exception):
-    """The shared run was cancelled from inside, and not by any of those who wait for it."""
+    """The shared run cancelled itself; none of its callers did."""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,11 +20,12 @@ class _Flight(Generic[ResultT]):
 
 
 class Singleflight(Generic[KeyT, ResultT]):
-    """On one event loop. A run has a task of its own, so whoever asked first may leave without the others noticing; it
-    is cancelled with the last one who waits for it. The key must name everything that the result depends on.
+    """Coalesces calls on one event loop. Each run is a separate task, so the first caller may be cancelled without
+    affecting the others; the run is cancelled with its last caller. The key must contain everything that the result
+    depends on.
 
     Args:
-        most: runs that are shared at a time; beyond that each caller runs alone.
+        most: most shared runs at a time; beyond it each caller runs alone.
     """
 
     def __init__(self, most: int = 1_024) -> None:
@@ -32,14 +33,14 @@ class Singleflight(Generic[KeyT, ResultT]):
         self._flights: dict[KeyT, _Flight[ResultT]] = {}
 
     def __len__(self) -> int:
-        """Runs under way."""
+        """Number of shared runs in progress."""
         return len(self._flights)
 
     async def run(self, key: KeyT, call: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        """What ``call`` returns or raises, for all who ask by the same key meanwhile.
+        """Return or raise the result of ``call``, shared by all callers of the same key meanwhile.
 
         Raises:
-            SharedRunCancelledError: what was called ended by cancelling itself.
+            SharedRunCancelledError: the shared run cancelled itself.
         """
         flight = self._flights.get(key)
         if flight is None:
@@ -49,7 +50,7 @@ class Singleflight(Generic[KeyT, ResultT]):
             flight.task.add_done_callback(lambda _: self._land(key, flight))
         flight.waiting += 1
         try:
-            # Cancels the wait and not what is waited for.
+            # A cancellation ends this wait, not the shared run.
             return await asyncio.shield(flight.task)
         except asyncio.CancelledError:
             current = asyncio.current_task()
@@ -59,7 +60,7 @@ class Singleflight(Generic[KeyT, ResultT]):
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():
-                # Whoever asks from here on starts anew.
+                # Later callers start a new run.
                 self._land(key, flight)
                 flight.task.cancel()
 
@@ -67,5 +68,5 @@ class Singleflight(Generic[KeyT, ResultT]):
         if self._flights.get(key) is flight:
             del self._flights[key]
         if flight.task.done() and not flight.task.cancelled():
-            # Nobody may be left to look at it, which asyncio would complain about.
+            # Retrieve the exception: without callers left asyncio would log it as never retrieved.
             flight.task.exception()

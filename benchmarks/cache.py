@@ -35,14 +35,14 @@ from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.rank_fusion import fuse
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from fairlane_server.retrieval.store import Collection, Hit
-from stream_processors.dispatcher.caching.caches import (
+from stream_processors.dispatcher.response_cache.caches import (
     HOT,
     ITEM_OVERHEAD_BYTES,
     PassageCache,
     encode_hits,
     make_caches,
 )
-from stream_processors.dispatcher.caching.hot_cache import HotPolicy
+from stream_processors.dispatcher.response_cache.hot_cache import HotPolicy
 
 NAME = "cache"
 HOW = "3 runs, the median of each figure; the look-ups of other tenants once"

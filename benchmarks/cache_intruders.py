@@ -16,7 +16,7 @@ from fairlane_server.caching.responses import CachedAnswer, response_key, semant
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.store import Collection, Hit
-from stream_processors.dispatcher.caching.caches import Caches, decode_vector, encode_vector, make_caches
+from stream_processors.dispatcher.response_cache.caches import Caches, decode_vector, encode_vector, make_caches
 
 OWNER = "acme"
 DIMENSIONS = 384

@@ -12,9 +12,9 @@ from benchmarks.result import Result
 
 _HEAD = """# Benchmarks
 
-Made by `make bench`. How often each was measured and on which machine stands above its table. A ratio compares things
-measured on one machine in one run of its benchmark, so it means the same elsewhere; absolute times depend on the
-machine and on whatever else it did. What each measures stands at the top of its module in `benchmarks/`.
+*Reference.* Made by `make bench`. How often each was measured and on which machine stands above its table. A ratio
+compares things measured on one machine in one run of its benchmark, so it means the same elsewhere; absolute times
+depend on the machine and on whatever else it did. What each measures stands at the top of its module in `benchmarks/`.
 
 `python -m benchmarks NAME` repeats one; `python -m benchmarks NAME --json > FILE` and `python -m benchmarks report
 FILE` put its figures here. The text below a table is written by hand and stays.

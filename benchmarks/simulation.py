@@ -16,7 +16,7 @@ from fairlane.names import priority_topic, requests_topic
 from fairlane.outcomes import Health, Priority
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import CapacityReport, SourceCoordinate, TenantSpec
-from stream_processors.dispatcher.scheduling.admission import AdmissionPolicy, Shed
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Shed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
 from stream_processors.dispatcher.scheduling.fleet import Fleet

@@ -162,6 +162,8 @@ def settings_page(compose: ComposeFile) -> str:
         [
             "# Settings",
             "",
+            "*Reference.*",
+            "",
             f"Made by `{COMMAND}` from `fairlane/settings.py` and `docker-compose.yml`; not edited by hand.",
             "",
             "Every setting is an environment variable. A wrong value stops a process at its start.",

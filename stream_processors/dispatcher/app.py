@@ -30,22 +30,22 @@ from fairlane_server.redis.state import report_state
 from fairlane_server.retrieval.embedders import query_embedder_for
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.topics.families import pools_of
-from stream_processors.dispatcher.answers.answer_lookup import AnswerLookup, CachedAnswers, NoAnswers
-from stream_processors.dispatcher.archive import LoggedReplies
 from stream_processors.dispatcher.assembly import Parts, assemble
-from stream_processors.dispatcher.caching.caches import Caches, make_caches
-from stream_processors.dispatcher.caching.query_vectors import QueryVectors
-from stream_processors.dispatcher.dispatch_reporter import DispatchReporter
+from stream_processors.dispatcher.deduplication.reply_archive import LoggedReplies
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import Retriever
+from stream_processors.dispatcher.feedback.work_events import FeedEvent
+from stream_processors.dispatcher.feedback.work_feed import WorkFeed
 from stream_processors.dispatcher.model_registry import ModelRegistry
-from stream_processors.dispatcher.request_topics import RequestTopics
-from stream_processors.dispatcher.scheduling import heartbeat
-from stream_processors.dispatcher.stream import RequestStream
+from stream_processors.dispatcher.output import heartbeat
+from stream_processors.dispatcher.output.dispatch_reporter import DispatchReporter
+from stream_processors.dispatcher.reading.request_topics import RequestTopics
+from stream_processors.dispatcher.reading.stream import RequestStream
+from stream_processors.dispatcher.response_cache.caches import Caches, make_caches
+from stream_processors.dispatcher.response_cache.lookup import AnswerLookup, CachedAnswers, NoAnswers
+from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
 from stream_processors.dispatcher.tenant_registry import TenantRegistry
-from stream_processors.dispatcher.work_events import FeedEvent
-from stream_processors.dispatcher.work_feed import WorkFeed
 
 log = logs.get_logger(__name__)
 

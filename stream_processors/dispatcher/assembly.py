@@ -11,40 +11,44 @@ from fairlane.ownership import Ownership
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.redis.availability import RedisWatch
-from stream_processors.dispatcher.admissions import Admissions
-from stream_processors.dispatcher.admitter import Admitter
-from stream_processors.dispatcher.answers.answer_lookup import AnswerLookup
-from stream_processors.dispatcher.answers.answer_writer import AnswerWriter
-from stream_processors.dispatcher.answers.earlier_answers import EarlierAnswers
-from stream_processors.dispatcher.cancels import Cancels
-from stream_processors.dispatcher.context_turns import ContextTurns
-from stream_processors.dispatcher.counts import DecisionCounts
-from stream_processors.dispatcher.decisions import DecisionWriter
+from stream_processors.dispatcher.admission.decision import Admitter
+from stream_processors.dispatcher.admission.degradation import Ladder
+from stream_processors.dispatcher.admission.local_quotas import LocalQuotas, Quotas
+from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy
+from stream_processors.dispatcher.admission.stage import Admissions
+from stream_processors.dispatcher.cancellation import Cancels
+from stream_processors.dispatcher.deduplication.accepted_ids import (
+    DuplicateIndex,
+    NoDuplicateIndex,
+    RedisDuplicateIndex,
+)
+from stream_processors.dispatcher.deduplication.stage import Repeats, ReplyArchive
 from stream_processors.dispatcher.dispatcher import Dispatcher
-from stream_processors.dispatcher.duplicates import DuplicateIndex, NoDuplicateIndex, RedisDuplicateIndex
-from stream_processors.dispatcher.enrichment.enrichment import Enrichment
-from stream_processors.dispatcher.enrichment.gate import FairGate
+from stream_processors.dispatcher.enrichment.awaiting_enrichment import ContextTurns
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
-from stream_processors.dispatcher.intake import Intake
-from stream_processors.dispatcher.intake_buffer import IntakeBuffer
-from stream_processors.dispatcher.invalid_pace import InvalidPace
-from stream_processors.dispatcher.local_quotas import LocalQuotas, Quotas
-from stream_processors.dispatcher.outlook import Outlook
+from stream_processors.dispatcher.enrichment.stage import Enrichment
+from stream_processors.dispatcher.feedback.scheduler_updates import Outlook
+from stream_processors.dispatcher.intake.buffer import IntakeBuffer
+from stream_processors.dispatcher.intake.invalid_pace import InvalidPace
+from stream_processors.dispatcher.intake.schema_waits import SchemaWaits
+from stream_processors.dispatcher.intake.stage import Intake
+from stream_processors.dispatcher.intake.validation import Limits
+from stream_processors.dispatcher.output.decision_records import DecisionWriter
+from stream_processors.dispatcher.output.rejected_and_expired import Unserved
+from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.redis_quotas import RedisQuotas
-from stream_processors.dispatcher.repeats import Repeats, ReplyArchive
-from stream_processors.dispatcher.scheduling.admission import AdmissionPolicy
+from stream_processors.dispatcher.response_cache.cached_reply import AnswerWriter
+from stream_processors.dispatcher.response_cache.lookup import AnswerLookup
+from stream_processors.dispatcher.response_cache.stage import EarlierAnswers
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.cost import CostModel
-from stream_processors.dispatcher.scheduling.degradation import Ladder
 from stream_processors.dispatcher.scheduling.fleet import Fleet
 from stream_processors.dispatcher.scheduling.in_flight import InFlight
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
-from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
-from stream_processors.dispatcher.schema_waits import SchemaWaits
-from stream_processors.dispatcher.unserved import Unserved
-from stream_processors.dispatcher.validation import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,32 +15,32 @@ from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
 from fairlane.registry import RegistryError
 from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admissions import Admissions
-from stream_processors.dispatcher.admitter import Admitter
-from stream_processors.dispatcher.answers.answer_lookup import KnownAnswer
-from stream_processors.dispatcher.answers.answer_writer import AnswerWriter
-from stream_processors.dispatcher.answers.earlier_answers import EarlierAnswers
-from stream_processors.dispatcher.arrival import Arrival
-from stream_processors.dispatcher.cancel import Cancel
-from stream_processors.dispatcher.cancels import Cancels
-from stream_processors.dispatcher.context_turns import ContextTurns
-from stream_processors.dispatcher.counts import DecisionCounts
-from stream_processors.dispatcher.decisions import DecisionWriter
-from stream_processors.dispatcher.duplicates import DuplicateIndex
+from stream_processors.dispatcher.admission.decision import Admitter
+from stream_processors.dispatcher.admission.stage import Admissions
+from stream_processors.dispatcher.cancellation import Cancels
+from stream_processors.dispatcher.deduplication.accepted_ids import DuplicateIndex
+from stream_processors.dispatcher.deduplication.stage import Repeats
+from stream_processors.dispatcher.enrichment.awaiting_enrichment import ContextTurns
 from stream_processors.dispatcher.enrichment.context import refusal_of
-from stream_processors.dispatcher.intake import Intake
-from stream_processors.dispatcher.intake_buffer import IntakeBuffer
-from stream_processors.dispatcher.invalid_pace import InvalidPace
-from stream_processors.dispatcher.moving import move_waiting
-from stream_processors.dispatcher.pools import moves_work
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.buffer import IntakeBuffer
+from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.intake.invalid_pace import InvalidPace
+from stream_processors.dispatcher.intake.pools import moves_work
+from stream_processors.dispatcher.intake.schema_waits import SchemaWaits
+from stream_processors.dispatcher.intake.stage import Intake
+from stream_processors.dispatcher.intake.validation import Refusal
+from stream_processors.dispatcher.output.decision_records import DecisionWriter
+from stream_processors.dispatcher.output.rejected_and_expired import Unserved
+from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_stats import TenantStats
+from stream_processors.dispatcher.pool_reassignment import move_waiting
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.repeats import Repeats
+from stream_processors.dispatcher.response_cache.cached_reply import AnswerWriter
+from stream_processors.dispatcher.response_cache.lookup import KnownAnswer
+from stream_processors.dispatcher.response_cache.stage import EarlierAnswers
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
-from stream_processors.dispatcher.scheduling.tenant_stats import TenantStats
 from stream_processors.dispatcher.scheduling.turns import Turn
-from stream_processors.dispatcher.schema_waits import SchemaWaits
-from stream_processors.dispatcher.unserved import Unserved
-from stream_processors.dispatcher.validation import Refusal
 
 log = get_logger(__name__)
 

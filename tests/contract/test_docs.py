@@ -177,6 +177,30 @@ def test_every_metric_that_is_named_exists(document: Path) -> None:
     assert named - others <= known
 
 
+# ------------------------------------------------------------------ kinds of pages
+
+KINDS = {
+    "Tutorial": "Tutorial",
+    "How-to guides": "How-to guide",
+    "Reference": "Reference",
+    "Explanation": "Explanation",
+}
+INDEX = PROJECT_ROOT / "docs" / "README.md"
+
+
+def test_the_index_lists_every_page_under_the_kind_that_it_names() -> None:
+    listed: dict[str, str] = {}
+    for part in INDEX.read_text(encoding="utf-8").split("\n## ")[1:]:
+        heading, _, entries = part.partition("\n")
+        listed |= dict.fromkeys(re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", entries, re.MULTILINE), KINDS[heading])
+    pages = {page.name: page.read_text(encoding="utf-8") for page in INDEX.parent.glob("*.md") if page != INDEX}
+    assert listed.keys() == pages.keys()
+    for name, text in pages.items():
+        kind = re.search(r"^\*([\w -]+)\.\*", text, re.MULTILINE)
+        assert kind is not None, f"{name} does not say its kind"
+        assert kind[1] == listed[name], name
+
+
 # ------------------------------------------------------------------ examples
 
 

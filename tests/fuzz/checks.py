@@ -26,8 +26,8 @@ from producers.openai_api.request_models import (
     completion_request,
     embedding_request,
 )
-from stream_processors.dispatcher.arrival import Arrival
-from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.stage import Intake
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords
 from tests.fuzz import corpus
 from tests.fuzz.mutation import mutated_bytes, mutated_json

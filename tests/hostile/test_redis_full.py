@@ -20,7 +20,7 @@ from fairlane_server.redis.state import report_state
 from producers.gateway.claim_stores import RedisClaims
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits, RedisRateLimits
-from stream_processors.dispatcher.duplicates import RedisDuplicateIndex
+from stream_processors.dispatcher.deduplication.accepted_ids import RedisDuplicateIndex
 from tests.kit.own_redis import OwnRedis, own_redis_server
 from tests.kit.pipeline import Pipeline
 from tests.waiting import eventually_async

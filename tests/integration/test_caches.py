@@ -18,7 +18,7 @@ from fairlane_server.caching.entries import MOST_ENTRY_BYTES, seal
 from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
 from fairlane_server.caching.responses import answer_of, encode_answer, semantic_group
 from fairlane_server.redis.cache import RedisCache, Result
-from stream_processors.dispatcher.caching.caches import Caches, make_caches
+from stream_processors.dispatcher.response_cache.caches import Caches, make_caches
 from tests.kit.cache_kit import COLLECTION, HITS, MODEL_VERSION, reply, request, work
 from tests.kit.own_redis import OwnRedis, own_redis_server
 

@@ -11,7 +11,7 @@ from fairlane.kafka import idempotent_producer, read_committed_consumer, transac
 from fairlane.ownership import Membership, Ownership, PartitionId
 from fairlane.settings import Settings
 from inference_consumers.group import parse_group_metadata
-from stream_processors.dispatcher.fenced_thread import group_metadata
+from stream_processors.dispatcher.reading.fenced_thread import group_metadata
 from tests.kit.stream_member import StreamMember, create_topics, joined, stays
 from tests.waiting import eventually_async
 

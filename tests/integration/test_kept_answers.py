@@ -20,7 +20,7 @@ from fairlane_server.caching.keys import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.redis.cache import RedisCache, Result
 from inference_consumers.results.cache_writer import TIMEOUT_S, KeptAnswers, kept_answers_for
-from stream_processors.dispatcher.caching.caches import ResponseCache
+from stream_processors.dispatcher.response_cache.caches import ResponseCache
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.kit.own_redis import OwnRedis
 from tests.kit.pipeline import Pipeline

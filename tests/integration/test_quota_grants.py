@@ -13,9 +13,9 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.redis.availability import RedisWatch
-from stream_processors.dispatcher.local_quotas import LocalQuotas
-from stream_processors.dispatcher.redis_quotas import RedisQuotas
-from stream_processors.dispatcher.scheduling.quotas import Ask
+from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
+from stream_processors.dispatcher.admission.quotas import Ask
+from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded
 from tests.kit.nobody_is_asked import NobodyIsAsked
 

@@ -17,9 +17,9 @@ from deploy.local.ports import PortClaims
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.redis.availability import RedisWatch
 from fairlane_server.token_bucket import LONGEST_WAIT_MS
-from stream_processors.dispatcher.local_quotas import LocalQuotas, Quotas
-from stream_processors.dispatcher.redis_quotas import RedisQuotas
-from stream_processors.dispatcher.scheduling.quotas import Ask, Exceeded, Quota
+from stream_processors.dispatcher.admission.local_quotas import LocalQuotas, Quotas
+from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
+from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from tests.kit.nobody_is_asked import NobodyIsAsked
 from tests.kit.own_redis import OwnRedis
 from tests.waiting import eventually_async

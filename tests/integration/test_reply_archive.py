@@ -14,8 +14,8 @@ from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings, Settings
 from fairlane_server.postgres.migrations import upgrade
-from stream_processors.dispatcher.archive import LoggedReplies
-from stream_processors.dispatcher.repeats import ReplyGoneError, ReplyUnknownError
+from stream_processors.dispatcher.deduplication.reply_archive import LoggedReplies
+from stream_processors.dispatcher.deduplication.stage import ReplyGoneError, ReplyUnknownError
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store

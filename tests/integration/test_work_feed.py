@@ -20,11 +20,17 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.processes.restarts import RestartPolicy
+from stream_processors.dispatcher.feedback.work_events import (
+    CapacityHeard,
+    FeedEvent,
+    LogReplaced,
+    PartitionsKnown,
+    WorkSeen,
+)
+from stream_processors.dispatcher.feedback.work_feed import WorkFeed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState
 from stream_processors.dispatcher.scheduling.in_flight import Reserved, WorkId
-from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION
-from stream_processors.dispatcher.work_events import CapacityHeard, FeedEvent, LogReplaced, PartitionsKnown, WorkSeen
-from stream_processors.dispatcher.work_feed import WorkFeed
+from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
 from tests.kit.pipeline import Pipeline
 from tests.kit.work_log import COST, Follower, WorkLog, following
 from tests.waiting import eventually
@@ -158,7 +164,7 @@ def test_own_heartbeats_tell_how_far_our_clock_is_ahead(
 ) -> None:
     """And so a report that is fresh is taken for no older than it is."""
     ahead_ms = 31_000
-    monkeypatch.setattr("stream_processors.dispatcher.work_feed.now_ms", lambda: now_ms() + ahead_ms)
+    monkeypatch.setattr("stream_processors.dispatcher.feedback.work_feed.now_ms", lambda: now_ms() + ahead_ms)
     with following(log) as follower:
         own = DispatchReport(log.settings.instance_id, 1, now_ms() + ahead_ms, draining=False)
         pipeline.write(names.CONTROL_DISPATCH, [(b"own", pipeline.codec.encode(own))])
@@ -198,7 +204,7 @@ def test_a_pool_that_comes_later_is_followed(pipeline: Pipeline, log: WorkLog) -
 def test_partitions_that_are_added_are_followed(
     pipeline: Pipeline, log: WorkLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream_processors.dispatcher.work_feed._LOOK_AT_ALL_TOPICS_EVERY_S", 0.5)
+    monkeypatch.setattr("stream_processors.dispatcher.feedback.work_feed._LOOK_AT_ALL_TOPICS_EVERY_S", 0.5)
     with following(log) as follower:
         pipeline.admin.create_partitions([NewPartitions(log.topic(), 5)])[log.topic()].result(10)
         eventually(lambda: PartitionsKnown(log.topic(), 5) in follower.seen(PartitionsKnown), what="the fifth")
@@ -211,7 +217,7 @@ def test_partitions_that_are_added_are_followed(
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning(
     pipeline: Pipeline, log: WorkLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream_processors.dispatcher.work_feed._LOOK_AT_ALL_TOPICS_EVERY_S", 0.5)
+    monkeypatch.setattr("stream_processors.dispatcher.feedback.work_feed._LOOK_AT_ALL_TOPICS_EVERY_S", 0.5)
     with following(log) as follower:
         log.dispatch(50)
         is_counted(follower, log, 50)
@@ -266,7 +272,7 @@ def test_a_pool_that_was_lost_before_the_start_is_known_as_lost(
     at_ms = now_ms()
     pipeline.write(names.CONTROL_CAPACITY, [(b"k", pipeline.codec.encode(report)) for report in reports])
     written_ms = now_ms()
-    monkeypatch.setattr("stream_processors.dispatcher.work_feed.now_ms", lambda: now_ms() + 240_000)
+    monkeypatch.setattr("stream_processors.dispatcher.feedback.work_feed.now_ms", lambda: now_ms() + 240_000)
     board = CapacityBoard()
     with following(log) as follower:
         for heard in follower.seen(CapacityHeard):
@@ -377,8 +383,8 @@ def test_real_consumers_that_are_killed_leave_nothing_in_flight(pipeline: Pipeli
 
 def test_it_survives_a_broker_that_is_killed(unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every kind of its requests is under way when the broker goes.
-    monkeypatch.setattr("stream_processors.dispatcher.work_feed._LOOK_AT_ALL_TOPICS_EVERY_S", 0.0)
-    monkeypatch.setattr("stream_processors.dispatcher.pool_offsets._EVERY_S", 0.05)
+    monkeypatch.setattr("stream_processors.dispatcher.feedback.work_feed._LOOK_AT_ALL_TOPICS_EVERY_S", 0.0)
+    monkeypatch.setattr("stream_processors.dispatcher.feedback.pool_offsets._EVERY_S", 0.05)
     node = LocalStack(data_dir=tmp_path / "kafka", parts=("kafka",), environ={}, policy=RestartPolicy(window_s=3.0))
     with (
         node,

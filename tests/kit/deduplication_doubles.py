@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from fairlane.records import InferenceReply, SourceCoordinate
-from stream_processors.dispatcher.repeats import ReplyUnknownError
+from stream_processors.dispatcher.deduplication.stage import ReplyUnknownError
 from tests.kit.dispatcher_bench import Bench, request
 
 FIRST = SourceCoordinate("requests.acme", 0, 77)

@@ -27,17 +27,17 @@ from fairlane.settings import Settings
 from fairlane_server.caching.keys import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admitter import Admitter
-from stream_processors.dispatcher.answers.answer_lookup import KnownAnswer, Question
-from stream_processors.dispatcher.arrival import Arrival
+from stream_processors.dispatcher.admission.decision import Admitter
 from stream_processors.dispatcher.assembly import assemble
-from stream_processors.dispatcher.caching.query_vectors import QueryVectors
-from stream_processors.dispatcher.cancel import Cancel
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
-from stream_processors.dispatcher.intake import Intake
+from stream_processors.dispatcher.feedback.work_events import CapacityHeard
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.intake.stage import Intake
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.work_events import CapacityHeard
+from stream_processors.dispatcher.response_cache.lookup import KnownAnswer, Question
+from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
 from tests.kit.fake_passages import FakeEmbedder, FakePassages
 from tests.kit.fake_turns import FakeTurns
 

@@ -1,6 +1,6 @@
 """Local quotas that must not be asked."""
 
-from stream_processors.dispatcher.scheduling.quotas import Exceeded
+from stream_processors.dispatcher.admission.quotas import Exceeded
 
 
 class NobodyIsAsked:

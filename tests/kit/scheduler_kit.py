@@ -7,7 +7,7 @@ from fairlane.names import priority_topic
 from fairlane.outcomes import Health
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, SourceCoordinate, TenantSpec
-from stream_processors.dispatcher.scheduling.admission import AdmissionPolicy, Admitted, Shed
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Shed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
 from stream_processors.dispatcher.scheduling.fleet import Fleet

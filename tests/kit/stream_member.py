@@ -14,7 +14,7 @@ from fairlane.kafka import connection, transactional_producer
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
-from stream_processors.dispatcher.stream import RequestStream
+from stream_processors.dispatcher.reading.stream import RequestStream
 from tests.waiting import eventually_async
 
 _INTERVAL_S = 0.02

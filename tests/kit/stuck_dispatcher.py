@@ -15,7 +15,7 @@ async def never(*_: object) -> None:
 
 if __name__ == "__main__":
     with (
-        mock.patch("stream_processors.dispatcher.stream.RequestStream.start", never),
+        mock.patch("stream_processors.dispatcher.reading.stream.RequestStream.start", never),
         mock.patch("stream_processors.dispatcher.app._MAX_OUTSIDE_GROUP_S", _PATIENCE_S),
     ):
         sys.exit(app.main())

@@ -15,9 +15,9 @@ from fairlane.offsets import CommitPoint
 from fairlane.outcomes import Outcome, Priority
 from fairlane.records import DispatchReport, SourceCoordinate, UsageEvent, WorkItem
 from fairlane.settings import Settings
+from stream_processors.dispatcher.feedback.work_events import CapacityHeard, FeedEvent, track
+from stream_processors.dispatcher.feedback.work_feed import WorkFeed
 from stream_processors.dispatcher.scheduling.in_flight import InFlight, Settled, WorkId
-from stream_processors.dispatcher.work_events import CapacityHeard, FeedEvent, track
-from stream_processors.dispatcher.work_feed import WorkFeed
 from tests.kit.pipeline import Pipeline
 
 _TIMEOUT_S = 20.0

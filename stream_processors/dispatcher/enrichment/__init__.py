@@ -1,0 +1,1 @@
+"""Enrichment: passages and conversation history, looked up while a request waits."""

@@ -9,8 +9,8 @@ from stream_processors.dispatcher.enrichment.history import Remembered
 from stream_processors.dispatcher.enrichment.history_room import bounded_history, history_room_tokens
 from stream_processors.dispatcher.enrichment.passage_room import room_tokens, shown_text, shown_tokens, that_fit
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved
+from stream_processors.dispatcher.intake.validation import Refusal
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.validation import Refusal
 
 _STEP: dict[str, Degradation] = {
     RetrievalMode.VECTOR: Degradation.VECTOR_ONLY,

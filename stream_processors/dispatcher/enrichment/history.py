@@ -12,7 +12,7 @@ from fairlane.outcomes import HistoryReason
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.conversations.turns import Turns, TurnStore
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.place import NoPlaceError
+from stream_processors.dispatcher.enrichment.permit import NoPlaceError
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError, TenantBreakers
 
 log = get_logger(__name__)

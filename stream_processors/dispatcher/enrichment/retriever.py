@@ -14,11 +14,11 @@ from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.retrieval.rank_fusion import fuse
 from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Hit, VectorStore
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.caching.query_vectors import QueryVectors
-from stream_processors.dispatcher.caching.singleflight import Singleflight
 from stream_processors.dispatcher.enrichment.directory import CollectionDirectory
 from stream_processors.dispatcher.enrichment.guarded_store import GuardedStore
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError
+from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
+from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 
 log = get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""Scheduling: fair queue, dispatch window, in-flight tracking."""

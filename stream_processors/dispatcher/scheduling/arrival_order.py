@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
-from stream_processors.dispatcher.scheduling.census import Census, Waiting, checked_class_weights
+from stream_processors.dispatcher.scheduling.backlog_statistics import Census, Waiting, checked_class_weights
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
 
 ItemT = TypeVar("ItemT", bound=Waiting)

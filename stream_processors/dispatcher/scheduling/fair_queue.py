@@ -74,7 +74,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeVar
 
 from stream_processors.dispatcher.scheduling.arrival_order import ArrivalOrder
-from stream_processors.dispatcher.scheduling.census import Backlog, Waiting
+from stream_processors.dispatcher.scheduling.backlog_statistics import Backlog, Waiting
 from stream_processors.dispatcher.scheduling.share_tree import ShareTree
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
 

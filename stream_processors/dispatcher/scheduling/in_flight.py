@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from fairlane.names import pool_of_priority
 from fairlane.records import SourceCoordinate, UsageEvent
-from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION, Held, PoolBooks
+from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION, Held, PoolBooks
 
 RESERVATION_TTL_MS = 30_000
 """What was committed and not read back for so long is not coming: something else was committed in its place."""

@@ -11,8 +11,8 @@ from typing import Generic
 from fairlane.names import priority_topic
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate, TenantSpec
-from stream_processors.dispatcher.scheduling import admission
-from stream_processors.dispatcher.scheduling.admission import (
+from stream_processors.dispatcher.admission import rules
+from stream_processors.dispatcher.admission.rules import (
     AdmissionPolicy,
     Admitted,
     Arrival,
@@ -24,11 +24,11 @@ from stream_processors.dispatcher.scheduling.admission import (
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState, PoolCapacity
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
 from stream_processors.dispatcher.scheduling.fleet import Fleet, FleetShare
-from stream_processors.dispatcher.scheduling.holdings import Holdings
 from stream_processors.dispatcher.scheduling.in_flight import InFlight, Reserved
-from stream_processors.dispatcher.scheduling.pool_books import Held
+from stream_processors.dispatcher.scheduling.in_flight_ledger import Held
 from stream_processors.dispatcher.scheduling.request_index import RequestIndex
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
+from stream_processors.dispatcher.scheduling.tenant_occupancy import Holdings
 from stream_processors.dispatcher.scheduling.turns import ItemT, Lateness, Turn, View
 from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, room_tokens, window
 
@@ -126,7 +126,7 @@ class Scheduler(Generic[ItemT]):
             dispatcher_share=pool.share.share or own_share,
             own_share=own_share,
         )
-        return load, admission.predict(load, item.cost_tokens)
+        return load, rules.predict(load, item.cost_tokens)
 
     def judge(self, item: ItemT, load: Load, now_ms: int) -> Admitted | Shed:
         """Whether this request is taken."""
@@ -139,7 +139,7 @@ class Scheduler(Generic[ItemT]):
             request_id=item.request_id,
             backfill=item.is_backfill,
         )
-        return admission.decide(self.policy.admission, arrival, self._bounds(item.tenant), load)
+        return rules.decide(self.policy.admission, arrival, self._bounds(item.tenant), load)
 
     def rank_at_most(self, item: ItemT) -> int:
         """The last place a newcomer may have among its tenant's requests of its class, the first being 1: those with a

@@ -7,7 +7,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
-from stream_processors.dispatcher.scheduling.census import TenantSums
+from stream_processors.dispatcher.scheduling.backlog_statistics import TenantSums
 from stream_processors.dispatcher.scheduling.deadline_heap import DeadlineHeap
 
 ItemT = TypeVar("ItemT")

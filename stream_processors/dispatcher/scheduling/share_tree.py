@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from heapq import heappush
 from typing import TypeVar
 
-from stream_processors.dispatcher.scheduling.census import Census, Waiting, checked_class_weights
+from stream_processors.dispatcher.scheduling.backlog_statistics import Census, Waiting, checked_class_weights
 from stream_processors.dispatcher.scheduling.deadline_heap import EXPEDITED
 from stream_processors.dispatcher.scheduling.share_node import Node, Rings
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, NO_GROUP, Share

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from fairlane.ownership import Claim
-from stream_processors.dispatcher.scheduling.census import Waiting
+from stream_processors.dispatcher.scheduling.backlog_statistics import Waiting
 
 
 class Schedulable(Waiting, Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from stream_processors.dispatcher.scheduling.capacity import BatchLimits, CapacityState, PoolCapacity
-from stream_processors.dispatcher.scheduling.pool_books import Held
+from stream_processors.dispatcher.scheduling.in_flight_ledger import Held
 
 STARTING_LIMITS = BatchLimits(items=32, tokens=16_384)
 """One consumer with the default limits."""

@@ -14,7 +14,7 @@ from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate
 from fairlane_server.redis.availability import RedisWatch
 from fairlane_server.redis.state import TENANT_ROOM
-from stream_processors.dispatcher.duplicates import NoDuplicateIndex, RedisDuplicateIndex
+from stream_processors.dispatcher.deduplication.accepted_ids import NoDuplicateIndex, RedisDuplicateIndex
 from tests.waiting import eventually_async
 
 HERE = SourceCoordinate("requests.acme", 0, 7)
@@ -213,7 +213,7 @@ def test_what_could_not_be_forgotten_is_forgotten_before_the_next_question(monke
 
 
 def test_what_is_to_be_forgotten_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_processors.dispatcher.duplicates._MAX_OWED", 2)
+    monkeypatch.setattr("stream_processors.dispatcher.deduplication.accepted_ids._MAX_OWED", 2)
     redis = FailingRedis()
     entries = [("acme", f"id-{number}", HERE) for number in range(3)]
 

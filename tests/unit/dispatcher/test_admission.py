@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import Code
-from stream_processors.dispatcher.scheduling.admission import (
+from stream_processors.dispatcher.admission.rules import (
     LEAST_OUTAGE_MS,
     LEAST_RETRY_MS,
     MOST_RETRY_MS,
@@ -23,8 +23,8 @@ from stream_processors.dispatcher.scheduling.admission import (
     decide,
     predict,
 )
+from stream_processors.dispatcher.admission.shared_bound import SharedBound
 from stream_processors.dispatcher.scheduling.capacity import BatchLimits, CapacityState, PoolCapacity
-from stream_processors.dispatcher.scheduling.shared_bound import SharedBound
 
 T0 = 1_700_000_000_000
 POLICY = AdmissionPolicy(safety_margin=0.1)

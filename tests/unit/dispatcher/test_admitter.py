@@ -23,12 +23,12 @@ from fairlane.records import (
     TenantSpec,
 )
 from fairlane_server.kafka.transactions import OutRecord
-from stream_processors.dispatcher.admitter import Taken
-from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.admission.decision import Taken
+from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
+from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.capacity import STALE_AFTER_MS
 from stream_processors.dispatcher.scheduling.in_flight import Reserved
-from stream_processors.dispatcher.scheduling.quotas import Ask, Exceeded, Quota
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, request
 
 SMALLER = ModelVersion("few-words", "3", "small-pool", "simulated", ("generate",), "few-words", 4_096, 512)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.names import backfill_topic, is_returned, requests_topic, returned_topic
-from stream_processors.dispatcher.assignor import Assignment, TenantAssignor, assign_places
+from stream_processors.dispatcher.reading.assignor import Assignment, TenantAssignor, assign_places
 
 tenants = st.lists(st.integers(0, 200).map("tenant-{}".format), unique=True, max_size=40)
 member_names = st.lists(st.integers(0, 99).map("member-{}".format), unique=True, min_size=1, max_size=6)

@@ -22,7 +22,7 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.schema_files import default_codec
-from stream_processors.dispatcher.scheduling.quotas import Ask
+from stream_processors.dispatcher.admission.quotas import Ask
 from tests.kit.cached_replies import after, crowd, decisions, id_of
 from tests.kit.dispatcher_bench import NOW_MS, SECRET, Bench, encoded, handed_back, request
 

@@ -20,7 +20,7 @@ from fairlane_server.caching.responses import CachedAnswer, answer_of, encode_an
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
 from fairlane_server.retrieval.store import Collection
-from stream_processors.dispatcher.caching.caches import (
+from stream_processors.dispatcher.response_cache.caches import (
     HOT,
     Caches,
     decode_hits,
@@ -29,7 +29,7 @@ from stream_processors.dispatcher.caching.caches import (
     encode_vector,
     make_caches,
 )
-from stream_processors.dispatcher.caching.semantic_match import encode_row
+from stream_processors.dispatcher.response_cache.semantic_match import encode_row
 from tests.kit.cache_kit import COLLECTION, HITS, MODEL_VERSION, DictRedis, reply, request, work
 from tests.kit.metric_counts import counted
 

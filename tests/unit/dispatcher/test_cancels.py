@@ -12,9 +12,9 @@ from fairlane.ownership import PartitionId
 from fairlane.records import Cancellation, CancelRequest, InferenceReply, Retrieval, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import Settlement
-from stream_processors.dispatcher.arrival import Arrival
-from stream_processors.dispatcher.cancel import Cancel
-from stream_processors.dispatcher.repeats import HELD_FOR_MS
+from stream_processors.dispatcher.deduplication.stage import HELD_FOR_MS
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.cancel import Cancel
 from tests.kit.cached_replies import after, crowd, decisions, id_of
 from tests.kit.deduplication_doubles import away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, PARTITION, SECRET, Bench, encoded, handed_back, request

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import CapacityReport
-from stream_processors.dispatcher.capacity_history import CapacityHistory
+from stream_processors.dispatcher.feedback.capacity_history import CapacityHistory
 from stream_processors.dispatcher.scheduling.capacity import STALE_AFTER_MS, CapacityBoard, CapacityState, PoolCapacity
 
 NOW_MS = 1_700_000_000_000

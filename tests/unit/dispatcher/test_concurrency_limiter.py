@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_processors.dispatcher.enrichment.gate import FairGate, Ticket, Urgency
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate, Ticket, Urgency
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["stand", "leave", "hurry", "hurry a lot"]), st.integers(0, 3), st.integers(0, 30)),

@@ -7,12 +7,12 @@ import pytest
 
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec, UsageEvent
-from stream_processors.dispatcher.arrival import Arrival
-from stream_processors.dispatcher.recent_ends import End, RecentEnds
-from stream_processors.dispatcher.repeat_lines import Bounds, Repeat, RepeatLines
-from stream_processors.dispatcher.repeats import HELD_FOR_MS, Repeats, ReplyGoneError, ReplyUnknownError
+from stream_processors.dispatcher.deduplication.recent_results import End, RecentEnds
+from stream_processors.dispatcher.deduplication.stage import HELD_FOR_MS, Repeats, ReplyGoneError, ReplyUnknownError
+from stream_processors.dispatcher.deduplication.waiting_duplicates import Bounds, Repeat, RepeatLines
+from stream_processors.dispatcher.feedback.work_events import WorkSeen
+from stream_processors.dispatcher.intake.arrival import Arrival
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, Settled, WorkId
-from stream_processors.dispatcher.work_events import WorkSeen
 from tests.kit.deduplication_doubles import FIRST, Find, away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded, request
 

@@ -21,7 +21,7 @@ from fairlane.records import (
     Retrieval,
     TenantSpec,
 )
-from stream_processors.dispatcher.scheduling.degradation import (
+from stream_processors.dispatcher.admission.degradation import (
     DEFAULT_LADDER,
     LADDER,
     DegradationPolicy,
@@ -32,7 +32,7 @@ from stream_processors.dispatcher.scheduling.degradation import (
     degrade,
     reduced_context,
 )
-from stream_processors.dispatcher.validation import Limits, Valid, size_of_input, validate
+from stream_processors.dispatcher.intake.validation import Limits, Valid, size_of_input, validate
 
 TOP = len(LADDER)
 SHORT_LADDER = LadderPolicy(up_at=(0.5, 0.6, 0.9), up_every_ms=100, down_after_ms=1_000)

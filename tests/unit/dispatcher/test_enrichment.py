@@ -10,7 +10,7 @@ from fairlane.outcomes import Code, Degradation, Outcome, RetrievalMode, Retriev
 from fairlane.records import CancelRequest, Parameters, Retrieval, RetrievalUse, TenantSpec, WorkItem
 from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.validation import size_of_input
+from stream_processors.dispatcher.intake.validation import size_of_input
 from tests.kit.dispatcher_bench import MODEL, PARTITION, Bench, encoded, handed_back, request
 from tests.kit.fake_passages import collection, hit
 from tests.waiting import eventually_async

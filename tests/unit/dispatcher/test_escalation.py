@@ -10,7 +10,7 @@ from fairlane.names import priority_topic, requests_topic
 from fairlane.offsets import MAX_SPAN, Flow
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.records import TenantSpec
-from stream_processors.dispatcher.scheduling.admission import AdmissionPolicy, Shed
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Shed
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, Policy, service_gap_bound
 from tests.kit.scheduler_kit import POOL, Kit, Request, capacity_report
 

@@ -6,10 +6,10 @@ import pytest
 
 from fairlane.records import ClassLoad, PoolLoad, ShedCount, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
+from stream_processors.dispatcher.output.heartbeat import MAX_TENANTS, pool_loads, report, tenant_loads
+from stream_processors.dispatcher.output.tenant_stats import QUIET_AFTER_MS, WAITS_LAST_MS, TenantStats
 from stream_processors.dispatcher.scheduling.fair_queue import Backlog, FairQueue
 from stream_processors.dispatcher.scheduling.fleet import Fleet
-from stream_processors.dispatcher.scheduling.heartbeat import MAX_TENANTS, pool_loads, report, tenant_loads
-from stream_processors.dispatcher.scheduling.tenant_stats import QUIET_AFTER_MS, WAITS_LAST_MS, TenantStats
 from tests.kit.scheduler_kit import DISPATCHER, POOL, Kit, Request, capacity_report, dispatch_report
 
 WEIGHTS = {"high": 8.0, "normal": 3.0, "low": 1.0}

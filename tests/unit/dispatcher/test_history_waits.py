@@ -9,9 +9,9 @@ import pytest
 from fairlane.outcomes import HistoryReason
 from fairlane.records import Retrieval, TenantSpec, WorkItem
 from fairlane_server.circuit_breaker import BreakerPolicy
-from stream_processors.dispatcher.enrichment.gate import FairGate, Urgency
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate, Urgency
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
-from stream_processors.dispatcher.enrichment.place import NoPlaceError, Place
+from stream_processors.dispatcher.enrichment.permit import NoPlaceError, Place
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.kit.fake_passages import collection
 from tests.kit.fake_turns import FakeTurns, turn, turn_id

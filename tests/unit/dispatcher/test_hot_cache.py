@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
-from stream_processors.dispatcher.caching.frequency_sketch import FrequencySketch
-from stream_processors.dispatcher.caching.hot_cache import HotCache, HotPolicy
+from stream_processors.dispatcher.response_cache.frequency_sketch import FrequencySketch
+from stream_processors.dispatcher.response_cache.hot_cache import HotCache, HotPolicy
 
 POLICY = HotPolicy(most_bytes=100, most_tenant_share=0.6, most_tenants=3, sketch_width=64)
 LATER = 1_000

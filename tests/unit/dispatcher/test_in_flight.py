@@ -18,7 +18,7 @@ from stream_processors.dispatcher.scheduling.in_flight import (
     Reserved,
     WorkId,
 )
-from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION
+from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
 
 POOLS = ("p", "q")
 CLASSES = ("high", "low")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION, PoolBooks
+from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION, PoolBooks
 
 PARTITIONS = 4
 OWNED = (None, frozenset[int](), frozenset({0}), frozenset({1, 2}), frozenset(range(PARTITIONS)))

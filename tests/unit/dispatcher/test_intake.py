@@ -21,8 +21,8 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import OutRecord
-from stream_processors.dispatcher.cancel import Cancel
-from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, request
 from tests.kit.intake_records import RETURNED, work_item

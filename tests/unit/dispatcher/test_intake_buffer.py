@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.transactions import TransactionLoop
-from stream_processors.dispatcher.arrival import Arrival
-from stream_processors.dispatcher.intake_buffer import IntakeBuffer
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.buffer import IntakeBuffer
 
 KIB = 1024
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_processors.dispatcher.log_clock import LogClock
+from stream_processors.dispatcher.feedback.log_clock import LogClock
 
 NOW_MS = 1_700_000_000_000
 delays_ms = st.tuples(st.integers(0, 5_000), st.integers(0, 120_000))

@@ -10,8 +10,8 @@ from fairlane import headers, names
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, SourceCoordinate, TenantSpec, WorkItem
 from fairlane.schema_files import default_codec
+from stream_processors.dispatcher.intake.validation import validate
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.validation import validate
 from tests.kit.dispatcher_bench import NOW_MS, SECRET, Bench, encoded, request
 from tests.kit.intake_records import RETURNED, work_item
 
@@ -73,7 +73,7 @@ def test_our_own_failure_buries_one_record_and_shows_nothing_of_it(
             raise RuntimeError(f"cannot cope with {one.input.prompt}")
         return real(one, *rest, **options)
 
-    monkeypatch.setattr("stream_processors.dispatcher.intake.validate", broken)
+    monkeypatch.setattr("stream_processors.dispatcher.intake.stage.validate", broken)
     bench = Bench()
     values = encoded(1), encoded(2)
     assert len(bench.run(*values)) == 2

@@ -10,10 +10,10 @@ import pytest
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import ModelVersion, SourceCoordinate, TenantGroup, TenantSpec, WorkItem
 from fairlane.schema_files import default_codec
-from stream_processors.dispatcher.intake import Intake
-from stream_processors.dispatcher.pools import moves_work
+from stream_processors.dispatcher.admission.quotas import Ask
+from stream_processors.dispatcher.intake.pools import moves_work
+from stream_processors.dispatcher.intake.stage import Intake
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.scheduling.quotas import Ask
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, handed_back, request
 
 ACME, OTHER = TenantSpec("acme"), TenantSpec("other")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import TenantSpec
-from stream_processors.dispatcher.backfill_debts import BackfillDebts
-from stream_processors.dispatcher.local_quotas import LocalQuotas
-from stream_processors.dispatcher.scheduling.quotas import Ask
+from stream_processors.dispatcher.admission.backfill_debts import BackfillDebts
+from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
+from stream_processors.dispatcher.admission.quotas import Ask
 from tests.kit.dispatcher_bench import PARTITION, Bench, encoded, request
 
 BACKFILL = PartitionId("backfill.acme", 0)

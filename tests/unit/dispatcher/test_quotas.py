@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fairlane.records import TenantSpec
 from fairlane_server.token_bucket import LONGEST_WAIT_MS
-from stream_processors.dispatcher.local_quotas import LocalQuotas
-from stream_processors.dispatcher.scheduling.quotas import (
+from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
+from stream_processors.dispatcher.admission.quotas import (
     Ask,
     Bucket,
     Exceeded,

@@ -22,8 +22,8 @@ from fairlane.records import CancelRequest, Message, Passage, RequestInput, Retr
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import OutRecord, Settlement
 from fairlane_server.topics.families import load_families
-from stream_processors.dispatcher.arrival import Arrival
 from stream_processors.dispatcher.enrichment.context import refusal_of
+from stream_processors.dispatcher.intake.arrival import Arrival
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.turns import Turn, View
 from tests.kit.dispatcher_bench import NOW_MS, PARTITION, Bench, encoded, handed_back, request

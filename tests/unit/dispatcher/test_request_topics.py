@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from fairlane.names import backfill_topic, requests_topic, returned_topic
 from fairlane.ownership import PartitionId
 from fairlane.records import TenantSpec
-from stream_processors.dispatcher.request_topics import RequestTopics
+from stream_processors.dispatcher.reading.request_topics import RequestTopics
 
 
 @dataclass
@@ -91,7 +91,7 @@ def test_parts_are_worked_out_when_tenants_or_the_assignment_or_the_topics_chang
 
 def test_it_is_time_to_ask_often_while_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr("stream_processors.dispatcher.request_topics.monotonic", lambda: now_s)
+    monkeypatch.setattr("stream_processors.dispatcher.reading.request_topics.monotonic", lambda: now_s)
     topics = topics_of(Cluster())
     asyncio.run(topics.existing({"a"}))
     now_s = 100.9

@@ -17,7 +17,7 @@ from fairlane.records import (
     TokenUsage,
 )
 from fairlane_server.caching.responses import response_key
-from stream_processors.dispatcher.recent_ends import End
+from stream_processors.dispatcher.deduplication.recent_results import End
 from tests.kit.dispatcher_bench import MODEL, PARTITION, Bench
 from tests.kit.earlier_answers_kit import (
     ANSWER,

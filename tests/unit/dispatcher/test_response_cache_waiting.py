@@ -13,7 +13,7 @@ from fairlane.records import (
     SourceCoordinate,
     TenantSpec,
 )
-from stream_processors.dispatcher.answers.answer_lookup import KnownAnswer, Question
+from stream_processors.dispatcher.response_cache.lookup import KnownAnswer, Question
 from tests.kit.dispatcher_bench import PARTITION, Bench
 from tests.kit.earlier_answers_kit import (
     answered_once,

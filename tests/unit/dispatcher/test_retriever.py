@@ -11,9 +11,9 @@ from fairlane.records import Retrieval, RetrievalUse
 from fairlane_server.retrieval.embedder import EmbedderError, OpenQueryEmbedder
 from fairlane_server.retrieval.store import CollectionNotFoundError, Hit
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.caching.query_vectors import QueryVectors
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved, Retriever
+from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
 from tests.kit.fake_passages import FakeEmbedder, FakePassages, FakeRetrievalCache, collection, hit
 from tests.waiting import PATIENCE_S
 

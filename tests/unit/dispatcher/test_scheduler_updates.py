@@ -3,7 +3,7 @@
 from prometheus_client import REGISTRY
 
 from fairlane.records import TenantSpec
-from stream_processors.dispatcher.counts import DecisionCounts
+from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
 from stream_processors.dispatcher.scheduling.capacity import CapacityState
 from stream_processors.dispatcher.scheduling.in_flight import RESERVATION_TTL_MS
 from tests.kit.dispatcher_bench import Bench, encoded

@@ -14,8 +14,8 @@ from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, PartitionId
 from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas
-from stream_processors.dispatcher.arrival import Arrival
-from stream_processors.dispatcher.schema_waits import SchemaWaits
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.schema_waits import SchemaWaits
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.waiting import eventually
 

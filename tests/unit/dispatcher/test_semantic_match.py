@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fairlane_server.caching.keys import DIGEST_BYTES
 from fairlane_server.retrieval.embedder import FloatArray
-from stream_processors.dispatcher.caching.semantic_match import encode_row, nearest
+from stream_processors.dispatcher.response_cache.semantic_match import encode_row, nearest
 
 
 def response(number: int) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stream_processors.dispatcher.caching.singleflight import SharedRunCancelledError, Singleflight
+from stream_processors.dispatcher.response_cache.singleflight import SharedRunCancelledError, Singleflight
 
 
 class Runs:

@@ -22,7 +22,7 @@ from fairlane.records import (
     TenantGroup,
     TenantSpec,
 )
-from stream_processors.dispatcher.validation import (
+from stream_processors.dispatcher.intake.validation import (
     DEFAULT_BACKFILL_TIMEOUT_MS,
     Limits,
     Refusal,

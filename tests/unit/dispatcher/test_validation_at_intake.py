@@ -19,8 +19,7 @@ from fairlane.records import (
     TenantSpec,
 )
 from fairlane_server.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, PIXELS_PER_TOKEN
-from stream_processors.dispatcher.scheduling.cost import CostModel
-from stream_processors.dispatcher.validation import (
+from stream_processors.dispatcher.intake.validation import (
     Limits,
     Refusal,
     Valid,
@@ -29,6 +28,7 @@ from stream_processors.dispatcher.validation import (
     validate_cancel,
     within_tenant_bound,
 )
+from stream_processors.dispatcher.scheduling.cost import CostModel
 
 ID = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
 LIMITS = Limits(max_input_bytes=100, max_input_items=4, max_timeout_ms=86_400_000, max_output_tokens=64)

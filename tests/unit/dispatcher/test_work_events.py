@@ -6,9 +6,7 @@ from fairlane import headers
 from fairlane.offsets import CommitPoint
 from fairlane.outcomes import Outcome
 from fairlane.records import SourceCoordinate, UsageEvent
-from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, WorkId
-from stream_processors.dispatcher.scheduling.pool_books import ANY_PARTITION
-from stream_processors.dispatcher.work_events import (
+from stream_processors.dispatcher.feedback.work_events import (
     LogReplaced,
     PartitionsKnown,
     PoolCommitted,
@@ -17,6 +15,8 @@ from stream_processors.dispatcher.work_events import (
     is_of_a_pool,
     track,
 )
+from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, WorkId
+from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
 
 TOPIC = "priority.shared.high"
 SOURCE = SourceCoordinate("requests.acme", 0, 41)

@@ -16,9 +16,9 @@ from fairlane.outcomes import Outcome
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, SourceCoordinate, UsageEvent
 from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas, default_codec
+from stream_processors.dispatcher.feedback.work_events import CapacityHeard
+from stream_processors.dispatcher.feedback.work_records import WorkRecords
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState
-from stream_processors.dispatcher.work_events import CapacityHeard
-from stream_processors.dispatcher.work_records import WorkRecords
 
 NOW_MS = 1_700_000_000_000
 REPORT = CapacityReport("gpu", "llm", ("m",), "healthy", False, 1.0, 1.0, 32, 16_384, 0.5, 0, 0, 1, 1_000.0, (0, 1))

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings
 from fairlane.kafka import connection, idempotent_producer, read_committed_consumer, transactional_producer
 from fairlane.logs import configure
 from fairlane.settings import KafkaSettings, Settings
-from stream_processors.dispatcher.stream import _credentials
+from stream_processors.dispatcher.reading.stream import _credentials
 
 SECRET = "planted-s3cret"
 SASL: dict[str, Any] = {

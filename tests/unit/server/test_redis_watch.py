@@ -12,10 +12,10 @@ from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.redis import availability
 from fairlane_server.redis.availability import RedisWatch
-from stream_processors.dispatcher.duplicates import RedisDuplicateIndex
-from stream_processors.dispatcher.local_quotas import LocalQuotas
-from stream_processors.dispatcher.redis_quotas import RedisQuotas
-from stream_processors.dispatcher.scheduling.quotas import Ask
+from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
+from stream_processors.dispatcher.admission.quotas import Ask
+from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
+from stream_processors.dispatcher.deduplication.accepted_ids import RedisDuplicateIndex
 from tests.waiting import eventually_async
 
 SOON = Backoff(first_s=0.001, longest_s=0.002)

@@ -1,0 +1,1 @@
+"""Admission: quota, degradation and predicted wait; queue a request or refuse it."""

@@ -1,0 +1,372 @@
+"""What a request gives up so that it can be served at all, and when. Pure: pressure and requests in, requests out."""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+
+from fairlane.outcomes import Degradation, RetrievalMode, Task
+from fairlane.records import InferenceRequest, Message, ModelVersion, Passage
+from fairlane_server.conversations.turns import newest_half
+from stream_processors.dispatcher.intake.validation import size_of_input
+
+LADDER: tuple[Degradation, ...] = (
+    Degradation.FEWER_PASSAGES,
+    Degradation.VECTOR_ONLY,
+    Degradation.CACHED_ONLY,
+    Degradation.NO_RETRIEVAL,
+    Degradation.SHORTER_CONTEXT,
+    Degradation.CAPPED_MAX_TOKENS,
+    Degradation.SMALLER_MODEL,
+    Degradation.DEFERRED,
+)
+"""The steps in the order they are tried; level n takes the first n of them."""
+
+_SUPERSEDED_BY: Mapping[Degradation, frozenset[Degradation]] = {
+    Degradation.CACHED_ONLY: frozenset({Degradation.VECTOR_ONLY}),
+    Degradation.NO_RETRIEVAL: frozenset({Degradation.FEWER_PASSAGES, Degradation.VECTOR_ONLY, Degradation.CACHED_ONLY}),
+}
+_WIDER_THAN: Mapping[RetrievalMode, frozenset[str]] = {
+    RetrievalMode.VECTOR: frozenset({RetrievalMode.HYBRID}),
+    RetrievalMode.CACHED: frozenset({RetrievalMode.HYBRID, RetrievalMode.VECTOR}),
+}
+_SYSTEM = "system"
+_ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class LadderPolicy:
+    """When a level is left, upwards and downwards.
+
+    Pressure is the predicted finish over the time that is allowed: above 1 a request would be refused.
+
+    Attributes:
+        up_at: for each level but 0 the pressure from which it is entered, rising.
+        down_ratio: a level is calm while the pressure is below this part of its ``up_at``.
+        spared_ratio: a request is spared a level while its own pressure is below this part of its ``up_at``. Less than
+            ``down_ratio``: what keeps a level up is not spared it, nor is what comes a little below.
+        up_every_ms: least time between two steps up.
+        down_after_ms: how long a level must be calm before it is left downwards; not less than ``up_every_ms``.
+        max_entries: most (pool, tenant) pairs remembered; beyond it the one asked about longest ago is at level 0.
+    """
+
+    up_at: tuple[float, ...] = (0.50, 0.56, 0.62, 0.68, 0.74, 0.80, 0.86, 0.92)
+    down_ratio: float = 0.7
+    spared_ratio: float = 0.6
+    up_every_ms: int = 500
+    down_after_ms: int = 5_000
+    max_entries: int = 100_000
+
+    def __post_init__(self) -> None:
+        rising = all(low <= high for low, high in zip(self.up_at, self.up_at[1:], strict=False))
+        if not self.up_at or self.up_at[0] <= 0 or not rising:
+            raise ValueError("up_at must rise from above 0")
+        if not 0 < self.spared_ratio < self.down_ratio < 1:
+            raise ValueError("spared_ratio must be above 0 and below down_ratio, and that below 1")
+        if not 0 < self.up_every_ms <= self.down_after_ms:
+            raise ValueError("up_every_ms must be above 0 and at most down_after_ms")
+        if self.max_entries < 1:
+            raise ValueError("max_entries must be at least 1")
+
+    @property
+    def forget_after_ms(self) -> int:
+        """A pair nobody asks about for this long, in which it could have come all the way down, is at level 0."""
+        return len(self.up_at) * self.down_after_ms
+
+
+DEFAULT_LADDER = LadderPolicy()
+
+
+@dataclass(slots=True)
+class _Rung:
+    level: int
+    went_up_at_ms: int
+    calm_since_ms: int | None
+    asked_at_ms: int
+
+
+class Ladder:
+    """The level of every (pool, tenant), with hysteresis, and what of it a request feels.
+
+    It does not flap, whatever the pressure does: within t milliseconds a level rises at most t / ``up_every_ms`` + 1
+    times, and turns from rising to falling at most t / ``down_after_ms`` + 1 times, because the calm that must come
+    before a fall is broken by every rise. It is monotone: of two pairs asked about at the same times, the one whose
+    pressure was never less is never at a lower level. Not for several threads.
+
+    Requests of one tenant differ in the time they have and in their size, so one of them may be pressed while another
+    is not: ``felt`` spares a request the levels that are far above its own pressure. Of requests of one pressure it
+    moves only when the level does. Where all feel the same pressure it is the level, but while that is given back.
+    """
+
+    def __init__(self, policy: LadderPolicy = DEFAULT_LADDER) -> None:
+        self._policy = policy
+        self._felt_from = tuple(policy.spared_ratio * mark for mark in policy.up_at)
+        # By the time they were last asked about, so that what is forgotten stands in front.
+        self._rungs: OrderedDict[tuple[str, str], _Rung] = OrderedDict()
+
+    def level(self, pool: str, tenant: str, pressure: float, now_ms: int) -> int:
+        """The level under ``pressure``: 0 (nothing given up) to ``len(up_at)``. Moves by at most one step per call.
+
+        O(1) on average. A pressure that is no number changes nothing.
+        """
+        self._forget(now_ms)
+        policy, key = self._policy, (pool, tenant)
+        rung = self._rungs.get(key)
+        if rung is None:
+            if not pressure >= policy.up_at[0]:
+                return 0
+            if len(self._rungs) >= policy.max_entries:
+                self._rungs.popitem(last=False)
+            self._rungs[key] = _Rung(1, now_ms, None, now_ms)
+            return 1
+        rung.asked_at_ms = now_ms
+        self._rungs.move_to_end(key)
+        self._move(rung, pressure, now_ms)
+        if rung.level == 0:
+            del self._rungs[key]
+        return rung.level
+
+    def felt(self, level: int, pressure: float) -> int:
+        """What of the level a request of this pressure is to give up: all of it, or less. No number: all of it."""
+        return min(level, bisect_right(self._felt_from, pressure))
+
+    def present_level(self, pool: str, tenant: str, now_ms: int) -> int:
+        """The level as the last call of ``level`` left it; 0 once that is long ago."""
+        self._forget(now_ms)
+        rung = self._rungs.get((pool, tenant))
+        return 0 if rung is None else rung.level
+
+    def _move(self, rung: _Rung, pressure: float, now_ms: int) -> None:
+        policy = self._policy
+        if rung.level < len(policy.up_at) and pressure >= policy.up_at[rung.level]:
+            rung.calm_since_ms = None
+            if now_ms - rung.went_up_at_ms >= policy.up_every_ms:
+                rung.level += 1
+                rung.went_up_at_ms = now_ms
+        elif not self._is_calm(rung.level, pressure):
+            rung.calm_since_ms = None
+        elif rung.calm_since_ms is None:
+            rung.calm_since_ms = now_ms
+        elif now_ms - rung.calm_since_ms >= policy.down_after_ms:
+            rung.level -= 1
+            rung.calm_since_ms = now_ms if rung.level and self._is_calm(rung.level, pressure) else None
+
+    def _is_calm(self, level: int, pressure: float) -> bool:
+        return pressure < self._policy.up_at[level - 1] * self._policy.down_ratio
+
+    def _forget(self, now_ms: int) -> None:
+        oldest_ms = now_ms - self._policy.forget_after_ms
+        while self._rungs:
+            key = next(iter(self._rungs))
+            if self._rungs[key].asked_at_ms > oldest_ms:
+                return
+            del self._rungs[key]
+
+    def __len__(self) -> int:
+        """How many pairs are above level 0."""
+        return len(self._rungs)
+
+
+@dataclass(frozen=True, slots=True)
+class DegradationPolicy:
+    """How much a step takes away.
+
+    Attributes:
+        kept_messages: turns of a conversation that stay, besides all system messages.
+        max_tokens: most output tokens of a capped request; at most what the limits on requests allow.
+    """
+
+    kept_messages: int = 4
+    max_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        if self.kept_messages < 1 or self.max_tokens < 1:
+            raise ValueError("kept_messages and max_tokens must be at least 1")
+
+
+DEFAULT_DEGRADATION = DegradationPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded:
+    """A request as it is to be served, by which model, and what it gave up for that."""
+
+    request: InferenceRequest
+    model: ModelVersion
+    steps: tuple[Degradation, ...] = ()
+
+    @property
+    def deferred(self) -> bool:
+        """It should wait, whole, and be judged again later."""
+        return Degradation.DEFERRED in self.steps
+
+
+def degrade(
+    request: InferenceRequest,
+    level: int,
+    forbidden: Container[str],
+    model: ModelVersion,
+    smaller: ModelVersion | None,
+    *,
+    backfill: bool,
+    policy: DegradationPolicy = DEFAULT_DEGRADATION,
+) -> Degraded:
+    """Take the first ``level`` steps of the ladder that the tenant did not forbid and that take something away.
+
+    A step is listed only if what it did is there to be seen: no narrower search where no retrieval is left. Backfill
+    at the last step is left whole and deferred. ``smaller`` is the model's ``smaller_model`` if it has one that the
+    tenant may use; it is taken only if it does the task and surely holds the request. A valid request stays valid,
+    and nothing gets longer.
+    """
+    if level <= 0:
+        return Degraded(request, model)
+    allowed = [step for step in LADDER[:level] if step not in forbidden]
+    if Degradation.DEFERRED in allowed and backfill:
+        return Degraded(request, model, (Degradation.DEFERRED,))
+    pointless = frozenset[Degradation]().union(*(_SUPERSEDED_BY.get(step, ()) for step in allowed))
+    steps: list[Degradation] = []
+    for step in allowed:
+        if step is Degradation.SMALLER_MODEL:
+            if smaller is not None and _holds(smaller, request, model, forbidden):
+                within = _within(request, smaller)
+                generates = request.task == Task.GENERATE
+                if generates and within != request and Degradation.CAPPED_MAX_TOKENS not in steps:
+                    steps.append(Degradation.CAPPED_MAX_TOKENS)
+                request, model = replace(within, model=smaller.model), smaller
+                steps.append(step)
+        elif step not in pointless:
+            changed = _without(request, step, model, policy)
+            if changed != request:
+                request = changed
+                steps.append(step)
+    return Degraded(request, model, tuple(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A request with its passages as they are tried again, and the steps that were taken for that, once more or not."""
+
+    request: InferenceRequest
+    passages: tuple[Passage, ...]
+    steps: tuple[Degradation, ...] = ()
+    history: tuple[Message, ...] = ()
+
+
+def reduced_context(
+    request: InferenceRequest,
+    passages: tuple[Passage, ...],
+    forbidden: Container[str] = (),
+    history: tuple[Message, ...] = (),
+    policy: DegradationPolicy = DEFAULT_DEGRADATION,
+) -> Reduced:
+    """What handed-back work is tried again with: half its passages, half the messages that a degraded one keeps, and
+    the newer half of what was said before.
+
+    What has nothing to spare comes back as it is, with no steps.
+    """
+    whole, steps = (request, passages), []
+    if Degradation.FEWER_PASSAGES not in forbidden:
+        request = _fewer_passages(request)
+        passages = passages[: len(passages) // 2]
+        if (request, passages) != whole:
+            steps.append(Degradation.FEWER_PASSAGES)
+    if Degradation.SHORTER_CONTEXT not in forbidden:
+        shorter, newer = _shorter_context(request, max(1, policy.kept_messages // 2)), newest_half(history)
+        if (shorter, newer) != (request, history):
+            gone = bool(history) and not newer
+            request, history = shorter, newer
+            steps.append(Degradation.NO_HISTORY if gone else Degradation.SHORTER_CONTEXT)
+    return Reduced(request, passages, tuple(steps), history)
+
+
+def _without(
+    request: InferenceRequest, step: Degradation, model: ModelVersion, policy: DegradationPolicy
+) -> InferenceRequest:
+    match step:
+        case Degradation.FEWER_PASSAGES:
+            return _fewer_passages(request)
+        case Degradation.VECTOR_ONLY:
+            return _narrower_retrieval(request, RetrievalMode.VECTOR)
+        case Degradation.CACHED_ONLY:
+            return _narrower_retrieval(request, RetrievalMode.CACHED)
+        case Degradation.NO_RETRIEVAL:
+            return replace(request, retrieval=None)
+        case Degradation.SHORTER_CONTEXT:
+            return _shorter_context(request, policy.kept_messages)
+        case Degradation.CAPPED_MAX_TOKENS:
+            return _capped(request, model, policy.max_tokens)
+        case _:
+            return request
+
+
+def _fewer_passages(request: InferenceRequest) -> InferenceRequest:
+    if request.retrieval is None or request.retrieval.top_k < 2:
+        return request
+    return replace(request, retrieval=replace(request.retrieval, top_k=request.retrieval.top_k // 2))
+
+
+def _narrower_retrieval(request: InferenceRequest, mode: RetrievalMode) -> InferenceRequest:
+    if request.retrieval is None or request.retrieval.mode not in _WIDER_THAN[mode]:
+        return request
+    return replace(request, retrieval=replace(request.retrieval, mode=mode.value))
+
+
+def _shorter_context(request: InferenceRequest, kept: int) -> InferenceRequest:
+    if request.conversation_id is not None:
+        # What it adds becomes part of its conversation for good; what was said before is shortened in its place.
+        return request
+    messages = request.input.messages or ()
+    turns = [index for index, message in enumerate(messages) if message.role != _SYSTEM]
+    if len(turns) <= kept:
+        return request
+    last = turns[-kept:]
+    # Chat templates want the user to begin: an answer whose question is gone goes too.
+    while len(last) > 1 and messages[last[0]].role == _ASSISTANT:
+        last.pop(0)
+    stays = frozenset(last)
+    shorter: tuple[Message, ...] = tuple(
+        message for index, message in enumerate(messages) if message.role == _SYSTEM or index in stays
+    )
+    if not any(messages[index].content for index in last):
+        # Only empty turns would stay, and nothing would be left to answer.
+        return request
+    return replace(request, input=replace(request.input, messages=shorter))
+
+
+def _capped(request: InferenceRequest, model: ModelVersion, most: int) -> InferenceRequest:
+    if request.task != Task.GENERATE:
+        return request
+    if model.max_output_tokens:
+        most = min(most, max(1, model.max_output_tokens // 2))
+    asked = request.parameters.max_tokens or model.max_output_tokens
+    return request if asked and asked <= most else _with_max_tokens(request, most)
+
+
+def _with_max_tokens(request: InferenceRequest, max_tokens: int) -> InferenceRequest:
+    return replace(request, parameters=replace(request.parameters, max_tokens=max_tokens))
+
+
+def _holds(smaller: ModelVersion, request: InferenceRequest, model: ModelVersion, forbidden: Container[str]) -> bool:
+    """Whether the smaller model can take the request's place: another model, same task, room for input and output."""
+    if smaller.model == model.model or request.task not in smaller.tasks:
+        return False
+    asked = request.parameters.max_tokens
+    if request.task == Task.GENERATE:
+        if asked is None and smaller.max_output_tokens != model.max_output_tokens:
+            # Its own default could be longer, or be a cap in disguise.
+            return False
+        if _within(request, smaller) != request and Degradation.CAPPED_MAX_TOKENS in forbidden:
+            return False
+    if smaller.max_context_tokens >= model.max_context_tokens:
+        return True
+    # A token takes at least a byte, so this much surely fits.
+    output_tokens = (asked or model.max_output_tokens) if request.task == Task.GENERATE else 0
+    return size_of_input(request.input) + output_tokens <= smaller.max_context_tokens
+
+
+def _within(request: InferenceRequest, model: ModelVersion) -> InferenceRequest:
+    """The request with no more output tokens than the model gives."""
+    asked = request.parameters.max_tokens
+    if asked is None or not 0 < model.max_output_tokens < asked:
+        return request
+    return _with_max_tokens(request, model.max_output_tokens)

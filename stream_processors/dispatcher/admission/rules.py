@@ -1,0 +1,328 @@
+"""Whether a request is let in, and when it would be served. Pure: facts and ``now_ms`` in, a decision out.
+
+A request is refused at once if it cannot be served in time, or if what already waits leaves it no place; waiting in
+vain costs its sender the time to go elsewhere. Backfill has no such hurry and is never refused: it is let in always,
+has a place of its own beside the online requests, and its partitions are paused while its tenant's part is taken.
+"""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from fairlane.backoff import spread_ms
+from fairlane.outcomes import Code
+from stream_processors.dispatcher.admission.shared_bound import SharedBound
+from stream_processors.dispatcher.scheduling.capacity import CapacityState, PoolCapacity
+
+LEAST_OUTAGE_MS = 10_000
+"""A pool that was just lost is not expected back sooner: a consumer needs that long to restart and load its model."""
+
+LEAST_RETRY_MS = 100
+MOST_RETRY_MS = 300_000
+
+BACKFILL_PART = 0.5
+"""Part of what a tenant may hold at which its backfill pauses; the rest is for what was fetched by then."""
+
+BACKFILL_RESUMES_AT = 0.5
+"""Part of that again at which it resumes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionPolicy:
+    """What the operator decides.
+
+    ``safety_margin`` is the part of the time allowed (0 to 1) that must be left over. The two bounds hold for all that
+    waits at this dispatcher; ``alpha`` and ``guaranteed_part`` say how tenants share them (see ``SharedBound``).
+    ``jitter`` spreads retries: each is told up to that part more.
+
+    Raises ``ValueError`` for a value out of its range.
+    """
+
+    safety_margin: float = 0.1
+    max_waiting_requests: int = 10_000
+    max_waiting_bytes: int = 268_435_456
+    alpha: float = 1.0
+    guaranteed_part: float = 0.5
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.safety_margin < 1:
+            raise ValueError(f"safety_margin must be at least 0 and less than 1, not {self.safety_margin}")
+        if self.max_waiting_requests < 1 or self.max_waiting_bytes < 1:
+            raise ValueError("max_waiting_requests and max_waiting_bytes must be at least 1")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be more than 0, not {self.alpha}")
+        if not 0 <= self.guaranteed_part <= 1:
+            raise ValueError(f"guaranteed_part must be from 0 to 1, not {self.guaranteed_part}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter must be from 0 to 1, not {self.jitter}")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The request that is to be decided. Its cost is in cost tokens."""
+
+    now_ms: int
+    submitted_at_ms: int
+    deadline_at_ms: int
+    cost_tokens: float
+    size_bytes: int
+    request_id: str
+    backfill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What waits at this dispatcher, over all pools and classes, and what the tenant may have of it: of the online
+    requests, or of the backfill, whichever is judged. Only ``total_waiting_tokens`` are of both: they drain together.
+
+    ``all_weights`` sums the weights of all tenants there are, waiting or not; 0 if not known, and then nothing is
+    guaranteed.
+    """
+
+    tenant_waiting_requests: int
+    tenant_waiting_bytes: int
+    tenant_waiting_tokens: float
+    tenant_max_requests: int
+    tenant_max_bytes: int
+    tenant_weight: float
+    all_weights: float
+    total_waiting_requests: int
+    total_waiting_bytes: int
+    total_waiting_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is ahead of a request in its pool, in cost tokens.
+
+    ``in_flight_tokens``: dispatched and not settled, by any dispatcher. ``waiting_tokens``: all that waits for the pool
+    at this dispatcher, whose part of the pool is ``dispatcher_share``. ``own_waiting_tokens``: what waits of the same
+    tenant and class, and one request of the usual cost; their part of the pool, while all that wait go on waiting, is
+    ``own_share``. Shares are above 0 and at most 1.
+    """
+
+    capacity: PoolCapacity
+    in_flight_tokens: float
+    waiting_tokens: float
+    own_waiting_tokens: float
+    dispatcher_share: float = 1.0
+    own_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How long a request is expected to wait, and then to be served."""
+
+    wait_ms: float
+    service_ms: float
+
+    @property
+    def finish_ms(self) -> float:
+        return self.wait_ms + self.service_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request is let in."""
+
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """The request is refused: ``overloaded`` or ``deadline_unmeetable``."""
+
+    code: Code
+    message: str
+    retry_after_ms: int
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What a prediction is made of."""
+
+    return_ms: float
+    in_flight_ms: float
+    all_waiting_ms: float
+    own_waiting_ms: float
+    service_ms: float
+
+    @property
+    def queue_ms(self) -> float:
+        return min(self.all_waiting_ms, self.own_waiting_ms)
+
+    @property
+    def prediction(self) -> Prediction:
+        return Prediction(self.return_ms + self.in_flight_ms + self.queue_ms, self.service_ms)
+
+
+def predict(load: Load, cost_tokens: float) -> Prediction:
+    """When a request of that cost would be served, with what is known now::
+
+        wait    = in flight / rate + min(waiting / (rate x dispatcher_share), own waiting / (rate x own_share))
+        service = cost / rate of one consumer
+
+    The first term cannot be overtaken: it was dispatched. Of what waits, no more goes first than all of it, and no more
+    than what is served to others while the tenant's own backlog, and one more request, are served at its entitled
+    share. The one more is the turn of each of the others that comes first, even before a tenant that has nothing
+    waiting: with a hundred tenants that is a hundred requests, however much each of them has waiting behind its first.
+    The usual cost is taken for it and not the request's own: a large one waits no longer for its turn than a small.
+
+    While the rate is not known (no consumer has reported yet, or none has measured itself) everything is 0, so that
+    requests come in and a pool scaled to zero gets its reason to start. A lost pool is expected back after
+    ``max(LEAST_OUTAGE_MS, lost_for_ms)``, since an outage of unknown length is expected to last as long again as it
+    has lasted, and then to serve at its last rate.
+    """
+    return _terms(load, cost_tokens).prediction
+
+
+def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load) -> Admitted | Shed:
+    """Let the request in, or refuse it.
+
+    - Backfill is let in.
+    - ``overloaded`` if it does not fit the tenant's own bound, or the tenant's part of the total, in requests or in
+      bytes (``SharedBound`` gives the rule). While weights stand, the total is exceeded by no more than the
+      guaranteed part of it. Backfill is not counted.
+    - ``deadline_unmeetable`` if now + wait + service > submitted + (deadline - submitted) x (1 - safety_margin). A pool
+      that never reported, and one that lives and has nothing to do, take whatever has not expired: what a pool can do
+      is learned only by work that comes to it, so that a rate measured wrong must not refuse for ever.
+
+    A flooder's backlog never gets another tenant's request refused. Exactly: how much others have waiting does not
+    change the prediction beyond one turn for each of them; and it never makes a request ``overloaded`` that leaves its
+    tenant within its guaranteed part of the total, nor the first one of a tenant while there is any place. What others
+    have in flight does count in the prediction; that is at most the dispatch window.
+
+    ``retry_after_ms`` is the time after which the same request, sent anew, would be let in if the pool drained at its
+    present rate and nothing else came; for ``overloaded`` until a tenth of what the tenant may hold is free. It is
+    lengthened by up to ``jitter`` by a hash of the request id, so that those who were refused together do not return
+    together, and lies between ``LEAST_RETRY_MS`` and ``MOST_RETRY_MS``.
+    """
+    terms = _terms(load, arrival.cost_tokens)
+    prediction = terms.prediction
+    if arrival.backfill:
+        return Admitted(prediction)
+    requests, size = _shared_bounds(policy, bounds)
+    allowed_ms = (arrival.deadline_at_ms - arrival.submitted_at_ms) * (1 - policy.safety_margin)
+    left_ms = arrival.submitted_at_ms + allowed_ms - arrival.now_ms
+    if not requests.admits(1):
+        code, message = Code.OVERLOADED, _full("requests", requests, 1)
+    elif not size.admits(arrival.size_bytes):
+        code, message = Code.OVERLOADED, _full("bytes", size, arrival.size_bytes)
+    elif prediction.finish_ms > left_ms and not (_takes_anything(load) and arrival.now_ms <= arrival.deadline_at_ms):
+        code = Code.DEADLINE_UNMEETABLE
+        latest = f"in {left_ms / 1000:.1f} s" if left_ms > 0 else "past"
+        message = f"it would be done in {prediction.finish_ms / 1000:.1f} s; its deadline, less the margin, is {latest}"
+    else:
+        return Admitted(prediction)
+    own_drain_ms, drain_ms = _drain_ms(bounds, load)
+    retry_ms = terms.return_ms + max(
+        requests.ms_until_admitted(1, own_drain_ms, drain_ms),
+        size.ms_until_admitted(arrival.size_bytes, own_drain_ms, drain_ms),
+        _ms_until_in_time(terms, allowed_ms),
+    )
+    return Shed(code, message, _jittered(policy, retry_ms, arrival.request_id), prediction)
+
+
+def backfill_paused(policy: AdmissionPolicy, paused: bool, bounds: Bounds) -> bool:
+    """Whether a tenant's backfill partitions are to be paused now, given whether they are. ``bounds`` are of backfill.
+
+    They pause when the tenant holds ``BACKFILL_PART`` of what it may hold, in requests or in bytes, and resume when it
+    holds less than ``BACKFILL_RESUMES_AT`` of that in both, so that they do not pause and resume with every request.
+    What was fetched before a pause still comes in.
+    """
+    part = BACKFILL_PART * (BACKFILL_RESUMES_AT if paused else 1)
+    return not all(shared.own_held < part * shared.most() for shared in _shared_bounds(policy, bounds))
+
+
+def _takes_anything(load: Load) -> bool:
+    if load.capacity.state is CapacityState.LIVE:
+        return load.in_flight_tokens <= 0 and load.waiting_tokens <= 0
+    return load.capacity.state is CapacityState.NEVER
+
+
+def _terms(load: Load, cost_tokens: float) -> _Terms:
+    capacity = load.capacity
+    lost = capacity.state is CapacityState.LOST
+    return_ms = float(max(LEAST_OUTAGE_MS, capacity.lost_for_ms)) if lost else 0.0
+    rate = capacity.last_cost_tokens_per_s if lost else capacity.cost_tokens_per_s
+    if rate <= 0:
+        return _Terms(return_ms, 0.0, 0.0, 0.0, 0.0)
+    return _Terms(
+        return_ms,
+        _ms(load.in_flight_tokens, rate),
+        _ms(load.waiting_tokens, rate * load.dispatcher_share),
+        _ms(load.own_waiting_tokens, rate * load.own_share),
+        _ms(cost_tokens, capacity.consumer_cost_tokens_per_s or rate),
+    )
+
+
+def _ms(tokens: float, tokens_per_s: float) -> float:
+    if tokens <= 0:
+        return 0.0
+    return 1000 * tokens / tokens_per_s if tokens_per_s > 0 else inf
+
+
+def _ms_until_in_time(terms: _Terms, allowed_ms: float) -> float:
+    """How long the pool must drain until a request that is submitted then is predicted to be done within its time.
+
+    What is in flight is refilled as long as anything waits. So the wait falls with what waits before the request, down
+    to nothing; what is in flight only once all that waits has gone. A pool with nothing left to do takes anything.
+    """
+    too_long_ms = terms.in_flight_ms + terms.queue_ms + terms.service_ms - allowed_ms
+    if too_long_ms <= terms.queue_ms:
+        return max(0.0, too_long_ms)
+    return terms.all_waiting_ms + min(terms.in_flight_ms, too_long_ms - terms.queue_ms)
+
+
+def _shared_bounds(policy: AdmissionPolicy, bounds: Bounds) -> tuple[SharedBound, SharedBound]:
+    """The bound in requests and the one in bytes."""
+    return (
+        SharedBound(
+            policy.max_waiting_requests,
+            bounds.total_waiting_requests,
+            bounds.tenant_max_requests,
+            bounds.tenant_waiting_requests,
+            bounds.tenant_weight,
+            bounds.all_weights,
+            policy.alpha,
+            policy.guaranteed_part,
+        ),
+        SharedBound(
+            policy.max_waiting_bytes,
+            bounds.total_waiting_bytes,
+            bounds.tenant_max_bytes,
+            bounds.tenant_waiting_bytes,
+            bounds.tenant_weight,
+            bounds.all_weights,
+            policy.alpha,
+            policy.guaranteed_part,
+        ),
+    )
+
+
+def _drain_ms(bounds: Bounds, load: Load) -> tuple[float, float]:
+    """How long all that the tenant has waiting, and all that waits, takes to drain; as if all of it were for this pool,
+    and every request cost the same."""
+    capacity = load.capacity
+    rate = capacity.cost_tokens_per_s or capacity.last_cost_tokens_per_s
+    if rate <= 0:
+        # Nothing is known of how it drains; nothing drains before a consumer comes.
+        return LEAST_OUTAGE_MS, LEAST_OUTAGE_MS
+    return (
+        _ms(bounds.tenant_waiting_tokens, rate * load.own_share),
+        _ms(bounds.total_waiting_tokens, rate * load.dispatcher_share),
+    )
+
+
+def _full(unit: str, shared: SharedBound, size: int) -> str:
+    if shared.own_held + size > shared.own_bound and shared.own_held > 0:
+        return f"the tenant's queue is full: {shared.own_held:.0f} of {shared.own_bound:.0f} {unit} wait"
+    may_hold = max(0.0, shared.most(size))
+    return f"the dispatcher is full: {shared.own_held:.0f} {unit} of the tenant wait, {may_hold:.0f} may for now"
+
+
+def _jittered(policy: AdmissionPolicy, retry_ms: float, request_id: str) -> int:
+    most_ms = MOST_RETRY_MS / (1 + policy.jitter)
+    base_ms = min(max(retry_ms, LEAST_RETRY_MS), most_ms) if isfinite(retry_ms) else most_ms
+    return min(MOST_RETRY_MS, spread_ms(base_ms, policy.jitter, request_id))

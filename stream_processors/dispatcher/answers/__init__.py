@@ -1,1 +1,0 @@
-"""Answering requests from the response cache."""

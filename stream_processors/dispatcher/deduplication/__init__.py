@@ -1,0 +1,1 @@
+"""Deduplication: request ids accepted before, and what their senders get."""

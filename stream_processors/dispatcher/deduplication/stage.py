@@ -1,0 +1,249 @@
+"""Deduplication: settle a duplicate by its first's reply, by nothing, by admission, or by a rejection for now."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from fairlane.backoff import Backoff, spread_ms
+from fairlane.clock import ClockMs
+from fairlane.outcomes import Code, Decision, Outcome
+from fairlane.ownership import Claim
+from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.deduplication.accepted_ids import DuplicateIndex
+from stream_processors.dispatcher.deduplication.recent_results import End, RecentEnds
+from stream_processors.dispatcher.deduplication.waiting_duplicates import Bounds, Repeat, RepeatLines
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.output.decision_records import DecisionWriter
+from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+
+HELD_FOR_MS = 10_000
+"""How long a duplicate may stay undecided. An undecided record holds back its partition's committed offset, and a
+partition with 20,000 undone records behind it is paused."""
+
+RETRY_AFTER_MS = 5_000
+_RETRY_JITTER = 0.5
+_LOOK_EVERY_MS = 500
+_UNDER_WAY_FOR_MS = 500
+
+_FOR_NOW = frozenset({Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING})
+"""Codes of rejections after which the same request may be sent again."""
+
+
+class ReplyUnknownError(Exception):
+    """The look-up of a reply failed; the message says why."""
+
+
+class ReplyGoneError(Exception):
+    """The request was answered, and its reply is no longer readable from the log."""
+
+
+class ReplyArchive(Protocol):
+    """Look-up of committed replies."""
+
+    async def find(self, tenant: str, request_id: str, source: SourceCoordinate) -> InferenceReply | None:
+        """The committed reply to the request at ``source``; None if none is recorded yet.
+
+        Raises ReplyUnknownError when the look-up fails, and ReplyGoneError when the request was answered but its reply
+        is lost.
+        """
+
+
+@dataclass(slots=True)
+class Repeats:
+    """Looks up the first requests of duplicates, one after the other, in a task besides intake.
+
+    Tenants take turns, each with its own queue. A duplicate is settled without a reply only when its first is known to
+    be under way, or known to be answered with a reply that cannot be sent again. An unknown outcome is looked up again,
+    and rejected for now after HELD_FOR_MS: a duplicate is never dropped, and never runs beside its first.
+
+    A cancelled duplicate takes the same path, since its first may still be answered; but instead of being admitted or
+    rejected for now it is answered as cancelled.
+    """
+
+    transactions: TransactionLoop
+    writer: DecisionWriter
+    counts: DecisionCounts
+    archive: ReplyArchive
+    clock: ClockMs
+    scheduler: Scheduler[QueuedRequest]
+    bounds: Bounds = field(default_factory=Bounds)
+    backoff: Backoff = field(default_factory=Backoff)
+    ends: RecentEnds = field(default_factory=RecentEnds)
+    looked_up: Callable[[], Iterable[QueuedRequest]] = tuple
+    """Returns requests held by the response cache, which are under way although not queued."""
+    _lines: RepeatLines = field(init=False)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _deciding: Repeat | None = None
+    """Taken from its queue, look-up running."""
+    _cancelled: dict[Claim, Cancel] = field(default_factory=dict)
+    """Cancels by the claim of the waiting duplicate."""
+    _failures: int = 0
+    """Consecutive failed look-ups."""
+    _resumes_at_ms: float = 0.0
+    _under_way: frozenset[SourceCoordinate] = frozenset()
+    _under_way_at_ms: float = float("-inf")
+    _looked_at_ms: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self._lines = RepeatLines(self.bounds)
+
+    def add(self, arrival: Arrival, queued: QueuedRequest, first: SourceCoordinate) -> None:
+        """Queue for look-up. Beyond the bounds, a duplicate of the tenant that holds most is rejected for now."""
+        self._put(Repeat(arrival, queued, first, self.clock()))
+
+    def discard(self, is_current: Callable[[Claim], bool]) -> None:
+        """Drop duplicates of revoked partitions; their new owner reads them again."""
+        self._lines.take_where(lambda repeat: not is_current(repeat.queued.claim))
+        self._cancelled = {claim: cancel for claim, cancel in self._cancelled.items() if is_current(claim)}
+
+    def cancel(self, cancel: Cancel) -> list[Claim]:
+        """Mark the duplicates this cancel concerns, so that they do not run. Returns their claims; each is settled once
+        its first's outcome is known."""
+        waiting = self._lines.find(cancel.tenant, cancel.request_id)
+        if self._deciding is not None:
+            waiting = (*waiting, self._deciding.queued)
+        found = [queued.claim for queued in waiting if cancel.concerns(queued)]
+        self._cancelled.update(dict.fromkeys(found, cancel))
+        return found
+
+    def crowded(self) -> set[str]:
+        """Tenants with so many waiting duplicates that their backfill should be paused."""
+        return self._lines.crowded()
+
+    async def run(self, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]) -> None:
+        """Settle duplicates for ever. If the first was rejected for now, the duplicate replaces it in ``index`` and is
+        passed to ``try_again`` for admission."""
+        while True:
+            self._arrived.clear()
+            now_ms = self.clock()
+            if now_ms - self._looked_at_ms >= _LOOK_EVERY_MS:
+                self._looked_at_ms = now_ms
+                for held in self._lines.take_older(now_ms - HELD_FOR_MS):
+                    self._give_up(held)
+            repeat = self._deciding = self._lines.take(now_ms) if now_ms >= self._resumes_at_ms else None
+            if repeat is not None:
+                await self._decide(repeat, index, try_again)
+                self._deciding = None
+            elif self._lines:
+                # A duplicate waits for its next look-up or its give-up time.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._arrived.wait(), self._wait_s(now_ms))
+            else:
+                await self._arrived.wait()
+
+    async def _decide(
+        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+    ) -> None:
+        queued, first = repeat.queued, repeat.first
+        try:
+            reply = await self.archive.find(queued.tenant, queued.request_id, first)
+        except ReplyGoneError:
+            self._settle(queued, first, None)
+            return
+        except ReplyUnknownError:
+            # The archive is unavailable: delay all look-ups, not this one only.
+            self._failures += 1
+            self._resumes_at_ms = self.clock() + self._delay_ms(self._failures)
+            await self._ask_again(repeat, index, try_again)
+            return
+        self._failures = 0
+        if reply is None:
+            await self._ask_again(repeat, index, try_again)
+        elif reply.outcome != Outcome.REJECTED or reply.code not in _FOR_NOW:
+            self._settle(queued, first, reply)
+        else:
+            await self._try_again(repeat, index, try_again)
+
+    async def _ask_again(
+        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+    ) -> None:
+        """Handle an unknown reply: the first is under way, the recorder lags, or the archive is unavailable."""
+        queued = repeat.queued
+        if self._is_under_way(repeat.first):
+            self._settle(queued, repeat.first, None)
+        elif self.ends.of(queued.tenant, queued.request_id) is End.REFUSED_FOR_NOW:
+            await self._try_again(repeat, index, try_again)
+        else:
+            tries = repeat.tries + 1
+            self._put(replace(repeat, tries=tries, due_ms=self.clock() + self._delay_ms(tries)))
+
+    async def _try_again(
+        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+    ) -> None:
+        queued, first = repeat.queued, repeat.first
+        self.ends.forget(queued.tenant, queued.request_id)
+        await index.forget([(queued.tenant, queued.request_id, first)])
+        (now_first,) = await index.first_seen([(queued.tenant, queued.request_id, queued.source)])
+        if now_first is None or now_first == first:
+            # An index that still returns the first (failed deletion) must not cause an endless loop.
+            cancel = self._cancelled.pop(queued.claim, None)
+            if cancel is None:
+                try_again(repeat.arrival, queued)
+            else:
+                self._answer_cancelled(queued, cancel)
+        else:
+            self._put(replace(repeat, first=now_first, tries=0))
+
+    def _put(self, repeat: Repeat) -> None:
+        self._arrived.set()
+        for pushed_out in self._lines.put(repeat):
+            self._give_up(pushed_out)
+
+    def _give_up(self, repeat: Repeat) -> None:
+        """Settle a duplicate whose first's reply cannot be looked up in time."""
+        queued = repeat.queued
+        is_answered = self.ends.of(queued.tenant, queued.request_id) is End.ANSWERED
+        if is_answered or self._is_under_way(repeat.first):
+            self._settle(queued, repeat.first, None)
+            return
+        cancel = self._cancelled.pop(queued.claim, None)
+        if cancel is not None:
+            self._answer_cancelled(queued, cancel)
+            return
+        self.counts.decided(queued.tenant, Decision.REFUSED, Code.OVERLOADED)
+        place = f"{repeat.first.topic}-{repeat.first.partition}@{repeat.first.offset}"
+        outputs = self.writer.shed(
+            queued,
+            Code.OVERLOADED,
+            "this id was sent before, and what became of that cannot be looked up now",
+            spread_ms(RETRY_AFTER_MS, _RETRY_JITTER, queued.request_id),
+            {"first": place, "look_ups": repeat.tries, "held_ms": self.clock() - repeat.since_ms},
+            self.clock(),
+        )
+        self.transactions.submit(Settlement(queued.claim, outputs))
+
+    def _answer_cancelled(self, queued: QueuedRequest, cancel: Cancel) -> None:
+        self.counts.decided(queued.tenant, Decision.CANCELLED)
+        outputs = self.writer.cancelled(queued, cancel, self.clock(), was_admitted=False)
+        self.transactions.submit(Settlement(queued.claim, outputs))
+
+    def _settle(self, queued: QueuedRequest, first: SourceCoordinate, reply: InferenceReply | None) -> None:
+        self._cancelled.pop(queued.claim, None)
+        self.counts.decided(queued.tenant, Decision.DUPLICATE)
+        replayed = None if reply is None else (queued.reply_topic, replace(reply, replayed=True))
+        outputs = self.writer.duplicate(queued, first, replayed, self.clock())
+        self.transactions.submit(Settlement(queued.claim, outputs))
+
+    def _is_under_way(self, first: SourceCoordinate) -> bool:
+        """Whether the first waits here or is in flight anywhere: then its own reply is still to come."""
+        now_ms = self.clock()
+        if now_ms - self._under_way_at_ms >= _UNDER_WAY_FOR_MS:
+            claims = (*self.scheduler.claims(), *(queued.claim for queued in self.looked_up()))
+            waiting = (SourceCoordinate(*claim.partition, claim.offset) for claim in claims)
+            self._under_way = frozenset((*waiting, *self.scheduler.in_flight.sources()))
+            self._under_way_at_ms = now_ms
+        return first in self._under_way
+
+    def _wait_s(self, now_ms: int) -> float:
+        due_ms = max(self._resumes_at_ms, self._lines.next_due_ms)
+        return min(_LOOK_EVERY_MS, max(1.0, due_ms - now_ms)) / 1_000
+
+    def _delay_ms(self, failures: int) -> float:
+        return self.backoff.delay_s(failures, random.random()) * 1_000  # noqa: S311 - jitter, no secret

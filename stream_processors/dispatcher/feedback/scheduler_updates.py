@@ -1,0 +1,86 @@
+"""Apply work-feed events to the scheduler: capacity, fleet, in-flight work, actual cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fairlane import metrics
+from fairlane.clock import ClockMs
+from fairlane.records import DispatchReport, SourceCoordinate
+from stream_processors.dispatcher.deduplication.recent_results import RecentEnds
+from stream_processors.dispatcher.feedback.work_events import CapacityHeard, FeedEvent, track
+from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_stats import TenantStats
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.capacity import PoolCapacity
+from stream_processors.dispatcher.scheduling.cost import CostModel, actual_cost, correction
+from stream_processors.dispatcher.scheduling.in_flight import Settled
+from stream_processors.dispatcher.scheduling.scheduler import CLASS_WEIGHTS, Scheduler
+
+
+def _ignore(_source: SourceCoordinate) -> None: ...
+
+
+@dataclass(slots=True)
+class Outlook:
+    """Updates scheduler, cost model and statistics from the work feed. Runs on the event loop."""
+
+    scheduler: Scheduler[QueuedRequest]
+    costs: CostModel
+    counts: DecisionCounts
+    stats: TenantStats
+    clock: ClockMs
+    ends: RecentEnds
+    on_settled: Callable[[SourceCoordinate], None] = _ignore
+    """Called with the source coordinate of each request whose work is done or was requeued."""
+
+    def learn(self, events: Sequence[FeedEvent]) -> None:
+        """Apply a batch of events."""
+        now_ms = self.clock()
+        scheduler = self.scheduler
+        for event in events:
+            if isinstance(event, CapacityHeard):
+                scheduler.capacity.report(event.report, now_ms - event.age_ms)
+            elif isinstance(event, DispatchReport):
+                scheduler.fleet.report(event, now_ms)
+            else:
+                settled = track(scheduler.in_flight, event)
+                if settled is not None:
+                    self.ends.note(settled)
+                    self.on_settled(settled.source)
+                    self._settled(settled, now_ms)
+
+    def _settled(self, settled: Settled, now_ms: int) -> None:
+        """Correct charge and cost model by the actual usage. Only the dispatcher that charged the tenant does so."""
+        own, usage = settled.own, settled.usage
+        if own is None or usage is None:
+            return
+        self.costs.learn(own.tenant, own.model, own.input_bytes, usage)
+        self.scheduler.correct(own, correction(self.scheduler.charged_tokens(own), usage))
+        spent = actual_cost(usage)
+        if spent:
+            self.stats.served(own.tenant, own.pool, spent, now_ms)
+            metrics.SERVED_TOKENS.labels(tenant=self.counts.label(own.tenant), pool=own.pool).inc(spent)
+
+    def show(self) -> None:
+        """Update the gauges. Call it periodically."""
+        scheduler, now_ms = self.scheduler, self.clock()
+        scheduler.refresh(now_ms)
+        metrics.DISPATCHERS.set(scheduler.fleet.dispatchers(now_ms))
+        for pool in scheduler.capacity.pools():
+            # Include pools without requests here: a missing consumer must show before the first request does.
+            self._show_capacity(pool, scheduler.capacity.pool(pool, now_ms))
+        for pool, queue, capacity, view, _share in scheduler.pool_views():
+            self._show_capacity(pool, capacity)
+            for priority_class in CLASS_WEIGHTS:
+                waiting = queue.waiting_in_class(priority_class)
+                metrics.WAITING_REQUESTS.labels(pool=pool, priority_class=priority_class).set(waiting.requests)
+                metrics.WAITING_TOKENS.labels(pool=pool, priority_class=priority_class).set(waiting.tokens)
+            metrics.IN_FLIGHT_TOKENS.labels(pool=pool).set(view.in_flight_tokens)
+            metrics.WINDOW_TOKENS.labels(pool=pool).set(view.window_tokens)
+            metrics.WINDOW_SHARE.labels(pool=pool).set(view.share)
+
+    @staticmethod
+    def _show_capacity(pool: str, capacity: PoolCapacity) -> None:
+        metrics.POOL_CONSUMERS.labels(pool=pool).set(capacity.consumers)
+        metrics.POOL_TOKENS_PER_S.labels(pool=pool).set(capacity.cost_tokens_per_s)
+        metrics.POOL_LOST_SECONDS.labels(pool=pool).set(capacity.lost_for_ms / 1000)

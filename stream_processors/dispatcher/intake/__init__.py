@@ -1,0 +1,1 @@
+"""Intake: records into valid requests, refusals or dead letters, fair across partitions."""

@@ -1,0 +1,1 @@
+"""Output: decisions as records, and the dispatcher's heartbeat."""

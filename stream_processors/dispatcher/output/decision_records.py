@@ -1,0 +1,423 @@
+"""Output records of decisions: work items, replies, audit events, dead letters. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fairlane import headers, names
+from fairlane.codec import Codec, DecodeError
+from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers, letter_content
+from fairlane.outcomes import CacheMode, Code, Decision, Outcome
+from fairlane.records import (
+    AuditEvent,
+    Cancellation,
+    CancelRequest,
+    InferenceReply,
+    InferenceRequest,
+    SourceCoordinate,
+    TenantSpec,
+    Timings,
+    WorkItem,
+)
+from fairlane.trace_context import TraceHeaders, trace_headers
+from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.transactions import OutRecord, Settlement
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Refusal, reply_topic_for_refusal
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
+from stream_processors.dispatcher.scheduling.turns import Turn
+
+Inputs = Mapping[str, object]
+"""Inputs of a decision by name, for its audit event; units are in the names."""
+
+
+_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+"""Permanent errors: neither producer nor broker ever accepts such a record."""
+
+
+class UnpublishableError(DeadLetterError):
+    """A reply that its topic refuses for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionWriter:
+    """Turns decisions into records. ``dispatcher_id`` identifies the writer in all of them, dead letters also carry the
+    consumer ``group``."""
+
+    codec: Codec
+    dispatcher_id: str
+    group: str | None = None
+
+    def accepted(self, queued: QueuedRequest, inputs: Inputs, now_ms: int) -> OutRecord:
+        """The audit event of an admission."""
+        return self._decision(queued, Decision.ACCEPTED, now_ms, inputs=inputs)
+
+    def degraded(self, queued: QueuedRequest, steps: Sequence[str], inputs: Inputs, now_ms: int) -> OutRecord:
+        """The audit event of a degradation."""
+        return self._decision(queued, Decision.DEGRADED, now_ms, inputs={"steps": " ".join(steps), **inputs})
+
+    def dispatched(
+        self, turn: Turn[QueuedRequest], now_ms: int, accepted: Inputs | None = None
+    ) -> tuple[OutRecord, ...]:
+        """The work item for the pool and its audit event. ``accepted`` adds the inputs of the admission: a request
+        dispatched at once has one event instead of two."""
+        queued, request = turn.item, turn.item.request
+        topic, partition, offset = *queued.claim.partition, queued.claim.offset
+        item = WorkItem(
+            request=request,
+            tenant=queued.tenant,
+            pool=queued.pool,
+            model_version=queued.model.version,
+            priority_class=request.priority,
+            cost_tokens=queued.cost_tokens,
+            submitted_at_ms=queued.submitted_at_ms,
+            admitted_at_ms=queued.admitted_at_ms,
+            dispatched_at_ms=now_ms,
+            deadline_at_ms=queued.deadline_at_ms,
+            reply_topic=queued.reply_topic,
+            dispatcher_id=self.dispatcher_id,
+            source=queued.source,
+            degradations=queued.degradations,
+            passages=queued.passages,
+            retrieval_use=queued.retrieval_use,
+            history=queued.history,
+            history_use=queued.history_use,
+            cache_answer=queued.cache != CacheMode.NONE,
+            prompt_tokens=queued.prompt_tokens,
+            handed_back=queued.handed_back,
+            max_prompt_tokens=queued.max_prompt_tokens,
+        )
+        work = OutRecord(
+            names.priority_topic(queued.pool, request.priority),
+            request.request_id.encode(),
+            self._encoded(item, queued),
+            (
+                (headers.COST_TOKENS, b"%d" % queued.cost_tokens),
+                (headers.TENANT, queued.tenant.encode()),
+                (headers.DISPATCHER_ID, self.dispatcher_id.encode()),
+                (headers.SOURCE_TOPIC, topic.encode()),
+                (headers.SOURCE_PARTITION, b"%d" % partition),
+                (headers.SOURCE_OFFSET, b"%d" % offset),
+                *queued.trace_headers,
+            ),
+            None if turn.partition == ANY_PARTITION else turn.partition,
+        )
+        inputs = {
+            **(accepted or {}),
+            "waited_ms": now_ms - queued.submitted_at_ms,
+            "pool": queued.pool,
+            "partition": turn.partition,
+            "in_flight_tokens": turn.view.in_flight_tokens,
+            "window_tokens": round(turn.view.window_tokens),
+            "in_flight_items": turn.view.in_flight_items,
+            "window_items": round(turn.view.window_items),
+            "share": round(turn.view.share, 3),
+            **_retrieval_inputs(queued),
+            **_history_inputs(queued),
+        }
+        return work, self._decision(queued, Decision.DISPATCHED, now_ms, inputs=inputs)
+
+    def _encoded(self, item: WorkItem, queued: QueuedRequest) -> bytes:
+        if queued.encoded is not None and queued.encoded[0] is item.request:
+            return self.codec.encode_around(item, queued.encoded[1])
+        return self.codec.encode(item)
+
+    def late(self, queued: QueuedRequest, retry_after_ms: int, now_ms: int) -> tuple[OutRecord, ...]:
+        """The reply and audit event of a request whose deadline passed while it waited, or can no longer be met."""
+        waited_ms = now_ms - queued.submitted_at_ms
+        inputs = {"waited_ms": waited_ms, "deadline_at_ms": queued.deadline_at_ms, "cost_tokens": queued.cost_tokens}
+        if now_ms > queued.deadline_at_ms:
+            message = f"the deadline passed after {waited_ms} ms of waiting"
+            reply = self._answer(queued, Outcome.EXPIRED, None, message)
+            audit = self._decision(queued, Decision.EXPIRED, now_ms, message=message, inputs=inputs)
+        else:
+            message = f"after {waited_ms} ms of waiting the deadline can no longer be met"
+            code = Code.DEADLINE_UNMEETABLE
+            reply = replace(self._answer(queued, Outcome.REJECTED, code, message), retry_after_ms=retry_after_ms)
+            audit = self._decision(queued, Decision.REFUSED, now_ms, code=code, message=message, inputs=inputs)
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+
+    def shed(
+        self, queued: QueuedRequest, code: Code, message: str, retry_after_ms: int | None, inputs: Inputs, now_ms: int
+    ) -> tuple[OutRecord, ...]:
+        """The reply and audit event of a valid request that is not admitted now."""
+        reply = replace(
+            self._answer(queued, Outcome.REJECTED, code, message),
+            retry_after_ms=retry_after_ms,
+            timings=Timings(submitted_at_ms=queued.submitted_at_ms),
+        )
+        given = {**inputs, "retry_after_ms": retry_after_ms}
+        audit = self._decision(queued, Decision.REFUSED, now_ms, code=code, message=message, inputs=given)
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+
+    def not_served(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> tuple[OutRecord, ...]:
+        """The reply and audit event of a valid request that no pool may or can serve any more."""
+        reply = replace(
+            self._answer(queued, Outcome.REJECTED, refusal.code, refusal.message),
+            field=refusal.field,
+            timings=Timings(submitted_at_ms=queued.submitted_at_ms),
+        )
+        inputs = {"field": refusal.field, "waited_ms": now_ms - queued.submitted_at_ms, "pool": queued.pool}
+        audit = self._decision(
+            queued, Decision.REFUSED, now_ms, code=refusal.code, message=refusal.message, inputs=inputs
+        )
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+
+    def cancelled(
+        self,
+        queued: QueuedRequest,
+        cancel: Cancel,
+        now_ms: int,
+        accepted: Inputs | None = None,
+        *,
+        was_admitted: bool = True,
+    ) -> tuple[OutRecord, ...]:
+        """The reply and audit event of a cancelled request. ``accepted`` adds the inputs of its admission."""
+        waited_ms = now_ms - queued.submitted_at_ms
+        message = f"cancelled by its tenant after {waited_ms} ms of waiting"
+        reply = self._answer(queued, Outcome.CANCELLED, None, message)
+        if not was_admitted:
+            reply = replace(reply, timings=Timings(submitted_at_ms=queued.submitted_at_ms))
+        place = cancel.claim
+        inputs = {
+            **(accepted or {}),
+            "waited_ms": waited_ms,
+            "pool": queued.pool,
+            "requested_at_ms": cancel.requested_at_ms,
+            "cancel_at": f"{place.partition.topic}-{place.partition.partition}@{place.offset}",
+        }
+        audit = self._decision(queued, Decision.CANCELLED, now_ms, message=message, inputs=inputs)
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+
+    def cancellation(self, cancel: Cancel) -> OutRecord:
+        """The cancellation record for the consumers."""
+        told = Cancellation(cancel.request_id, cancel.tenant, self.dispatcher_id, cancel.requested_at_ms)
+        return OutRecord(names.CONTROL_CANCELLATIONS, cancel.request_id.encode(), self.codec.encode(told))
+
+    def cancel_refused(
+        self, cancel: CancelRequest, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
+    ) -> tuple[OutRecord, ...]:
+        """The audit event of an invalid cancel, without a reply: that would be a second reply to the request it names,
+        or one without a reader."""
+        said = replace(refusal, message=f"cancel: {refusal.message}")
+        return (self._refusal(cancel.request_id[:MAX_ID_CHARS], None, arrival, tenant, said, now_ms),)
+
+    def refused(
+        self,
+        request: InferenceRequest,
+        arrival: Arrival,
+        tenant: str,
+        spec: TenantSpec | None,
+        refusal: Refusal,
+        now_ms: int,
+    ) -> tuple[OutRecord, ...]:
+        """The reply naming the invalid field and the reason, and its audit event."""
+        request_id, replay_of = request.request_id[:MAX_ID_CHARS], request.replay_of
+        if replay_of is not None and not names.is_request_id(replay_of):
+            replay_of = None
+        reply = InferenceReply(
+            request_id=request_id,
+            tenant=tenant,
+            outcome=Outcome.REJECTED,
+            code=refusal.code,
+            field=refusal.field,
+            message=refusal.message,
+            model=request.model[:MAX_ID_CHARS],
+            task=request.task[:MAX_ID_CHARS],
+            timings=Timings(submitted_at_ms=arrival.timestamp_ms),
+            source=arrival.coordinate,
+            replay_of=replay_of,
+        )
+        audit = self._refusal(request_id, replay_of, arrival, tenant, refusal, now_ms)
+        topic = reply_topic_for_refusal(request, tenant, spec)
+        return self._reply(topic, reply, trace_headers(arrival.headers)), audit
+
+    def duplicate(
+        self, queued: QueuedRequest, first: SourceCoordinate, replayed: tuple[str, InferenceReply] | None, now_ms: int
+    ) -> tuple[OutRecord, ...]:
+        """The audit event of a duplicate, and a copy of the first request's reply if given.
+
+        Without ``replayed`` there is no reply: that of the first request is still to come, or cannot be sent again.
+        """
+        audit = AuditEvent(
+            request_id=queued.request.request_id,
+            tenant=queued.tenant,
+            decision=Decision.DUPLICATE,
+            actor=self.dispatcher_id,
+            occurred_at_ms=now_ms,
+            source=SourceCoordinate(*queued.claim.partition, queued.claim.offset),
+            message=f"first at {first.topic}-{first.partition}@{first.offset}",
+            inputs={"replayed": str(replayed is not None).lower()},
+        )
+        outputs = (self._audit(audit),)
+        return outputs if replayed is None else (self._reply(*replayed, queued.trace_headers), *outputs)
+
+    def dead_letter(self, arrival: Arrival, tenant: str, error: DecodeError, now_ms: int) -> tuple[OutRecord, ...]:
+        """The original bytes, with headers for their origin and the error, and the audit event."""
+        audit = AuditEvent(
+            request_id="",
+            tenant=tenant,
+            decision=Decision.DEAD_LETTERED,
+            actor=self.dispatcher_id,
+            occurred_at_ms=now_ms,
+            source=arrival.coordinate,
+            code=error.problem,
+            message=str(error),
+        )
+        given = dead_letter_headers(arrival.coordinate, arrival.timestamp_ms, error, self._signature, tenant=tenant)
+        letter = OutRecord(names.DEAD_LETTER_REQUESTS, *letter_content(arrival.key, arrival.value or b"", given))
+        return letter, self._audit(audit)
+
+    def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
+        """The replacement of a settlement whose first output the broker refuses.
+
+        A refused reply becomes a dead letter. A work item too large for its topic becomes a rejection. A dead letter
+        too large is dropped; its audit event stays. Anything else is returned unchanged and waits in the blocked-topic
+        retry queue, such as work whose topic does not exist yet.
+        """
+        first = settlement.outputs[0]
+        too_large = reason in _TOO_LARGE
+        if names.is_replies(first.topic):
+            return self._kept_reply(settlement, f"{first.topic}: {reason}")
+        if too_large and names.is_priority(first.topic):
+            return self._too_large_for_its_topic(settlement)
+        if too_large and first.topic == names.DEAD_LETTER_REQUESTS:
+            return Settlement(settlement.claim, settlement.outputs[1:])
+        return settlement
+
+    def _kept_reply(self, settlement: Settlement, why: str) -> Settlement:
+        first = settlement.outputs[0]
+        coordinate = SourceCoordinate(*settlement.claim.partition, settlement.claim.offset)
+        letter_headers = dead_letter_headers(coordinate, None, UnpublishableError(why), self._signature)
+        letter = OutRecord(names.DEAD_LETTER_REQUESTS, *letter_content(first.key, first.value, letter_headers))
+        return Settlement(settlement.claim, (letter, *settlement.outputs[1:]))
+
+    def _too_large_for_its_topic(self, settlement: Settlement) -> Settlement:
+        """The rejection of an oversized work item: its topic allows smaller records than topics.yaml says."""
+        work = settlement.outputs[0]
+        item = self.codec.decode_as(WorkItem, work.value)
+        message = f"its work item of {len(work.value)} bytes is larger than {work.topic} takes"
+        reply = InferenceReply(
+            request_id=item.request.request_id,
+            tenant=item.tenant,
+            outcome=Outcome.REJECTED,
+            code=Code.INVALID,
+            field="input",
+            message=message,
+            model=item.request.model,
+            task=item.request.task,
+            timings=Timings(submitted_at_ms=item.submitted_at_ms, admitted_at_ms=item.admitted_at_ms),
+            degradations=item.degradations,
+            source=item.source,
+            replay_of=item.request.replay_of,
+        )
+        audit = AuditEvent(
+            request_id=item.request.request_id,
+            tenant=item.tenant,
+            decision=Decision.REFUSED,
+            actor=self.dispatcher_id,
+            occurred_at_ms=item.dispatched_at_ms,
+            source=item.source,
+            code=Code.INVALID,
+            message=message,
+            inputs={"field": "input", "pool": item.pool, **_replay(item.request.replay_of)},
+        )
+        return Settlement(
+            settlement.claim, (self._reply(item.reply_topic, reply, trace_headers(work.headers)), self._audit(audit))
+        )
+
+    @property
+    def _signature(self) -> Signature:
+        return Signature(self.dispatcher_id, self.group)
+
+    def _answer(self, queued: QueuedRequest, outcome: Outcome, code: Code | None, message: str) -> InferenceReply:
+        return InferenceReply(
+            request_id=queued.request.request_id,
+            tenant=queued.tenant,
+            outcome=outcome,
+            code=code,
+            message=message,
+            model=queued.request.model,
+            task=queued.request.task,
+            timings=Timings(submitted_at_ms=queued.submitted_at_ms, admitted_at_ms=queued.admitted_at_ms),
+            degradations=queued.degradations,
+            source=queued.source,
+            replay_of=queued.request.replay_of,
+        )
+
+    def _refusal(
+        self, request_id: str, replay_of: str | None, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
+    ) -> OutRecord:
+        return self._audit(
+            AuditEvent(
+                request_id=request_id,
+                tenant=tenant,
+                decision=Decision.REFUSED,
+                actor=self.dispatcher_id,
+                occurred_at_ms=now_ms,
+                source=arrival.coordinate,
+                code=refusal.code,
+                message=refusal.message,
+                inputs={"field": refusal.field, **_replay(replay_of)},
+            )
+        )
+
+    def _decision(
+        self,
+        queued: QueuedRequest,
+        decision: Decision,
+        now_ms: int,
+        *,
+        code: Code | None = None,
+        message: str | None = None,
+        inputs: Inputs,
+    ) -> OutRecord:
+        return self._audit(
+            AuditEvent(
+                request_id=queued.request.request_id,
+                tenant=queued.tenant,
+                decision=decision,
+                actor=self.dispatcher_id,
+                occurred_at_ms=now_ms,
+                source=queued.source,
+                code=code,
+                message=message,
+                inputs={**{name: str(value) for name, value in inputs.items()}, **_replay(queued.request.replay_of)},
+            )
+        )
+
+    def _reply(self, topic: str, reply: InferenceReply, trace: TraceHeaders) -> OutRecord:
+        return reply_record(topic, reply, self.codec.encode(reply), trace)
+
+    def _audit(self, audit: AuditEvent) -> OutRecord:
+        return OutRecord(names.LEDGER_AUDIT, audit.tenant.encode(), self.codec.encode(audit))
+
+
+def _retrieval_inputs(queued: QueuedRequest) -> dict[str, object]:
+    use = queued.retrieval_use
+    if use is None:
+        return {}
+    given: dict[str, object] = {
+        "collection": use.collection,
+        "retrieval_mode": use.mode,
+        "retrieval_ms": use.took_ms,
+        "passages": len(queued.passages),
+    }
+    if use.reason is not None:
+        given["retrieval_reason"] = use.reason
+    if use.collection_version is not None:
+        given["collection_version"] = use.collection_version
+    return given
+
+
+def _history_inputs(queued: QueuedRequest) -> dict[str, object]:
+    use = queued.history_use
+    if use is None:
+        return {}
+    given: dict[str, object] = {"history_messages": use.messages, "history_ms": use.took_ms}
+    return given if use.reason is None else {**given, "history_reason": use.reason}
+
+
+def _replay(replay_of: str | None) -> dict[str, str]:
+    return {} if replay_of is None else {"replay_of": replay_of}

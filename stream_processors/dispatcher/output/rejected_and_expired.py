@@ -1,0 +1,88 @@
+"""Rejection and expiry of requests that are no longer served: too late, or without a pool. One answer each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fairlane.outcomes import Code, Decision
+from fairlane.ownership import Claim
+from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
+from stream_processors.dispatcher.admission.decision import Admitter
+from stream_processors.dispatcher.deduplication.accepted_ids import DuplicateIndex
+from stream_processors.dispatcher.intake.validation import Refusal
+from stream_processors.dispatcher.output.decision_records import DecisionWriter
+from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_stats import TenantStats
+from stream_processors.dispatcher.queued_request import QueuedRequest
+
+
+@dataclass(slots=True)
+class Unserved:
+    """Expired requests are answered at once. Rejections are submitted by ``send``: their sender may retry the same id
+    at once, so the id is removed from the duplicate index and the quota refunded first."""
+
+    transactions: TransactionLoop
+    admitter: Admitter
+    writer: DecisionWriter
+    counts: DecisionCounts
+    stats: TenantStats
+    duplicates: DuplicateIndex
+    _refused: list[tuple[QueuedRequest, Settlement]] = field(default_factory=list)
+    """Rejected requests with their settlements, not submitted yet."""
+    _answered: list[QueuedRequest] = field(default_factory=list)
+    """Expired or cancelled requests whose quota is not refunded yet."""
+
+    def answer_late(self, late: Sequence[QueuedRequest], now_ms: int) -> None:
+        """Answer requests that have expired, and reject those that cannot finish in time."""
+        expired: list[Settlement] = []
+        for queued in late:
+            settlement = self.late(queued, now_ms)
+            if now_ms > queued.deadline_at_ms:
+                expired.append(settlement)
+                self._answered.append(queued)
+            else:
+                self._refused.append((queued, settlement))
+        if expired:
+            self.transactions.submit_many(expired)
+
+    def answered(self, gone: Sequence[QueuedRequest]) -> None:
+        """Refund the quotas of these answered requests with the next ``send``."""
+        self._answered.extend(gone)
+
+    def refuse(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> None:
+        """Reject a request that no pool serves any more, with the next ``send``."""
+        self._refused.append((queued, Settlement(queued.claim, self.not_served(queued, refusal, now_ms))))
+
+    async def send(self) -> None:
+        """Delete the ids of pending rejections, refund quotas, then submit the rejections."""
+        refused, self._refused = self._refused, []
+        answered, self._answered = self._answered, []
+        if refused:
+            await self.duplicates.forget([queued.seen for queued, _ in refused])
+        await self.admitter.give_back([*answered, *(queued for queued, _ in refused)])
+        if refused:
+            self.transactions.submit_many([settlement for _, settlement in refused])
+
+    def discard(self, is_current: Callable[[Claim], bool]) -> list[QueuedRequest]:
+        """Remove and return pending rejections of revoked partitions: the new owner decides again."""
+        gone = [queued for queued, _ in self._refused if not is_current(queued.claim)]
+        self._refused = [refused for refused in self._refused if is_current(refused[0].claim)]
+        return gone
+
+    def __bool__(self) -> bool:
+        """Whether ``send`` has anything to do."""
+        return bool(self._refused or self._answered)
+
+    def late(self, queued: QueuedRequest, now_ms: int) -> Settlement:
+        """The settlement of a request that expired or cannot finish in time."""
+        if now_ms > queued.deadline_at_ms:
+            self.counts.decided(queued.tenant, Decision.EXPIRED)
+        else:
+            self.counts.decided(queued.tenant, Decision.REFUSED, Code.DEADLINE_UNMEETABLE)
+            self.stats.shed(queued.tenant, queued.pool, Code.DEADLINE_UNMEETABLE, now_ms)
+        return Settlement(queued.claim, self.writer.late(queued, self.admitter.retry_after_ms(queued, now_ms), now_ms))
+
+    def not_served(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> tuple[OutRecord, ...]:
+        """The outputs for a request that no pool serves any more."""
+        self.counts.decided(queued.tenant, Decision.REFUSED, refusal.code)
+        self.stats.shed(queued.tenant, queued.pool, refusal.code, now_ms)
+        return self.writer.not_served(queued, refusal, now_ms)

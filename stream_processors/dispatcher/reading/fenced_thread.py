@@ -1,0 +1,158 @@
+"""Faust's Kafka consumer thread with fencing: committed reads, own start positions, group metadata for commits."""
+
+import asyncio
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import aiokafka.consumer.consumer
+from aiokafka.consumer.fetcher import OffsetResetStrategy
+from confluent_kafka import Consumer as ConfluentConsumer
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+
+from fairlane.committed import AskTopicIds, ids_of, resume_points, stale_in
+from fairlane.logs import get_logger
+from fairlane.ownership import Membership, Ownership, PartitionId
+from stream_processors.dispatcher.reading.assignor import TenantAssignor
+from stream_processors.dispatcher.reading.bounded_fetcher import BoundedFetcher
+from stream_processors.dispatcher.reading.fetched_partition import Unreadable, record_bytes
+from stream_processors.dispatcher.reading.read_ahead import ReadAhead
+
+log = get_logger(__name__)
+
+# aiokafka has no parameter for the fetcher class. Versions are pinned, and a test on the real broker checks that this
+# class is used.
+aiokafka.consumer.consumer.Fetcher = BoundedFetcher
+
+MAX_READ_AHEAD_BYTES: Final = 32 * 1024 * 1024
+"""Bound of records passed to the event loop and not taken by it; beyond it nothing more is passed."""
+
+# Well below the 40 s after which Faust would go on reading without the seek.
+_SEEK_TIMEOUT_S = 20.0
+_NO_STATIC_INSTANCE = b"\x01"
+
+
+class Fetched(NamedTuple):
+    """Fetch metadata of a record, carried in its ``checksum`` field, which Kafka no longer uses.
+
+    Attributes:
+        epoch: of the assignment in which it was fetched.
+        poll: number of the poll that returned it.
+        unreadable: why it cannot be read, if so.
+    """
+
+    epoch: int
+    poll: int
+    unreadable: Unreadable | None
+
+
+def group_metadata(group: str, generation: int, member_id: str) -> bytes:
+    """Group metadata as librdkafka's ``consumer_group_metadata()`` serialises it for a classic group (format v2)."""
+    return (
+        b"CGMDv2:"
+        + struct.pack("<i", generation)
+        + group.encode()
+        + b"\0"
+        + member_id.encode()
+        + b"\0"
+        + _NO_STATIC_INSTANCE
+    )
+
+
+class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has no types
+    """Consumer thread that fetches committed data only and starts every assignment at the group's committed offsets."""
+
+    ownership: Ownership
+    offsets: ConfluentConsumer
+    read_ahead: ReadAhead
+    topic_ids: AskTopicIds
+    on_failure: Callable[[BaseException], None]
+    _held: frozenset[PartitionId] = frozenset()
+    _slow: frozenset[PartitionId] = frozenset()
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        # Faust sets these only in its exactly-once mode, or never.
+        consumer._isolation_level = "read_committed"
+        # Exactly one assignor: aiokafka 0.14 sends one join per assignor (its pull request 1168), which doubles every
+        # rebalance, and members that start together may trigger rebalances for minutes.
+        consumer._partition_assignment_strategy = (TenantAssignor,)
+        return consumer
+
+    async def _fetch_records(
+        self, consumer: Any, active_partitions: Any, timeout: float | None = None, max_records: int | None = None
+    ) -> Any:
+        if not await self.read_ahead.wait_for_room(timeout or 0):
+            return {}
+        consumer._fetcher.held, consumer._fetcher.slow = self._held, self._slow
+        records = await super()._fetch_records(consumer, active_partitions, timeout=timeout, max_records=max_records)
+        if not records:
+            return records
+        # Seeks run on this thread too, and nothing was awaited since the records were drained: they belong to the
+        # present epoch, however late the event loop sees them.
+        epoch = self.ownership.epoch
+        poll = self.read_ahead.hand_over(sum(record_bytes(record) for batch in records.values() for record in batch))
+        for batch in records.values():
+            for record in batch:
+                record.checksum = Fetched(epoch, poll, record.checksum)
+        return records
+
+    def hold(self, held: frozenset[PartitionId], slow: frozenset[PartitionId]) -> None:
+        """See ``RequestStream.hold``. Called on the event loop's thread; the sets are replaced, never mutated."""
+        released = self._held - held
+        self._held, self._slow = held, slow
+        consumer = self._consumer
+        if consumer is not None and consumer._fetcher is not None:
+            consumer._fetcher.held, consumer._fetcher.slow = held, slow
+            if released:
+                self.thread_loop.call_soon_threadsafe(consumer._fetcher.wake)
+
+    async def seek_to_committed(self) -> Mapping[Any, int]:
+        return dict(await self.call_thread(self._seek_or_fail))
+
+    async def _seek_or_fail(self) -> Mapping[Any, int]:
+        try:
+            return await self._seek_to_committed()
+        except Exception as error:
+            # Faust would continue from an arbitrary position: end the process instead.
+            self.on_failure(error)
+            raise
+
+    async def _seek_to_committed(self) -> Mapping[Any, int]:
+        consumer = self._ensure_consumer()
+        if consumer._subscription.reassignment_in_progress:
+            return {}  # the assignment is about to be revoked; the next join seeks again
+        membership, revocations = self.membership(), self.ownership.revocations
+        assigned = {PartitionId(tp.topic, tp.partition): tp for tp in consumer.assignment()}
+        missing = [partition for partition in assigned if partition not in set(self.ownership.partitions())]
+        ask = partial(resume_points, self.offsets, missing, _SEEK_TIMEOUT_S, self.topic_ids)
+        found = await asyncio.get_running_loop().run_in_executor(None, ask)
+        points = {partition: resume.committed for partition, resume in found.items()}
+        if self.membership().generation != membership.generation or not self.ownership.assign(
+            points, membership, topic_ids=ids_of(found), stale=stale_in(found), unless_revoked_since=revocations
+        ):
+            return {}  # another rebalance has begun; its own seek follows
+        for partition, resume in found.items():
+            # A group without a commit here starts at this position, whichever record is delivered first.
+            self.ownership.advance(partition, resume.position)
+        positions = self.ownership.resume_points()
+        for partition, tp in assigned.items():
+            if partition in positions:
+                consumer.seek(tp, positions[partition])
+        # From now on a position overtaken by retention is an error that ends the process, never a silent reset.
+        consumer._fetcher._default_reset_strategy = OffsetResetStrategy.NONE
+        log.info("assigned", partitions=len(assigned), generation=membership.generation)
+        return {tp: positions[partition] for partition, tp in assigned.items() if partition in positions}
+
+    def allow_reset(self) -> None:
+        """Allow an automatic offset reset between a revocation and the seek after the next join."""
+        consumer = self._consumer
+        if consumer is not None and consumer._fetcher is not None:
+            consumer._fetcher._default_reset_strategy = OffsetResetStrategy.EARLIEST
+
+    def membership(self) -> Membership:
+        """This consumer's membership as the coordinator client knows it; a generation of -1 means no member."""
+        coordinator = self._ensure_consumer()._coordinator
+        generation, member_id = int(coordinator.generation), str(coordinator.member_id)
+        return Membership(generation, member_id, group_metadata(self.app.conf.id, generation, member_id))

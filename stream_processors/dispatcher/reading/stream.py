@@ -1,0 +1,220 @@
+"""Faust application as a fenceable consumer: it reads and rebalances, and never commits.
+
+Differences from stock Faust, each covered by a test on the real broker: ``read_committed`` fetching; start positions
+and done sets come from a confluent consumer of the same group, because aiokafka cannot wait for offsets of a
+transaction being committed; generation and member id are recorded with their assignment; records already polled of a
+paused partition are kept; batches are read by ``reading/``, with bounds.
+"""
+
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import faust
+from aiokafka.helpers import create_ssl_context
+from confluent_kafka import Consumer as ConfluentConsumer
+from faust.transport.drivers.aiokafka import Consumer, Transport
+from faust.types import TP
+from yarl import URL
+
+from fairlane.kafka import read_committed_consumer
+from fairlane.logs import get_logger
+from fairlane.names import dispatcher_group
+from fairlane.ownership import Ownership, PartitionId
+from fairlane.settings import Settings
+from fairlane.topic_ids import TopicIds
+from stream_processors.dispatcher.reading.fenced_thread import MAX_READ_AHEAD_BYTES, FencedThread
+from stream_processors.dispatcher.reading.read_ahead import ReadAhead
+
+log = get_logger(__name__)
+
+_RESUBSCRIBE_S = 0.1
+# aiokafka leaves the group for good without a fetch for this long, and a member without partitions never fetches.
+_MAX_POLL_INTERVAL_S = 365 * 86_400.0
+_MAX_POLL_RECORDS = 2_000
+# Bound of Faust's queue between poll and agent. It is in order of arrival, so others wait behind a flood in it.
+_MAX_STREAM_RECORDS = 128
+
+Handler = Callable[[Any], Awaitable[None]]
+
+
+class RequestStream:
+    """The Faust application over the tenants' topics.
+
+    ``on_record`` is awaited for every record; ``on_revoked`` before the group reassigns the partitions.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ownership: Ownership,
+        *,
+        on_record: Handler,
+        on_revoked: Callable[[], Awaitable[None]],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.group = dispatcher_group(settings.group_prefix)
+        self._ownership = ownership
+        self._on_revoked = on_revoked
+        self._on_failure = on_failure
+        self._offsets = ConfluentConsumer(read_committed_consumer(settings, self.group))
+        self._read_ahead = ReadAhead(MAX_READ_AHEAD_BYTES)
+        self._app = self._build_app(settings)
+        self._topic = self._app.topic("placeholder", key_serializer="raw", value_serializer="raw")
+        self._topic.topics = []
+        self._subscribed: frozenset[str] = frozenset()
+        self._paused: set[PartitionId] = set()
+
+        async def read(stream: Any) -> None:
+            async for event in stream.noack().events():
+                fetched = event.message.checksum
+                self._read_ahead.taken(fetched.poll)
+                await on_record(event.message)
+
+        self._app.agent(self._topic, name="requests")(read)
+
+    def _build_app(self, settings: Settings) -> Any:
+        session_s = settings.dispatcher_session_timeout_ms / 1000
+        brokers = [URL(f"kafka://{server}") for server in settings.kafka_bootstrap_servers.split(",")]
+        app = faust.App(
+            self.group,
+            broker=brokers,
+            broker_credentials=_credentials(settings),
+            broker_client_id=settings.instance_id,
+            broker_session_timeout=session_s,
+            broker_heartbeat_interval=session_s / 4,
+            broker_request_timeout=max(40.0, session_s * 2),
+            broker_max_poll_records=_MAX_POLL_RECORDS,
+            broker_max_poll_interval=_MAX_POLL_INTERVAL_S,
+            consumer_metadata_max_age_ms=2_000,
+            # Never takes effect: every assignment begins with our own seek.
+            consumer_auto_offset_reset="earliest",
+            store="memory://",
+            # Faust creates this folder although we store nothing in it.
+            datadir=str(Path(tempfile.gettempdir()) / "fairlane-faust"),
+            topic_disable_leader=True,
+            topic_allow_declare=False,
+            web_enabled=False,
+            stream_buffer_maxsize=_MAX_STREAM_RECORDS,
+            # The default waits for unacknowledged messages without a bound: the member then never rejoins.
+            stream_wait_empty=False,
+            # An option of Faust's own assignor. FencedThread replaces that assignor with ours, since it gives partition
+            # 0 of every topic to one member.
+            table_standby_replicas=0,
+        )
+        ownership, offsets, on_failure = self._ownership, self._offsets, self._on_failure
+        read_ahead = self._read_ahead
+
+        class FencedConsumer(Consumer):  # type: ignore[misc]  # Faust has no types
+            def _new_consumer_thread(self) -> FencedThread:
+                thread = FencedThread(self, loop=self.loop, beacon=self.beacon)
+                thread.ownership, thread.offsets, thread.on_failure = ownership, offsets, on_failure
+                thread.read_ahead = read_ahead
+                thread.topic_ids = TopicIds(settings)
+                return thread
+
+            async def _wait_next_records(self, timeout: float) -> tuple[Any, None]:
+                # Faust filters polled records by the partitions active afterwards: it would drop those of a partition
+                # paused meanwhile, and the next record would make the gap count as done. None disables the filter.
+                records, _active_partitions = await super()._wait_next_records(timeout)
+                return records, None
+
+        transport = Transport(brokers, app)
+        transport.Consumer = FencedConsumer
+        app.transport = transport
+        app.on_partitions_revoked.connect(self._revoked, weak=False)
+        return app
+
+    async def start(self, topics: Iterable[str]) -> None:
+        """Join the group. ``topics`` must exist and not be empty: Faust never reads a topic subscribed to before its
+        metadata was visible."""
+        self._topic.topics = sorted(topics)
+        self._subscribed = frozenset(self._topic.topics)
+        self._app.topics._resubscribe_sleep_lock_seconds = _RESUBSCRIBE_S
+        await self._app.start()
+
+    async def stop(self) -> None:
+        """Leave the group."""
+        await self._app.stop()
+        self._offsets.close()
+
+    @property
+    def subscribed(self) -> frozenset[str]:
+        return self._subscribed
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        """Replace the subscription without a restart. The topics must exist."""
+        # In place: the agent reads a clone of the topic, which shares this list.
+        self._topic.topics[:] = sorted(topics)
+        self._subscribed = frozenset(self._topic.topics)
+        conductor = self._app.topics
+        names = await conductor._update_indices()
+        await self._app.consumer.subscribe(names)
+
+    @property
+    def rebalancing(self) -> bool:
+        return bool(self._app.rebalancing)
+
+    @property
+    def crashed(self) -> BaseException | None:
+        """The error that stopped Faust, if any."""
+        reason: BaseException | None = self._app.crash_reason
+        return reason
+
+    def refresh_membership(self) -> None:
+        """Update the membership: a rebalance that left this member its partitions may have raised the generation
+        without a callback.
+
+        Every join revokes first, so a valid generation belongs to the partitions still owned.
+        """
+        thread = getattr(self._app.consumer, "_thread", None)
+        if thread is not None and thread._consumer is not None and not self._app.rebalancing:
+            membership = thread.membership()
+            if membership.may_commit and not self._app.rebalancing:
+                self._ownership.refresh(membership)
+
+    def hold(self, partitions: Iterable[PartitionId], slow: Iterable[PartitionId] = ()) -> None:
+        """Hold exactly these partitions, and read the ``slow`` ones in small turns. Takes effect with the next poll, as
+        does the release. Fetched records are kept; a pause
+        discards those not polled yet."""
+        thread = getattr(self._app.consumer, "_thread", None)
+        if thread is not None:
+            thread.hold(frozenset(partitions), frozenset(slow))
+
+    def apply_pauses(self, paused: Iterable[PartitionId]) -> None:
+        """Pause exactly these partitions. Faust resumes all after a rebalance, so pauses are set again each time."""
+        wanted = set(paused)
+        consumer = self._app.consumer
+        if wanted:
+            consumer.pause_partitions({TP(*partition) for partition in wanted})
+        resumed = self._paused - wanted
+        if resumed:
+            consumer.resume_partitions({TP(*partition) for partition in resumed} & consumer.assignment())
+        self._paused = wanted
+
+    async def _revoked(self, _app: Any, revoked: Iterable[Any], **_kwargs: object) -> None:
+        log.info("revoked", partitions=len(list(revoked)))
+        self._paused.clear()
+        self._ownership.revoke_all()
+        self._read_ahead.reset()
+        self._app.consumer._thread.allow_reset()
+        await self._on_revoked()
+
+
+def _credentials(settings: Settings) -> Any:
+    if settings.kafka_security_protocol == "PLAINTEXT":
+        return None
+    context = None
+    if settings.kafka_security_protocol.endswith("SSL"):
+        ca_file = settings.kafka_ssl_ca_file
+        context = create_ssl_context(cafile=None if ca_file is None else str(ca_file))
+    if settings.kafka_security_protocol == "SSL":
+        return faust.SSLCredentials(context)
+    password = settings.kafka_sasl_password
+    return faust.SASLCredentials(
+        mechanism=settings.kafka_sasl_mechanism,
+        username=settings.kafka_sasl_username,
+        password=None if password is None else password.get_secret_value(),
+        ssl_context=context,
+    )

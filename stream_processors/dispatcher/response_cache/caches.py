@@ -1,0 +1,233 @@
+"""The dispatcher's caches: passages, query vectors, exact and semantic answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import msgspec
+import numpy as np
+
+from fairlane.clock import ClockMs
+from fairlane_server.caching.entries import UNREADABLE
+from fairlane_server.caching.keys import CacheKey, CacheName, embedding_key, retrieval_key
+from fairlane_server.caching.responses import CachedAnswer, decode_answer, encode_answer
+from fairlane_server.redis.cache import RedisCache, Result, count
+from fairlane_server.retrieval.embedder import FloatArray, QueryEmbedder
+from fairlane_server.retrieval.store import Collection, Hit
+from stream_processors.dispatcher.response_cache.hot_cache import HotCache, HotPolicy
+from stream_processors.dispatcher.response_cache.semantic_match import NO_WORDING, Wording, encode_row, nearest
+from stream_processors.dispatcher.response_cache.singleflight import Singleflight
+
+HOT = "hot"
+"""Metric label of the in-memory cache."""
+
+GROUP_ROWS = 256
+"""Most questions stored per semantic group."""
+
+ITEM_OVERHEAD_BYTES = 512
+"""Memory overhead per entry beyond its size in Redis."""
+
+_ANSWERS_TRIED = 4
+
+_encoder = msgspec.msgpack.Encoder()
+_hits_decoder = msgspec.msgpack.Decoder(tuple[Hit, ...])
+
+
+@dataclass(slots=True)
+class PassageCache:
+    """Search results: popular ones in memory, all in Redis. The key contains the collection's version. Implements the
+    enrichment's ``RetrievalCache``."""
+
+    redis: RedisCache
+    hot: HotCache[tuple[Hit, ...]]
+    clock: ClockMs
+    ttl_s: float
+
+    async def get(self, collection: Collection, mode: str, width: int, query: str) -> tuple[Hit, ...] | None:
+        """The hits of this query in this version of the collection; None on a miss."""
+        key = _key(collection, mode, width, query)
+        known = self.hot.get(key, self.clock())
+        count(HOT, Result.MISS if known is None else Result.HIT)
+        if known is not None:
+            return known
+        stored = await self.redis.get(key, _with_size)
+        if stored is None:
+            return None
+        hits, size_bytes = stored
+        self._keep(key, hits, size_bytes)
+        return hits
+
+    async def put(self, collection: Collection, mode: str, width: int, query: str, hits: Sequence[Hit]) -> None:
+        """Store the hits of a complete search: in memory at once, in Redis asynchronously."""
+        key = _key(collection, mode, width, query)
+        payload = encode_hits(hits)
+        self._keep(key, tuple(hits), len(payload))
+        self.redis.soon(key, lambda: self.redis.put(key, payload))
+
+    def _keep(self, key: CacheKey, hits: tuple[Hit, ...], size_bytes: int) -> None:
+        ends_at_ms = self.clock() + round(1_000 * self.ttl_s)
+        self.hot.put(key, hits, size_bytes + ITEM_OVERHEAD_BYTES, ends_at_ms)
+
+
+@dataclass(slots=True)
+class EmbeddingCache:
+    """Query vectors, for embedders slower than Redis; a static one is faster."""
+
+    redis: RedisCache
+    _flights: Singleflight[CacheKey, FloatArray] = field(default_factory=Singleflight)
+
+    async def embed(self, tenant: str, embedder: QueryEmbedder, text: str) -> FloatArray:
+        """A vector as from ``embedder.embed_query``, which runs at most once at a time for the same text of a tenant.
+        Raises EmbedderError. The caller bounds the time."""
+        key = embedding_key(tenant, embedder.name, text)
+        known = await self.redis.get(key, lambda payload: decode_vector(payload, embedder.dimensions))
+        if known is not None:
+            return known
+
+        async def run() -> FloatArray:
+            vector = await embedder.embed_query(text)
+            payload = encode_vector(vector)
+            self.redis.soon(key, lambda: self.redis.put(key, payload))
+            return vector
+
+        return await self._flights.run(key, run)
+
+
+@dataclass(slots=True)
+class ResponseCache:
+    """Answers by exact key. Consumers store them under the same keys (``fairlane_server.caching.responses``)."""
+
+    redis: RedisCache
+
+    async def get(self, key: CacheKey) -> CachedAnswer | None:
+        return await self.redis.get(key, decode_answer)
+
+    async def put(self, key: CacheKey, answer: CachedAnswer) -> bool:
+        """Whether it was stored."""
+        return await self.redis.put(key, encode_answer(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarAnswer:
+    """The answer to a similar question; ``similarity`` is the cosine of the two vectors."""
+
+    answer: CachedAnswer
+    similarity: float
+
+
+@dataclass(slots=True)
+class SemanticCache:
+    """Answers to similar questions of otherwise equal requests (``semantic_group``).
+
+    Each group is a list of the latest questions' vectors, each with the exact key of its answer. That answer may not be
+    stored yet, or may have expired.
+    """
+
+    redis: RedisCache
+    threshold: float
+    group_rows: int = GROUP_ROWS
+
+    async def find(self, group: CacheKey, vector: FloatArray, wording: Wording = NO_WORDING) -> SimilarAnswer | None:
+        """The answer to the most similar question at or above the threshold that has a stored answer."""
+        result, found = await self._find(group, vector, wording)
+        count(group.cache, result)
+        return found
+
+    async def _find(self, group: CacheKey, vector: FloatArray, wording: Wording) -> tuple[Result, SimilarAnswer | None]:
+        rows = await self.redis.rows(group, self.group_rows)
+        if isinstance(rows, Result):
+            return rows, None
+        similar = nearest(vector, rows, self.threshold, _ANSWERS_TRIED, wording)
+        if similar is None:
+            return Result.POISONED, None
+        result = Result.MISS
+        for similarity, digest in similar:
+            looked = await self.redis.look_up(CacheKey(CacheName.RESPONSE, group.tenant, digest), decode_answer)
+            if looked.value is not None:
+                return Result.HIT, SimilarAnswer(looked.value, similarity)
+            if looked.result != Result.MISS:
+                result = looked.result
+        return result, None
+
+    def remember(self, group: CacheKey, vector: FloatArray, response: CacheKey, wording: Wording = NO_WORDING) -> None:
+        """Add a question whose answer will be stored under this key. Written asynchronously."""
+        if response.tenant != group.tenant:
+            raise ValueError("an answer of another tenant")
+        payload = encode_row(vector, response.digest, wording)
+        if payload is not None:
+            row = payload
+            self.redis.soon(group, lambda: self.redis.add_row(group, row, self.group_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """All caches, over one Redis. ``redis`` is the view used for passages and vectors."""
+
+    redis: RedisCache
+    passages: PassageCache
+    embeddings: EmbeddingCache
+    responses: ResponseCache
+    semantic: SemanticCache
+
+    async def settle(self) -> None:
+        """Wait for pending asynchronous writes, at most a few Redis timeouts."""
+        for redis in (self.redis, self.semantic.redis):
+            await redis.settle()
+
+
+def make_caches(
+    redis: RedisCache,
+    *,
+    ttl_s: float,
+    semantic_threshold: float,
+    clock: ClockMs,
+    hot: HotPolicy | None = None,
+    answers: RedisCache | None = None,
+) -> Caches:
+    """Build the caches over this Redis, which has the same ``ttl_s``; answers use ``answers`` instead if given."""
+    answers = answers or redis
+    return Caches(
+        redis=redis,
+        passages=PassageCache(redis, HotCache(hot or HotPolicy()), clock, ttl_s),
+        embeddings=EmbeddingCache(redis),
+        responses=ResponseCache(answers),
+        semantic=SemanticCache(answers, semantic_threshold),
+    )
+
+
+def encode_hits(hits: Sequence[Hit]) -> bytes:
+    """Entry payload of hits."""
+    return _encoder.encode(tuple(hits))
+
+
+def decode_hits(payload: bytes) -> tuple[Hit, ...] | None:
+    """Inverse of ``encode_hits``; None for any other payload, and for scores that are not finite."""
+    try:
+        hits = _hits_decoder.decode(payload)
+    except UNREADABLE:
+        return None
+    return hits if all(isfinite(hit.score) and hit.tokens >= 0 for hit in hits) else None
+
+
+def encode_vector(vector: FloatArray) -> bytes:
+    """Entry payload of a vector, in single precision."""
+    return np.asarray(vector, dtype="<f4").tobytes()
+
+
+def decode_vector(payload: bytes, dimensions: int) -> FloatArray | None:
+    """A vector of shape (dimensions,); None for any other payload, and for numbers that are not finite."""
+    if len(payload) != 4 * dimensions:
+        return None
+    vector = np.frombuffer(payload, dtype="<f4").astype(np.float32)
+    return vector if np.isfinite(vector).all() else None
+
+
+def _with_size(payload: bytes) -> tuple[tuple[Hit, ...], int] | None:
+    hits = decode_hits(payload)
+    return None if hits is None else (hits, len(payload))
+
+
+def _key(collection: Collection, mode: str, width: int, query: str) -> CacheKey:
+    return retrieval_key(
+        collection.tenant, collection.name, collection.version, collection.embedder, mode, width, query
+    )

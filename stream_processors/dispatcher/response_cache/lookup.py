@@ -1,0 +1,178 @@
+"""Response cache look-up: cache keys of a request, and the cached answer under them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fairlane.logs import get_logger
+from fairlane.outcomes import CacheMode
+from fairlane.records import CacheUse
+from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.responses import (
+    CachedAnswer,
+    may_be_kept,
+    response_key,
+    semantic_group,
+    semantic_query,
+    wording,
+)
+from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate, Urgency
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.response_cache.caches import ResponseCache, SemanticCache
+from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
+from stream_processors.dispatcher.response_cache.semantic_match import NO_WORDING, Wording
+from stream_processors.dispatcher.response_cache.singleflight import Singleflight
+
+log = get_logger(__name__)
+
+_MOST_AT_A_TIME = 8
+"""Concurrent look-ups; at most half of them for one tenant."""
+
+WITHIN_S = 0.25
+"""Timeout of a look-up, including the wait for its permit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Cache keys of a request: the exact key, and with ``group`` and ``vector`` also the semantic one."""
+
+    key: CacheKey
+    group: CacheKey | None = None
+    vector: FloatArray | None = None
+    wording: Wording = NO_WORDING
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """A cached answer and how it was found."""
+
+    answer: CachedAnswer
+    use: CacheUse
+
+
+class AnswerLookup(Protocol):
+    """Access to cached answers. No method raises because of the store, and every wait is bounded."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the cache is reachable, so that waiting for an answer to be stored makes sense."""
+
+    async def question(self, queued: QueuedRequest) -> Question | None:
+        """The cache keys; None for a request whose answer is not reproducible, or if they cannot be computed in
+        time."""
+
+    async def find(self, question: Question) -> KnownAnswer | None:
+        """The cached answer, if any."""
+
+    def remember(self, question: Question) -> None:
+        """Add the question to its semantic group, once its request is dispatched and an answer is to come."""
+
+
+class Versions(Protocol):
+    """Current versions of collections."""
+
+    async def collection_version(self, tenant: str, name: str, budget_s: float) -> int | None:
+        """The version; None if there is no such collection, or it cannot be determined within the budget."""
+
+
+class NoAnswers:
+    """Used without a cache: every look-up misses."""
+
+    is_available = False
+
+    async def question(self, _queued: QueuedRequest) -> Question | None:
+        return None
+
+    async def find(self, _question: Question) -> KnownAnswer | None:
+        return None
+
+    def remember(self, _question: Question) -> None: ...
+
+
+@dataclass(slots=True)
+class CachedAnswers:
+    """Look-up in the response and semantic caches. ``budget_s`` bounds the computation of a question, which may query
+    the collection's version and an embedder.
+
+    Tenants take turns; a look-up without a permit and an answer within WITHIN_S is a miss.
+    """
+
+    responses: ResponseCache
+    semantic: SemanticCache
+    versions: Versions
+    vectors: QueryVectors
+    budget_s: float
+    _gate: FairGate = field(default_factory=lambda: FairGate(_MOST_AT_A_TIME, per_tenant=_MOST_AT_A_TIME // 2))
+    _asked: Singleflight[tuple[str, str], int | None] = field(default_factory=Singleflight)
+
+    @property
+    def is_available(self) -> bool:
+        return self.responses.redis.is_available
+
+    async def question(self, queued: QueuedRequest) -> Question | None:
+        if not may_be_kept(queued.request):
+            return None
+        try:
+            async with asyncio.timeout(self.budget_s):
+                return await self._question(queued)
+        except TimeoutError:
+            return None
+
+    async def find(self, question: Question) -> KnownAnswer | None:
+        try:
+            async with asyncio.timeout(WITHIN_S), self._turn(question.key.tenant):
+                return await self._find(question)
+        except TimeoutError:
+            return None
+
+    def remember(self, question: Question) -> None:
+        if question.group is not None and question.vector is not None:
+            self.semantic.remember(question.group, question.vector, question.key, question.wording)
+
+    async def _question(self, queued: QueuedRequest) -> Question | None:
+        tenant, request, version = queued.tenant, queued.request, None
+        if request.retrieval is not None:
+            version = await self._version(tenant, request.retrieval.collection)
+        key = response_key(tenant, request, queued.model.version, version)
+        text = semantic_query(request) if queued.cache == CacheMode.SEMANTIC else None
+        if key is None or text is None:
+            return None if key is None else Question(key)
+        try:
+            vector = await self.vectors.embed(tenant, text)
+            group = semantic_group(tenant, request, queued.model.version, version, self.vectors.name)
+        except EmbedderError as error:
+            log.warning("question_not_embedded", tenant=tenant, error=type(error).__name__)
+            return Question(key)
+        return Question(key, group, vector, wording(text))
+
+    async def _version(self, tenant: str, name: str) -> int | None:
+        async def ask() -> int | None:
+            async with self._turn(tenant):
+                return await self.versions.collection_version(tenant, name, self.budget_s)
+
+        return await self._asked.run((tenant, name), ask)
+
+    async def _find(self, question: Question) -> KnownAnswer | None:
+        answer = await self.responses.get(question.key)
+        if answer is not None:
+            return _known(answer, CacheMode.EXACT)
+        if question.group is None or question.vector is None:
+            return None
+        similar = await self.semantic.find(question.group, question.vector, question.wording)
+        return None if similar is None else _known(similar.answer, CacheMode.SEMANTIC, similar.similarity)
+
+    @asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        ticket = self._gate.ticket(tenant, Urgency.WAITS)
+        try:
+            await ticket.granted
+            yield
+        finally:
+            self._gate.leave(ticket)
+
+
+def _known(answer: CachedAnswer, mode: CacheMode, similarity: float = 1.0) -> KnownAnswer:
+    return KnownAnswer(answer, CacheUse(mode, answer.request_id, answer.finished_at_ms, similarity))

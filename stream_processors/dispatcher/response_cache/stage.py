@@ -1,0 +1,281 @@
+"""Response cache stage with coalescing, before admission."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from fairlane.clock import ClockMs
+from fairlane.logs import get_logger
+from fairlane.outcomes import CacheMode
+from fairlane.ownership import Claim
+from fairlane.records import SourceCoordinate
+from fairlane_server.caching.keys import CacheKey
+from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.response_cache.lookup import AnswerLookup, KnownAnswer, Question
+
+log = get_logger(__name__)
+
+_TENANTS_THAT_SHARE = 4
+"""One tenant may use at most 1/4 of the held requests, of their bytes, and of the leaders."""
+
+_PART_OF_TIME = 0.5
+"""Fraction of its remaining time that a request waits for the answer to an equal one."""
+
+_STORED_WITHIN_S = 0.05
+"""Delay before a second look: an answer is stored concurrently with its commit, so possibly just after that is seen."""
+
+_REMEMBERED_S = 0.25
+"""How long an ended leader is kept, since its committed answer may still be about to be stored."""
+
+OnDone = Callable[[Arrival, QueuedRequest, KnownAnswer | None], None]
+"""Called with the cached answer or None, on the event loop. Must not raise."""
+
+_Alike = tuple[CacheKey, str, str]
+"""Cache key, cache mode and priority class. Equal requests coalesce; the latter two keep a request from waiting for a
+less urgent one, or for one that accepts answers it does not."""
+
+
+@dataclass(slots=True, eq=False)
+class _Leader:
+    """The first of equal requests, which is admitted; the others wait for its answer."""
+
+    claim: Claim
+    alike: _Alike
+    question: Question
+    ends_at_ms: float
+    """When coalescing on it ends, whatever its outcome."""
+    is_sent: bool = False
+    known: KnownAnswer | None = None
+    """Its stored answer, or one cached before."""
+    left_nothing: bool = False
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def tenant(self) -> str:
+        return self.question.key.tenant
+
+
+@dataclass(slots=True, eq=False)
+class _Lookup:
+    arrival: Arrival
+    queued: QueuedRequest
+    task: "asyncio.Task[None]"
+
+
+@dataclass(slots=True)
+class EarlierAnswers:
+    """Looks up requests that opted in, concurrently with intake. A miss is admitted as the leader, and equal requests
+    arriving meanwhile wait for its answer: once, and for at most half of their remaining time; then they are admitted
+    too. Backfill never leads.
+
+    On one event loop. No method raises because of a single request.
+
+    Attributes:
+        max_held: most requests looked up or waiting. Beyond it a request is admitted without a look-up.
+        max_held_bytes: most bytes of them.
+        max_wait_ms: longest wait for a leader, whatever the remaining time.
+        max_leaders: most leaders.
+    """
+
+    lookup: AnswerLookup
+    clock: ClockMs
+    max_held: int = 2_048
+    max_held_bytes: int = 32 * 1024 * 1024
+    max_wait_ms: int = 60_000
+    max_leaders: int = 8_192
+    _lookups: dict[Claim, _Lookup] = field(default_factory=dict)
+    _by_id: dict[tuple[str, str], set[Claim]] = field(default_factory=dict)
+    _held: Counter[str] = field(default_factory=Counter)
+    """Held requests by tenant."""
+    _bytes: Counter[str] = field(default_factory=Counter)
+    _total_bytes: int = 0
+    _leading: Counter[str] = field(default_factory=Counter)
+    _leaders: dict[_Alike, _Leader] = field(default_factory=dict)
+    _led_by: dict[SourceCoordinate, _Leader] = field(default_factory=dict)
+    """Leaders by source coordinate."""
+
+    def begin(self, arrival: Arrival, queued: QueuedRequest, on_done: OnDone) -> bool:
+        """Start a look-up unless the request did not opt in or there is no room. If True, ``on_done`` is called once,
+        unless the request is dropped before."""
+        if queued.cache == CacheMode.NONE or not self.lookup.is_available or not self._has_room(queued):
+            return False
+        task = asyncio.get_running_loop().create_task(self._run(queued.claim, on_done), name="earlier answer")
+        self._lookups[queued.claim] = _Lookup(arrival, queued, task)
+        self._by_id.setdefault((queued.tenant, queued.request_id), set()).add(queued.claim)
+        self._count(queued, 1)
+        return True
+
+    def held(self) -> list[QueuedRequest]:
+        """The requests looked up or waiting for a leader."""
+        return [lookup.queued for lookup in self._lookups.values()]
+
+    def find(self, tenant: str, request_id: str) -> list[QueuedRequest]:
+        """The held requests of this id. O(1)."""
+        return [self._lookups[claim].queued for claim in self._by_id.get((tenant, request_id), ())]
+
+    def drop(self, claims: Iterable[Claim]) -> None:
+        """Cancel these look-ups and end these leaders: answered elsewhere, or their partitions were revoked."""
+        for claim in claims:
+            if claim in self._lookups:
+                self._take(claim).task.cancel()
+            self._end(self._led_by.get(_place(claim)))
+
+    def discard(self, is_current: Callable[[Claim], bool]) -> None:
+        """Drop requests of revoked partitions: their new owner reads them again."""
+        held = (*self._lookups, *(leader.claim for leader in self._led_by.values()))
+        self.drop([claim for claim in held if not is_current(claim)])
+
+    def sent(self, claim: Claim) -> None:
+        """Note a dispatched leader: it now ends when its work is settled, not when its source record is."""
+        leader = self._led_by.get(_place(claim))
+        if leader is not None and not leader.is_sent:
+            leader.is_sent = True
+            self.lookup.remember(leader.question)
+
+    def committed(self, claims: Iterable[Claim]) -> None:
+        """End the leaders among these committed claims that were not dispatched."""
+        if self._led_by:
+            for claim in claims:
+                leader = self._led_by.get(_place(claim))
+                if leader is not None and not leader.is_sent:
+                    self._end(leader)
+
+    def settled(self, source: SourceCoordinate) -> None:
+        """End the leader at this coordinate: its work is done or was requeued."""
+        self._end(self._led_by.get(source))
+
+    def sweep(self) -> None:
+        """End leaders past their ``ends_at_ms``. Call it periodically."""
+        now_ms = self.clock()
+        for leader in [leader for leader in self._leaders.values() if leader.ends_at_ms < now_ms]:
+            self._end(leader)
+
+    async def close(self) -> None:
+        """Cancel all look-ups and wait for their tasks."""
+        tasks = [lookup.task for lookup in self._lookups.values()]
+        self.discard(lambda _claim: False)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        """Number of requests looked up or waiting for a leader."""
+        return len(self._lookups)
+
+    async def _run(self, claim: Claim, on_done: OnDone) -> None:
+        lookup = self._lookups[claim]
+        known: KnownAnswer | None = None
+        try:
+            known = await self._known(lookup.queued)
+        except Exception as error:  # noqa: BLE001 - a request is answered anew rather than not at all
+            log.error("earlier_answer_broken", tenant=lookup.queued.tenant, error=type(error).__name__)
+        if self._lookups.get(claim) is lookup:
+            self._take(claim)
+            on_done(lookup.arrival, lookup.queued, known)
+
+    async def _known(self, queued: QueuedRequest) -> KnownAnswer | None:
+        question = await self.lookup.question(queued)
+        if question is None:
+            return None
+        alike = question.key, queued.cache, queued.priority_class
+        leader = self._leaders.get(alike)
+        if leader is not None:
+            return await self._after(leader, queued)
+        # From here on equal requests wait for this one: a single look-up serves all of them.
+        leader = self._lead(queued, alike, question)
+        known = await self.lookup.find(question)
+        if known is not None and leader is not None:
+            leader.known = known
+            self._end(leader)
+        return known
+
+    async def _after(self, leader: _Leader, queued: QueuedRequest) -> KnownAnswer | None:
+        """Wait for the leader's end, then return its stored answer. Without one, waiters are admitted and do not wait
+        for another leader: equal requests with uncacheable answers would run one after the other."""
+        left_ms = min(self.max_wait_ms, _PART_OF_TIME * (queued.deadline_at_ms - self.clock()))
+        try:
+            async with asyncio.timeout(max(0.0, left_ms / 1_000)):
+                await leader.ended.wait()
+        except TimeoutError:
+            return None
+        async with leader.looking:
+            # One look-up for all waiters.
+            if leader.known is None and leader.is_sent and not leader.left_nothing:
+                leader.known = await self._stored(leader.question)
+                leader.left_nothing = leader.known is None
+        return leader.known
+
+    async def _stored(self, question: Question) -> KnownAnswer | None:
+        known = await self.lookup.find(question)
+        if known is None:
+            await asyncio.sleep(_STORED_WITHIN_S)
+            known = await self.lookup.find(question)
+        return known
+
+    def _lead(self, queued: QueuedRequest, alike: _Alike, question: Question) -> _Leader | None:
+        tenant = queued.tenant
+        is_full = len(self._leaders) >= self.max_leaders or self._leading[tenant] >= _part_of(self.max_leaders)
+        if is_full or queued.is_backfill:
+            return None
+        ends_at_ms = min(queued.deadline_at_ms, self.clock() + self.max_wait_ms)
+        leader = _Leader(queued.claim, alike, question, ends_at_ms)
+        self._leaders[alike] = self._led_by[_place(queued.claim)] = leader
+        self._leading[tenant] += 1
+        return leader
+
+    def _end(self, leader: _Leader | None) -> None:
+        if leader is None or leader.ended.is_set():
+            return
+        leader.ended.set()
+        if leader.is_sent:
+            asyncio.get_running_loop().call_later(_REMEMBERED_S, self._forget, leader)
+        else:
+            self._forget(leader)
+
+    def _forget(self, leader: _Leader) -> None:
+        """Remove a leader. Another may have replaced it under its key, or at its coordinate if its partition was
+        revoked and reassigned."""
+        if self._leaders.get(leader.alike) is leader:
+            del self._leaders[leader.alike]
+        if self._led_by.get(_place(leader.claim)) is leader:
+            del self._led_by[_place(leader.claim)]
+        _subtract(self._leading, leader.tenant, 1)
+
+    def _has_room(self, queued: QueuedRequest) -> bool:
+        tenant, size_bytes = queued.tenant, queued.size_bytes
+        return (
+            len(self._lookups) < self.max_held
+            and self._held[tenant] < _part_of(self.max_held)
+            and self._total_bytes + size_bytes <= self.max_held_bytes
+            and self._bytes[tenant] + size_bytes <= _part_of(self.max_held_bytes)
+        )
+
+    def _take(self, claim: Claim) -> _Lookup:
+        lookup = self._lookups.pop(claim)
+        key = lookup.queued.tenant, lookup.queued.request_id
+        self._by_id[key].discard(claim)
+        if not self._by_id[key]:
+            del self._by_id[key]
+        self._count(lookup.queued, -1)
+        return lookup
+
+    def _count(self, queued: QueuedRequest, sign: int) -> None:
+        self._total_bytes += sign * queued.size_bytes
+        _subtract(self._held, queued.tenant, -sign)
+        _subtract(self._bytes, queued.tenant, -sign * queued.size_bytes)
+
+
+def _part_of(most: int) -> int:
+    return max(1, most // _TENANTS_THAT_SHARE)
+
+
+def _subtract(counts: Counter[str], tenant: str, amount: int) -> None:
+    """Subtract and delete zero counts, since tenants come and go."""
+    counts[tenant] -= amount
+    if not counts[tenant]:
+        del counts[tenant]
+
+
+def _place(claim: Claim) -> SourceCoordinate:
+    return SourceCoordinate(*claim.partition, claim.offset)

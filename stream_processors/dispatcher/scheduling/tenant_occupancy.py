@@ -1,0 +1,120 @@
+"""What waits of each tenant over all pools, and which tenants' backfill therefore pauses. Pure.
+
+Online requests and backfill have an account each: however much backfill was fetched before it paused, no online request
+is refused for it, and however many online requests wait, backfill is read.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fairlane.records import TenantSpec
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, backfill_paused
+
+
+class Holdable(Protocol):
+    """What is counted of a request."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def cost_tokens(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def is_backfill(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Held:
+    requests: int = 0
+    size_bytes: int = 0
+    tokens: int = 0
+    is_paused: bool = False
+
+    def add(self, item: Holdable, sign: int) -> None:
+        self.requests += sign
+        self.size_bytes += sign * item.size_bytes
+        self.tokens += sign * item.cost_tokens
+
+
+@dataclass(slots=True)
+class _Account:
+    by_tenant: dict[str, _Held] = field(default_factory=dict)
+    """Only those that have something waiting."""
+    all: _Held = field(default_factory=_Held)
+
+    def add(self, item: Holdable) -> None:
+        held = self.by_tenant.get(item.tenant)
+        if held is None:
+            held = self.by_tenant[item.tenant] = _Held()
+        held.add(item, 1)
+        self.all.add(item, 1)
+
+    def remove(self, item: Holdable) -> None:
+        held = self.by_tenant[item.tenant]
+        held.add(item, -1)
+        if not held.requests:
+            del self.by_tenant[item.tenant]
+        self.all.add(item, -1)
+
+
+@dataclass(slots=True)
+class Holdings:
+    """Sums that are kept; every method but ``paused_backfill`` is O(1)."""
+
+    _online: _Account = field(default_factory=_Account)
+    _backfill: _Account = field(default_factory=_Account)
+
+    def add(self, item: Holdable) -> None:
+        """One more waits."""
+        self._of(item.is_backfill).add(item)
+
+    def remove(self, item: Holdable) -> None:
+        """One less waits. KeyError when nothing of its tenant and kind does."""
+        self._of(item.is_backfill).remove(item)
+
+    def bounds(self, spec: TenantSpec, weight: float, all_weights: float, *, backfill: bool) -> Bounds:
+        """What must be known of this tenant and of all to judge online requests, or backfill."""
+        account = self._of(backfill)
+        held = account.by_tenant.get(spec.tenant) or _Held()
+        return Bounds(
+            tenant_waiting_requests=held.requests,
+            tenant_waiting_bytes=held.size_bytes,
+            tenant_waiting_tokens=held.tokens,
+            tenant_max_requests=spec.max_queue_requests,
+            tenant_max_bytes=spec.max_queue_bytes,
+            tenant_weight=weight,
+            all_weights=all_weights,
+            total_waiting_requests=account.all.requests,
+            total_waiting_bytes=account.all.size_bytes,
+            total_waiting_tokens=self._online.all.tokens + self._backfill.all.tokens,
+        )
+
+    def paused_backfill(self, policy: AdmissionPolicy, bounds_of: "BoundsOf") -> set[str]:
+        """The tenants of whose backfill enough waits already; it is read again when half of that is left."""
+        paused = set()
+        for tenant, held in self._backfill.by_tenant.items():
+            held.is_paused = backfill_paused(policy, held.is_paused, bounds_of(tenant))
+            if held.is_paused:
+                paused.add(tenant)
+        return paused
+
+    def is_full_of_backfill(self, policy: AdmissionPolicy) -> bool:
+        """Whether so much backfill waits that none is to be read, whosesoever. What was fetched before a pause comes in
+        all the same, so that the pauses of many tenants alone would not bound the sum."""
+        held = self._backfill.all
+        return held.requests >= policy.max_waiting_requests or held.size_bytes >= policy.max_waiting_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all that waits."""
+        return self._online.all.size_bytes + self._backfill.all.size_bytes
+
+    def _of(self, is_backfill: bool) -> _Account:
+        return self._backfill if is_backfill else self._online
+
+
+class BoundsOf(Protocol):
+    """The bounds of a tenant."""
+
+    def __call__(self, tenant: str, /) -> Bounds: ...

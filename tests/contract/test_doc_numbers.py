@@ -1,0 +1,41 @@
+"""Numbers that documents name, held against the constants that they quote."""
+
+import re
+
+import pytest
+
+from deploy.local.layout import PROJECT_ROOT
+from fairlane.settings import Settings
+from fairlane_server.kafka.transactions import TransactionLoop
+from inference_consumers.capacity.measurement import FRESH_FOR_S
+from inference_consumers.engine_process.stall_detection import TIMES_PREDICTED
+from stream_processors.dispatcher.admission.degradation import DEFAULT_LADDER
+
+WORDS = {"ten": 10.0}
+
+
+def setting(name: str) -> float:
+    """The default of a setting."""
+    return float(Settings.model_fields[name].default)
+
+
+HANG_TIMEOUT_S = TransactionLoop.__dataclass_fields__["hang_timeout_s"].default
+CASES = [
+    ("architecture.md", r"has not returned after (\d+) s", HANG_TIMEOUT_S),
+    ("how-fairlane-decides.md", r"silent in one batch for longer than (\d+) s", setting("engine_hang_timeout_s") / 2),
+    ("how-fairlane-decides.md", r"and (\w+) times what was\s+predicted", TIMES_PREDICTED),
+    ("how-fairlane-decides.md", r"not run for (\d+) s of engine time", FRESH_FOR_S),
+    ("how-fairlane-decides.md", r"As it rises past ([\d.]+),", DEFAULT_LADDER.up_at[0]),
+    ("how-fairlane-decides.md", r"\u2026 ([\d.]+) one more step", DEFAULT_LADDER.up_at[-1]),
+    ("how-fairlane-decides.md", r"given back after (\d+) s below", DEFAULT_LADDER.down_after_ms / 1_000),
+    ("gateway.md", r"`ENGINE_HANG_TIMEOUT_S` \((\d+) s\)", setting("engine_hang_timeout_s")),
+    ("adr/0030-graceful-degradation.md", r"one step down after (\d+) s", DEFAULT_LADDER.down_after_ms / 1_000),
+    ("adr/0030-graceful-degradation.md", r"one step up per (\d+) ms", DEFAULT_LADDER.up_every_ms),
+]
+
+
+@pytest.mark.parametrize(("page", "pattern", "value"), CASES, ids=[f"{page}: {pattern}" for page, pattern, _ in CASES])
+def test_a_number_in_a_document_is_that_of_the_code(page: str, pattern: str, value: float) -> None:
+    found = re.findall(pattern, (PROJECT_ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert found, "the document no longer says it: change the pattern with the sentence"
+    assert {WORDS.get(number) or float(number) for number in found} == {float(value)}

@@ -21,10 +21,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class RequestInput:
-    """What the model is given. Which fields must be set follows from the task.
+    """Input of the model. The task decides which fields must be set.
 
-    generate: ``messages`` or ``prompt``; embed: ``texts``; rank: ``query`` and ``documents``; classify: ``image``
-    (a PNG, JPEG or WebP file, or raw 8-bit grey pixels of the model's size, row by row).
+    generate: ``messages`` or ``prompt``; embed: ``texts``; rank: ``query`` and ``documents``; classify: ``image`` (a
+    PNG, JPEG or WebP file, or raw 8-bit grey pixels of the model's size, row by row).
     """
 
     messages: tuple[Message, ...] | None = None
@@ -37,8 +37,8 @@ class RequestInput:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Sampling parameters; ``temperature`` 0 is greedy decoding. ``logprobs`` says how many alternatives to report at
-    each position, 0 to 20; None reports no log probabilities at all."""
+    """Sampling parameters; ``temperature`` 0 is greedy decoding. ``logprobs`` is the number of alternatives to report
+    at each position, 0 to 20; None reports no log probabilities."""
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -51,8 +51,8 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """Where to look for context, how many passages to add, and how far to look: ``mode`` is hybrid, vector (no full
-    text) or cached (only what was found before)."""
+    """Collection to search for context, number of passages to add, and extent of the search: ``mode`` is hybrid, vector
+    (no full text) or cached (earlier results only)."""
 
     collection: str
     top_k: int = 4
@@ -61,12 +61,12 @@ class Retrieval:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """A request as a tenant publishes it. The tenant that counts is the topic's; ``tenant`` may only agree with it.
+    """A request as a tenant publishes it. The topic determines the tenant; ``tenant`` may only agree with it.
 
     ``group`` names one of the tenant's own groups, which share its weight. ``replay_of`` is the id of the dead-lettered
-    request that this one is a replay of. ``cache`` says which answers given before may answer it (none, exact or
-    semantic); None leaves that to the tenant's own default. With ``conversation_id`` the input holds what is new and
-    the turns before it are added; ``conversation_after`` is the id of the turn that has to be among them.
+    request that this one replays. ``cache`` says which earlier answers may be reused (none, exact or semantic); None
+    means the tenant's default. With ``conversation_id`` the input holds the new messages, and earlier turns are added;
+    ``conversation_after`` is the id of the turn that must be among them.
     """
 
     request_id: str
@@ -89,8 +89,8 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """A tenant no longer wants the answer to one of its requests; it stands on the topic that the request stood on.
-    The tenant that counts is the topic's; ``tenant`` may only agree with it."""
+    """A tenant cancels one of its requests, on the topic of the request. The topic determines the tenant; ``tenant``
+    may only agree with it."""
 
     request_id: str
     tenant: str | None = None
@@ -98,7 +98,7 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class SourceCoordinate:
-    """Where a record stands in the log."""
+    """Position of a record in the log."""
 
     topic: str
     partition: int
@@ -107,7 +107,7 @@ class SourceCoordinate:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A retrieved passage with the score it was ranked by."""
+    """A retrieved passage with its ranking score."""
 
     passage_id: str
     text: str
@@ -116,8 +116,8 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalUse:
-    """How a request's passages were found. ``mode`` is how far retrieval looked in the end, ``none`` when it came to
-    nothing; ``reason`` says why not as far as it was asked to, None when it did."""
+    """How a request's passages were found. ``mode`` is the actual extent of the search, ``none`` when it found nothing;
+    ``reason`` says why it was less than requested, None when it was not."""
 
     collection: str
     mode: str
@@ -128,8 +128,8 @@ class RetrievalUse:
 
 @dataclass(frozen=True, slots=True)
 class HistoryUse:
-    """What of its conversation a request was given: how many messages, and why not all that it should have; None when
-    it has them all."""
+    """Part of its conversation that a request was given: number of messages, and why messages are missing; None when it
+    got all."""
 
     messages: int = 0
     reason: str | None = None
@@ -138,13 +138,12 @@ class HistoryUse:
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """A request that was admitted, on its way to one pool.
+    """An admitted request on its way to one pool.
 
     ``cost_tokens`` is prompt plus twice the expected output, ``prompt_tokens`` the prompt's part of it, both estimated.
-    ``handed_back`` counts the times a consumer could not take it. ``max_prompt_tokens`` is the tenant's own bound,
-    which the engine checks with the model's tokenizer; None where the model's alone counts. ``history`` is what was
-    said in the conversation before, oldest first. ``cache_answer`` asks for the answer to be kept for whoever asks the
-    same next.
+    ``handed_back`` counts the times a consumer requeued it. ``max_prompt_tokens`` is the tenant's own bound, which the
+    engine checks with the model's tokenizer; None means the model's bound alone. ``history`` holds the earlier turns of
+    the conversation, oldest first. ``cache_answer`` asks for the answer to be cached for equal requests.
     """
 
     request: InferenceRequest
@@ -181,7 +180,7 @@ class LabelScore:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """A token that could have stood at a position, and its natural log probability there."""
+    """A candidate token at a position, and its natural log probability there."""
 
     token: str
     logprob: float
@@ -198,9 +197,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the model answered: text for generate, one vector per text for embed, one score per document for rank
-    (in the order given), labels by falling probability for classify. ``logprobs`` has one entry per token of the text,
-    in its order; None unless the request asked for them."""
+    """Output of the model: text for generate, one vector per text for embed, one score per document for rank (in the
+    order given), labels by falling probability for classify. ``logprobs`` has one entry per token of the text, in
+    order; None unless requested."""
 
     text: str | None = None
     embeddings: tuple[tuple[float, ...], ...] | None = None
@@ -211,7 +210,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens as the model's own tokenizer counted them."""
+    """Tokens as counted by the model's own tokenizer."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -220,7 +219,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """When a request passed each stage, milliseconds since the epoch; None where it never got there."""
+    """When a request passed each stage, milliseconds since the epoch; None for a stage it did not reach."""
 
     submitted_at_ms: int | None = None
     admitted_at_ms: int | None = None
@@ -240,8 +239,8 @@ class PassageReference:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Whose answer a request was given: that of ``request_id``, an earlier request of the same tenant, which ended at
-    ``answered_at_ms``. ``similarity`` is the cosine of the two questions, 1 where they are the same."""
+    """The earlier answer that a request was given: that of ``request_id``, a request of the same tenant, answered at
+    ``answered_at_ms``. ``similarity`` is the cosine of the two questions, 1 for equal ones."""
 
     mode: str
     request_id: str
@@ -251,7 +250,7 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class ConversationTurn:
-    """What a request added to its conversation; with the reply's output it is what the next turn begins from."""
+    """What a request added to its conversation; with the reply's output it is the context of the next turn."""
 
     conversation_id: str
     messages: tuple[Message, ...]
@@ -261,9 +260,9 @@ class ConversationTurn:
 class InferenceReply:
     """The final reply to one request.
 
-    ``replay_of`` is the request's own. ``attempts`` counts the runs of an engine that the item took part in; it is also
-    1 where none ran, and from consumers that do not say. With ``cache_use`` the output, its usage and its passages are
-    those of an earlier answer. ``turn`` is there when the reply goes on a conversation.
+    ``replay_of`` is copied from the request. ``attempts`` counts the engine runs that included the item; it is also 1
+    when none ran, and from older consumers. With ``cache_use`` the output, its usage and its passages are those of an
+    earlier answer. ``turn`` is set when the reply continues a conversation.
     """
 
     request_id: str
@@ -309,9 +308,9 @@ class ReplyChunk:
 
 @dataclass(frozen=True, slots=True)
 class UsageEvent:
-    """What one work item cost. Emitted once for every outcome of dispatched work; ``work`` is its coordinate.
+    """Cost of one work item. Emitted once for every outcome of dispatched work; ``work`` is its coordinate.
 
-    With ``cached`` an earlier answer was given again: nothing ran, ``work`` is where the request stood, and the tokens
+    With ``cached`` an earlier answer was reused: nothing ran, ``work`` is the position of the request, and the tokens
     are those of the answer.
     """
 
@@ -352,9 +351,9 @@ class AuditEvent:
 class CapacityReport:
     """Heartbeat of one inference consumer.
 
-    Rates are tokens per second of engine time, averaged over recent runs at the batch size that gives most; 0 before
-    the first run. ``cost_tokens_per_s`` is in the dispatcher's unit of cost. ``partitions`` are the numbers that this
-    member owns in its pool's topics, the same in all of them; empty from consumers that do not say.
+    Rates are tokens per second of engine time, averaged over recent runs at the batch size with the highest rate; 0
+    before the first run. ``cost_tokens_per_s`` is in the dispatcher's unit of cost. ``partitions`` are the partition
+    numbers that this member owns, the same in all topics of its pool; empty from older consumers.
     """
 
     instance_id: str
@@ -376,7 +375,8 @@ class CapacityReport:
 
 @dataclass(frozen=True, slots=True)
 class ClassLoad:
-    """What waits of one class at one dispatcher. ``backlogged_weight`` sums the weights of the tenants that wait."""
+    """Backlog of one class at one dispatcher. ``backlogged_weight`` sums the weights of the tenants with waiting
+    requests."""
 
     priority_class: str
     backlogged_weight: float
@@ -386,9 +386,9 @@ class ClassLoad:
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """One pool as one dispatcher sees it: the whole pool's window, this dispatcher's share of it (0 to 1), and its own
-    work in flight. ``served_tokens`` counts from the dispatcher's start what its work cost, of all tenants; 0 from
-    dispatchers that do not say."""
+    """One pool as one dispatcher sees it: the window of the whole pool, this dispatcher's share of it (0 to 1), and its
+    own work in flight. ``served_tokens`` is the cost of its work for all tenants since the dispatcher's start; 0 from
+    older dispatchers."""
 
     pool: str
     window_tokens: int
@@ -400,7 +400,7 @@ class PoolLoad:
 
 @dataclass(frozen=True, slots=True)
 class ShedCount:
-    """How many requests were refused with a code."""
+    """Number of requests refused with a code."""
 
     code: str
     requests: int
@@ -409,9 +409,9 @@ class ShedCount:
 @dataclass(frozen=True, slots=True)
 class TenantLoad:
     """One tenant in one pool at one dispatcher. ``in_flight_tokens`` is what this dispatcher dispatched.
-    ``served_tokens`` and ``shed`` count from when the dispatcher started, or first heard of the tenant after a minute
-    in which it was idle; ``wait_p99_ms`` is of the last minute, 0 without a dispatch. ``entitled_share`` is its part of
-    the pool while all that wait go on waiting."""
+    ``served_tokens`` and ``shed`` count from the dispatcher's start, or from its first request of the tenant after an
+    idle minute; ``wait_p99_ms`` covers the last minute, 0 without a dispatch. ``entitled_share`` is the tenant's part
+    of the pool while all backlogged tenants stay backlogged."""
 
     tenant: str
     pool: str
@@ -426,7 +426,7 @@ class TenantLoad:
 
 @dataclass(frozen=True, slots=True)
 class DispatchReport:
-    """Heartbeat of one dispatcher. ``tenants`` holds the busiest of them, and is empty in most reports."""
+    """Heartbeat of one dispatcher. ``tenants`` holds the busiest tenants, and is empty in most reports."""
 
     instance_id: str
     started_at_ms: int
@@ -438,8 +438,8 @@ class DispatchReport:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """What a dispatcher tells the consumers: the answer to a request that it dispatched is not wanted any more.
-    ``requested_at_ms`` is when the broker took the tenant's word."""
+    """A dispatcher tells the consumers that a request which it dispatched is cancelled. ``requested_at_ms`` is when the
+    broker received the tenant's cancellation."""
 
     request_id: str
     tenant: str
@@ -449,7 +449,7 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class TenantGroup:
-    """A group of a tenant that shares its weight, or that of its ``parent`` group."""
+    """A group of a tenant that shares the tenant's weight, or that of its ``parent`` group."""
 
     group: str
     weight: float = 1.0
@@ -458,9 +458,9 @@ class TenantGroup:
 
 @dataclass(frozen=True, slots=True)
 class TenantSpec:
-    """A tenant as every process sees it. None means no limit of its own; an empty ``models`` means all.
-    ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` is that of requests that do
-    not say it themselves."""
+    """A tenant as all processes see it. None means no limit of its own; an empty ``models`` means all.
+    ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` applies to requests that set
+    none."""
 
     tenant: str
     weight: float = 1.0
@@ -483,11 +483,11 @@ class TenantSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """A model that a pool serves, and the pools of single tenants that serve it too. ``smaller_model`` may answer in
-    its place when it is too busy.
+    """A model served by a pool and by the dedicated pools of single tenants. ``smaller_model`` may answer in its place
+    when it is too busy.
 
-    ``dtype`` is float32, bfloat16 or float16, and None the engine's default; ``quantization`` is int8 for torch engines
-    and a method of vLLM's own for vLLM; ``tensor_parallel_size`` is the number of devices that one copy is spread over.
+    ``dtype`` is float32, bfloat16 or float16; None means the engine's default. ``quantization`` is int8 for torch
+    engines and one of vLLM's methods for vLLM; ``tensor_parallel_size`` is the number of devices per copy.
     """
 
     model: str

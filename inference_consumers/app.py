@@ -29,7 +29,7 @@ from inference_consumers.capacity.reporter import CapacityReporter
 from inference_consumers.consumer import InferenceConsumer, Prefetch
 from inference_consumers.driver import EngineDriver, TooManyDeadLettersError
 from inference_consumers.engine_process.hosts import engine_hosts
-from inference_consumers.engine_process.stall_detection import Patience
+from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engine_process.vllm_metrics import EngineMetrics
 from inference_consumers.engines.protocol import EngineLoadError
@@ -38,7 +38,7 @@ from inference_consumers.results.cache_writer import kept_answers_for
 from inference_consumers.results.chunk_writer import ChunkWriter
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.records import AnswerWriter
-from inference_consumers.results.result_writer import Settler
+from inference_consumers.results.result_writer import ResultWriter
 
 log = logs.get_logger(__name__)
 
@@ -167,7 +167,7 @@ class ConsumerApp:
         settings = self._settings
         codec = codec_for(settings)
         answers = AnswerWriter(codec, settings.instance_id, pool_group(settings.group_prefix, self._pool))
-        settler = Settler(answers, None if self._kept is None else self._kept.keep)
+        settler = ResultWriter(answers, None if self._kept is None else self._kept.keep)
         transactions.fallback = settler.unpublishable
         limits = BatchLimits(settings.max_batch_size, settings.max_batch_tokens, settings.batch_timeout_ms)
         by_model = {key: self._limits(model) for key, model in self._models.items()}
@@ -181,7 +181,7 @@ class ConsumerApp:
             transactions=transactions,
             settler=settler,
             chunks=ChunkWriter(Producer(chunk_producer(settings)), codec),
-            patience=Patience(round(settings.engine_hang_timeout_s * 1_000)),
+            patience=StallTimeouts(round(settings.engine_hang_timeout_s * 1_000)),
             dead_letters=DeadLetterShare(settings.dead_letter_max_share),
             clock=now_ms,
             on_fatal=self._fail,

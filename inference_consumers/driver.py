@@ -25,13 +25,13 @@ from inference_consumers.capacity.measurement import CapacityMeter
 from inference_consumers.engine_process.exits import EngineEnd
 from inference_consumers.engine_process.messages import Ended, Loaded, Step
 from inference_consumers.engine_process.runs import ActiveRun, engine_items
-from inference_consumers.engine_process.stall_detection import Patience
+from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates, Host
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
 from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.records import EngineRun
-from inference_consumers.results.result_writer import Settler
+from inference_consumers.results.result_writer import ResultWriter
 from inference_consumers.results.retries import Verdict, after_death, after_failure, after_problem
 
 log = get_logger(__name__)
@@ -66,9 +66,9 @@ class EngineDriver:
     waiting: Waiting
     engines: EngineStates
     transactions: TransactionLoop
-    settler: Settler
+    settler: ResultWriter
     chunks: ChunkWriter
-    patience: Patience
+    patience: StallTimeouts
     dead_letters: DeadLetterShare
     clock: ClockMs
     on_fatal: Callable[[Exception], None]

@@ -27,7 +27,7 @@ Fallback = Callable[[Settlement, str], Settlement]
 
 
 @dataclass(slots=True)
-class Line:
+class RetryQueue:
     """Queue of one refused topic.
 
     Attributes:
@@ -60,7 +60,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Parked:
+class BlockedTopics:
     """The queues of all refused topics. Not thread-safe.
 
     ``patience_s`` is how long a topic must have refused everything before its waiting settlements are replaced: a new
@@ -78,7 +78,7 @@ class Parked:
     size_bytes: int = 0
     dropped_notes: int = 0
     """Notes that their topic did not take, since this counter was last read and reset."""
-    _lines: dict[str, Line] = field(default_factory=dict)
+    _lines: dict[str, RetryQueue] = field(default_factory=dict)
     _sources: Counter[str] = field(default_factory=Counter)
     """Number of parked settlements by the topic of their source records."""
     _replaced: dict[Claim, int] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Parked:
         """Handle a refused transaction. Returns what to commit in place of its settlements for this topic."""
         line = self._lines.get(topic)
         if line is None:
-            line = self._lines[topic] = Line(topic, refusal, now, now)
+            line = self._lines[topic] = RetryQueue(topic, refusal, now, now)
         line.refusal = refusal
         tried = len(notes) + len(settlements)
         if not refusal.whole_topic and tried > 1:
@@ -243,7 +243,9 @@ class Parked:
             return frozenset(self._sources)
         return frozenset(source for source, count in self._sources.items() if count >= part)
 
-    def _refused_alone(self, line: Line, settlements: Sequence[Settlement], notes: int, now: float) -> list[Settlement]:
+    def _refused_alone(
+        self, line: RetryQueue, settlements: Sequence[Settlement], notes: int, now: float
+    ) -> list[Settlement]:
         """Replace or set aside a single record that was refused by a topic that may accept others."""
         self.dropped_notes += notes
         replacements = []
@@ -259,7 +261,7 @@ class Parked:
             del self._lines[line.topic]
         return replacements
 
-    def _give_up(self, line: Line) -> list[Settlement]:
+    def _give_up(self, line: RetryQueue) -> list[Settlement]:
         line.given_up = True
         self.dropped_notes += len(line.notes)
         self.count -= len(line.notes)
@@ -299,7 +301,7 @@ class Parked:
             for one in settlements:
                 self._replaced.pop(one.claim, None)
 
-    def _closed_line(self, settlement: Settlement) -> Line | None:
+    def _closed_line(self, settlement: Settlement) -> RetryQueue | None:
         if not self._lines:
             return None
         for record in settlement.outputs:
@@ -333,7 +335,7 @@ class Parked:
             where.extend(settlements)
         self._account(settlements, 1)
 
-    def _add_notes(self, line: Line, notes: Sequence[OutRecord], *, front: bool = False) -> None:
+    def _add_notes(self, line: RetryQueue, notes: Sequence[OutRecord], *, front: bool = False) -> None:
         self.count += len(notes)
         if front:
             line.notes.extendleft(reversed(notes))

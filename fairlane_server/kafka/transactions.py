@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane.ownership import Ownership
-from fairlane_server.kafka.blocked_topics import Fallback, Parked
+from fairlane_server.kafka.blocked_topics import BlockedTopics, Fallback
 from fairlane_server.kafka.settlement import OutRecord, Settlement
 from fairlane_server.kafka.transactional_producer import (
     FatalTransactionError,
@@ -104,7 +104,7 @@ class TransactionLoop:
     _failed: bool = False
     _positions_wanted: bool = False
     _size_limit: int = field(init=False)
-    _parked: Parked = field(init=False)
+    _parked: BlockedTopics = field(init=False)
     _probe_from: float = 0.0
     """From when a probe may run although other work waits: other work gets as much time as probes do."""
     _revocations: int = 0
@@ -112,7 +112,9 @@ class TransactionLoop:
 
     def __post_init__(self) -> None:
         self._size_limit = self.max_records
-        self._parked = Parked(self.max_parked, self.max_parked_bytes, self.patience_s, self.max_records, self.max_bytes)
+        self._parked = BlockedTopics(
+            self.max_parked, self.max_parked_bytes, self.patience_s, self.max_records, self.max_bytes
+        )
         self._watchdog = Watchdog(self.hang_timeout_s, self._hung)
         self._transactional = TransactionalProducer(self.producer, self._watchdog)
 

@@ -26,7 +26,7 @@ _LONGEST_LOOK_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class StallTimeouts:
     """How long an engine may run without a sign of progress.
 
     Attributes:
@@ -49,7 +49,7 @@ class RunWatch:
     a clock that was set, must not make a hung engine of a running one.
     """
 
-    patience: Patience
+    patience: StallTimeouts
     silent_since_ms: int
     predicted_s: float | None
     told: bool = False

@@ -7,7 +7,7 @@ from typing import Protocol
 from inference_consumers.batching.received_work import ModelKey
 from inference_consumers.engine_process.exits import EngineEnd
 from inference_consumers.engine_process.runs import ActiveRuns
-from inference_consumers.engine_process.stall_detection import Patience, RunWatch
+from inference_consumers.engine_process.stall_detection import RunWatch, StallTimeouts
 from inference_consumers.engines.protocol import EngineItem
 
 
@@ -51,7 +51,7 @@ class EngineState:
     life: int = 0
     watch: RunWatch | None = None
 
-    def started(self, now_ms: int, patience: Patience, predicted_s: float | None) -> None:
+    def started(self, now_ms: int, patience: StallTimeouts, predicted_s: float | None) -> None:
         """It was given something."""
         if self.watch is None:
             self.watch = RunWatch(patience, now_ms, predicted_s)

@@ -36,7 +36,7 @@ _BREAKER = BreakerPolicy(failures=3, rest=Backoff(first_s=0.5, longest_s=2.0))
 
 
 @dataclass(frozen=True, slots=True)
-class KeepLimits:
+class CacheWriterLimits:
     """How much waits to be written, and how much of it goes at once."""
 
     max_entries: int = 1_024
@@ -53,7 +53,7 @@ class Entry:
     data: bytes
 
 
-class KeptAnswers:
+class CacheWriter:
     """Keeps the answers of work that asks for it (``WorkItem.cache_answer``), sealed, under the key that the dispatcher
     looks them up by. ``keep`` may be called from any thread.
 
@@ -64,7 +64,7 @@ class KeptAnswers:
         self,
         redis: "Redis",
         ttl_s: float,
-        limits: KeepLimits = KeepLimits(),
+        limits: CacheWriterLimits = CacheWriterLimits(),
         clock_ms: ClockMs = monotonic_ms,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -184,7 +184,7 @@ def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
     return Entry(key.name, data)
 
 
-def kept_answers_for(settings: Settings) -> KeptAnswers | None:
+def kept_answers_for(settings: Settings) -> CacheWriter | None:
     """Not started; None without a Redis. Raises ValueError for an address that is none."""
     if settings.redis_cache_url is None:
         return None
@@ -194,7 +194,7 @@ def kept_answers_for(settings: Settings) -> KeptAnswers | None:
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
-    return KeptAnswers(redis, settings.cache_ttl_s)
+    return CacheWriter(redis, settings.cache_ttl_s)
 
 
 def _count(result: str, entries: int = 1) -> None:

@@ -21,7 +21,7 @@ Keep = Callable[[WorkItem, InferenceReply], None]
 
 
 @dataclass(slots=True)
-class Settler:
+class ResultWriter:
     """Makes settlements of outcomes. Any thread: what it keeps are counters."""
 
     answers: AnswerWriter

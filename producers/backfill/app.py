@@ -35,7 +35,7 @@ from producers.backfill.reply_reader import KafkaReplies
 from producers.backfill.row_ids import RowIds
 from producers.backfill.runner import GRACE_MS, Runner
 from producers.backfill.submission import survey
-from producers.backfill.timeouts import LeftError, Patience
+from producers.backfill.timeouts import JobTimeouts, LeftError
 
 log = get_logger(__name__)
 
@@ -195,7 +195,7 @@ def _counted(job: Job, job_log: PostgresJobLog, control: Control) -> tuple[Job, 
 
     Raises AwayError, LeaseLostError, JobFailedError.
     """
-    patience = Patience(job.job_id, job_log, control)
+    patience = JobTimeouts(job.job_id, job_log, control)
 
     def heed() -> None:
         patience.heed()

@@ -37,7 +37,7 @@ from producers.backfill.request_records import RequestRecords
 from producers.backfill.row import ParsedRow, RowContent
 from producers.backfill.row_ids import RowIds
 from producers.backfill.rows import parse_row
-from producers.backfill.timeouts import LeftError, Patience
+from producers.backfill.timeouts import JobTimeouts, LeftError
 
 log = get_logger(__name__)
 
@@ -89,7 +89,7 @@ class Runner:
         self._budget = budget
         self._grace_ms = grace_ms
         self._on_progress = on_progress
-        self._patiently = Patience(job.job_id, log_, control)
+        self._patiently = JobTimeouts(job.job_id, log_, control)
         ids = RowIds(job.job_id, job.partitions)
         self._requests = RequestRecords(ids, encode, max_timeout_ms, job.deadline_at_ms)
         self._ledger = ChunkLedger(job.tenant, ids)

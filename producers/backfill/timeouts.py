@@ -21,7 +21,7 @@ class LeftError(Exception):
     """The job is to be left as it is, for another runner to go on with."""
 
 
-class Patience:
+class JobTimeouts:
     """Of one job's loop.
 
     Attributes:

@@ -30,8 +30,8 @@ from fairlane_server.redis.state import report_state
 from fairlane_server.retrieval.embedders import query_embedder_for
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.topics.families import pools_of
-from stream_processors.dispatcher.assembly import Parts, assemble
-from stream_processors.dispatcher.deduplication.reply_archive import LoggedReplies
+from stream_processors.dispatcher.assembly import DispatcherParts, assemble
+from stream_processors.dispatcher.deduplication.reply_archive import KafkaReplyArchive
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import Retriever
@@ -39,12 +39,12 @@ from stream_processors.dispatcher.feedback.work_events import FeedEvent
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
 from stream_processors.dispatcher.model_registry import ModelRegistry
 from stream_processors.dispatcher.output import heartbeat
-from stream_processors.dispatcher.output.dispatch_reporter import DispatchReporter
+from stream_processors.dispatcher.output.dispatch_reporter import HeartbeatPublisher
 from stream_processors.dispatcher.reading.request_topics import RequestTopics
 from stream_processors.dispatcher.reading.stream import RequestStream
 from stream_processors.dispatcher.response_cache.caches import Caches, make_caches
-from stream_processors.dispatcher.response_cache.lookup import AnswerLookup, CachedAnswers, NoAnswers
-from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
+from stream_processors.dispatcher.response_cache.lookup import CachedAnswers, CacheLookup, NoAnswers
+from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
 from stream_processors.dispatcher.tenant_registry import TenantRegistry
 
 log = logs.get_logger(__name__)
@@ -73,13 +73,13 @@ class DispatcherApp:
         self._group = Consumer(group | {"isolation.level": "read_uncommitted"})
         self._topics = RequestTopics(AdminClient(connection(settings)), self._group)
         self._ownership = Ownership(settings.max_undone_span)
-        self._archive = LoggedReplies(settings, self._codec)
+        self._archive = KafkaReplyArchive(settings, self._codec)
         self._work = WorkFeed(settings, self._codec, self._pools, self._on_work)
         self._stopping = asyncio.Event()
         self._member_at = monotonic()
         self._started_at_ms = now_ms()
         self._failure: BaseException | None = None
-        self._parts: Parts | None = None
+        self._parts: DispatcherParts | None = None
         self._tenant_registry = TenantRegistry()
         self._model_registry = ModelRegistry()
         self._registered: tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]] = ({}, {})
@@ -117,7 +117,7 @@ class DispatcherApp:
         transactions = self._transactions(failed)
         # A static embedder is faster than a Redis round trip.
         is_slow = self._settings.retrieval_embedder != "static"
-        vectors = QueryVectors(self._embedder, caches.embeddings if is_slow else None)
+        vectors = QueryEmbeddings(self._embedder, caches.embeddings if is_slow else None)
         retriever = Retriever(
             self._passages, vectors, monotonic_ms, caches.passages, known_ms=1_000 * self._settings.cache_ttl_s
         )
@@ -140,7 +140,7 @@ class DispatcherApp:
         self._readiness.set("feeds")
         await self._passages.open()
         loading = asyncio.create_task(self._embedder.load(), name="embedder")
-        reporter = DispatchReporter(self._settings, self._codec, self._heartbeat)
+        reporter = HeartbeatPublisher(self._settings, self._codec, self._heartbeat)
         dispatcher.on_backlog = reporter.arrived
 
         def unpublishable(settlement: Settlement, reason: str) -> Settlement:
@@ -211,8 +211,8 @@ class DispatcherApp:
         )
 
     def _answer_lookup(
-        self, cache: "Redis | None", caches: Caches, retriever: Retriever, vectors: QueryVectors
-    ) -> AnswerLookup:
+        self, cache: "Redis | None", caches: Caches, retriever: Retriever, vectors: QueryEmbeddings
+    ) -> CacheLookup:
         if cache is None:
             log.info("caches_off", reason="REDIS_CACHE_URL is not set")
             return NoAnswers()
@@ -256,7 +256,7 @@ class DispatcherApp:
             scheduler, stats, self._settings.instance_id, self._started_at_ms, at_ms, with_tenants=with_tenants
         )
 
-    def _show_registry(self, parts: Parts) -> None:
+    def _show_registry(self, parts: DispatcherParts) -> None:
         """Pass tenants and models to the dispatcher when they, or the share of partitions read here, changed."""
         tenants, models = self._look_at_feeds()
         partitions = self._topics.parts(tenants, self._ownership.partitions())
@@ -289,7 +289,7 @@ class DispatcherApp:
         self._member_at = monotonic()
         return True
 
-    async def _upkeep(self, stream: RequestStream, parts: Parts, transactions: TransactionLoop) -> None:
+    async def _upkeep(self, stream: RequestStream, parts: DispatcherParts, transactions: TransactionLoop) -> None:
         """Periodic work every ``_UPKEEP_S``: registry changes, new topics, pauses, membership, deadlines, dispatch."""
         dispatcher = parts.dispatcher
         # Before Python 3.12 wait_for loses a cancellation that coincides with its result, hence the loop condition.
@@ -318,7 +318,7 @@ class DispatcherApp:
             self._check_membership(stream)
             await self._pause()
 
-    def _apply_pauses(self, stream: RequestStream, parts: Parts) -> None:
+    def _apply_pauses(self, stream: RequestStream, parts: DispatcherParts) -> None:
         if not stream.rebalancing:
             held_up = parts.dispatcher.transactions.sources_held_up()
             owned = self._ownership.partitions() if held_up else ()
@@ -326,7 +326,7 @@ class DispatcherApp:
             stream.apply_pauses({*self._ownership.paused(), *parts.dispatcher.paused_backfill(), *refused})
 
     @staticmethod
-    def _hold_intake(stream: RequestStream, parts: Parts) -> None:
+    def _hold_intake(stream: RequestStream, parts: DispatcherParts) -> None:
         stream.hold(parts.dispatcher.held_intake(), slow=parts.dispatcher.invalid_pace.slow)
 
     def _check_membership(self, stream: RequestStream) -> None:
@@ -348,7 +348,7 @@ class DispatcherApp:
         except TimeoutError:
             return
 
-    async def _revoked(self, parts: Parts, transactions: TransactionLoop) -> None:
+    async def _revoked(self, parts: DispatcherParts, transactions: TransactionLoop) -> None:
         """Drop the state of revoked partitions, then wait for the open transaction before the rebalance goes on."""
         await parts.dispatcher.on_revoked()
 
@@ -371,7 +371,7 @@ class DispatcherApp:
         self,
         stream: RequestStream,
         transactions: TransactionLoop,
-        reporter: DispatchReporter,
+        reporter: HeartbeatPublisher,
         tasks: list[asyncio.Task[None]],
         caches: Caches,
         redis: "Sequence[Redis | None]",

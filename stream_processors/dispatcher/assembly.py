@@ -11,39 +11,39 @@ from fairlane.ownership import Ownership
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.redis.availability import RedisWatch
-from stream_processors.dispatcher.admission.decision import Admitter
+from stream_processors.dispatcher.admission.decision import AdmissionDecision
 from stream_processors.dispatcher.admission.degradation import Ladder
 from stream_processors.dispatcher.admission.local_quotas import LocalQuotas, Quotas
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy
-from stream_processors.dispatcher.admission.stage import Admissions
-from stream_processors.dispatcher.cancellation import Cancels
+from stream_processors.dispatcher.admission.stage import AdmissionStage
+from stream_processors.dispatcher.cancellation import CancellationService
 from stream_processors.dispatcher.deduplication.accepted_ids import (
-    DuplicateIndex,
-    NoDuplicateIndex,
-    RedisDuplicateIndex,
+    AcceptedIds,
+    NoAcceptedIds,
+    RedisAcceptedIds,
 )
-from stream_processors.dispatcher.deduplication.stage import Repeats, ReplyArchive
+from stream_processors.dispatcher.deduplication.stage import DuplicateResolver, ReplyArchive
 from stream_processors.dispatcher.dispatcher import Dispatcher
-from stream_processors.dispatcher.enrichment.awaiting_enrichment import ContextTurns
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate
+from stream_processors.dispatcher.enrichment.awaiting_enrichment import AwaitingEnrichment
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.enrichment.stage import Enrichment
-from stream_processors.dispatcher.feedback.scheduler_updates import Outlook
+from stream_processors.dispatcher.feedback.scheduler_updates import SchedulerUpdates
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
-from stream_processors.dispatcher.intake.invalid_pace import InvalidPace
-from stream_processors.dispatcher.intake.schema_waits import SchemaWaits
+from stream_processors.dispatcher.intake.invalid_pace import InvalidRecordLimiter
+from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from stream_processors.dispatcher.intake.stage import Intake
-from stream_processors.dispatcher.intake.validation import Limits
+from stream_processors.dispatcher.intake.validation import RequestLimits
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.rejected_and_expired import Unserved
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.response_cache.cached_reply import AnswerWriter
-from stream_processors.dispatcher.response_cache.lookup import AnswerLookup
-from stream_processors.dispatcher.response_cache.stage import EarlierAnswers
+from stream_processors.dispatcher.response_cache.cached_reply import CachedReplyWriter
+from stream_processors.dispatcher.response_cache.lookup import CacheLookup
+from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.fleet import Fleet
@@ -52,13 +52,13 @@ from stream_processors.dispatcher.scheduling.scheduler import Scheduler, Schedul
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DispatcherParts:
     """The parts used by the composition root."""
 
     dispatcher: Dispatcher
     scheduler: Scheduler[QueuedRequest]
-    outlook: Outlook
-    counts: DecisionCounts
+    outlook: SchedulerUpdates
+    counts: TenantCounters
     stats: TenantStats
     writer: DecisionWriter
     redis_watch: RedisWatch | None
@@ -73,9 +73,9 @@ def assemble(
     redis: "Redis | None",
     retriever: Retriever,
     histories: HistoryReader,
-    answer_lookup: AnswerLookup,
+    answer_lookup: CacheLookup,
     clock: ClockMs,
-) -> Parts:
+) -> DispatcherParts:
     """Build everything between the request stream and the transaction loop."""
     policy = SchedulerPolicy(
         fairness=settings.fairness_policy,
@@ -89,24 +89,24 @@ def assemble(
     instance_id = settings.instance_id
     scheduler: Scheduler[QueuedRequest] = Scheduler(policy, CapacityBoard(), InFlight(instance_id), Fleet(instance_id))
     writer = DecisionWriter(codec, instance_id, dispatcher_group(settings.group_prefix))
-    costs, counts, stats = CostModel(), DecisionCounts(), TenantStats()
-    limits = Limits(
+    costs, counts, stats = CostModel(), TenantCounters(), TenantStats()
+    limits = RequestLimits(
         settings.max_input_bytes, settings.max_input_items, settings.max_timeout_ms, settings.max_output_tokens
     )
     local_quotas = LocalQuotas(clock, scheduler.part)
     quotas: Quotas = local_quotas
-    duplicates: DuplicateIndex = NoDuplicateIndex()
+    duplicates: AcceptedIds = NoAcceptedIds()
     redis_watch = None if redis is None else RedisWatch(redis)
     if redis is not None and redis_watch is not None:
         quotas = RedisQuotas(redis, local_quotas, redis_watch)
-        duplicates = RedisDuplicateIndex(redis, settings.dedupe_ttl_s, redis_watch, settings.dedupe_max_ids)
-    answers = EarlierAnswers(answer_lookup, clock)
-    repeats = Repeats(transactions, writer, counts, archive, clock, scheduler, looked_up=answers.held)
-    admitter = Admitter(scheduler, Ladder(), costs, quotas, writer, counts, stats)
-    unserved = Unserved(transactions, admitter, writer, counts, stats, duplicates)
+        duplicates = RedisAcceptedIds(redis, settings.dedupe_ttl_s, redis_watch, settings.dedupe_max_ids)
+    answers = ResponseCacheStage(answer_lookup, clock)
+    repeats = DuplicateResolver(transactions, writer, counts, archive, clock, scheduler, looked_up=answers.held)
+    admitter = AdmissionDecision(scheduler, Ladder(), costs, quotas, writer, counts, stats)
+    unserved = RejectedAndExpired(transactions, admitter, writer, counts, stats, duplicates)
     # One tenant's slow searches leave permits for the others.
     most = settings.retrieval_max_concurrency
-    gate = FairGate(most, per_tenant=(most + 1) // 2)
+    gate = FairConcurrencyLimiter(most, per_tenant=(most + 1) // 2)
     enrichment = Enrichment(retriever, histories, gate, settings.retrieval_budget_ms / 1_000)
     intake = Intake(codec, writer, limits, costs, counts, clock)
     dispatcher = Dispatcher(
@@ -121,17 +121,17 @@ def assemble(
         duplicates=duplicates,
         repeats=repeats,
         unserved=unserved,
-        cancels=Cancels(transactions, scheduler, repeats, unserved, writer, counts, clock),
+        cancels=CancellationService(transactions, scheduler, repeats, unserved, writer, counts, clock),
         undecided=IntakeBuffer(transactions),
-        invalid_pace=InvalidPace(settings.max_invalid_records_per_s),
-        schemas=SchemaWaits(codec),
-        admissions=Admissions(
+        invalid_pace=InvalidRecordLimiter(settings.max_invalid_records_per_s),
+        schemas=SchemaWaitQueue(codec),
+        admissions=AdmissionStage(
             ownership, transactions, intake, admitter, scheduler, enrichment, writer, unserved, duplicates, clock
         ),
-        context=ContextTurns(enrichment, scheduler.in_flight),
+        context=AwaitingEnrichment(enrichment, scheduler.in_flight),
         answers=answers,
-        answer_writer=AnswerWriter(codec, instance_id),
+        answer_writer=CachedReplyWriter(codec, instance_id),
         clock=clock,
     )
-    outlook = Outlook(scheduler, costs, counts, stats, clock, repeats.ends, answers.settled)
-    return Parts(dispatcher, scheduler, outlook, counts, stats, writer, redis_watch)
+    outlook = SchedulerUpdates(scheduler, costs, counts, stats, clock, repeats.ends, answers.settled)
+    return DispatcherParts(dispatcher, scheduler, outlook, counts, stats, writer, redis_watch)

@@ -7,26 +7,26 @@ from fairlane.clock import ClockMs
 from fairlane.outcomes import Decision
 from fairlane.ownership import Claim
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import Taken
-from stream_processors.dispatcher.deduplication.stage import Repeats
-from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.admission.decision import Admitted
+from stream_processors.dispatcher.deduplication.stage import DuplicateResolver
+from stream_processors.dispatcher.intake.cancel import CancelCommand
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.rejected_and_expired import Unserved
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 
 @dataclass(slots=True)
 class _Unfinished:
-    """Cancels of one request id that found requests, and those requests whose settlements are not committed yet."""
+    """A cancelled request id: the requests that were found, and those whose settlements are not committed yet."""
 
     requests: set[Claim] = field(default_factory=set)
     cancels: list[Claim] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Cancels:
+class CancellationService:
     """Carries out cancels. A cancel's own record is settled only after the settlements of the requests it found are
     committed: otherwise a crash in between could leave a request alive without its cancel.
 
@@ -36,17 +36,19 @@ class Cancels:
 
     transactions: TransactionLoop
     scheduler: Scheduler[QueuedRequest]
-    repeats: Repeats
-    unserved: Unserved
+    repeats: DuplicateResolver
+    unserved: RejectedAndExpired
     writer: DecisionWriter
-    counts: DecisionCounts
+    counts: TenantCounters
     clock: ClockMs
     _unfinished: dict[tuple[str, str], _Unfinished] = field(default_factory=dict)
     """By tenant and request id."""
     _found_by: dict[Claim, tuple[str, str]] = field(default_factory=dict)
     """The requests of ``_unfinished``, with their key there."""
 
-    def carry_out(self, cancel: Cancel, taken: dict[Claim, Taken], undecided: Iterable[QueuedRequest]) -> None:
+    def carry_out(
+        self, cancel: CancelCommand, taken: dict[Claim, Admitted], undecided: Iterable[QueuedRequest]
+    ) -> None:
         """Cancel all requests of this id sent before the cancel, wherever they wait.
 
         Args:
@@ -99,13 +101,13 @@ class Cancels:
             if not unfinished.requests:
                 self._finish(key)
 
-    def _answer(self, queued: QueuedRequest, cancel: Cancel, taken: Taken | None, now_ms: int) -> Settlement:
+    def _answer(self, queued: QueuedRequest, cancel: CancelCommand, taken: Admitted | None, now_ms: int) -> Settlement:
         if taken is None:
             return Settlement(queued.claim, self.writer.cancelled(queued, cancel, now_ms))
         outputs = self.writer.cancelled(queued, cancel, now_ms, taken.inputs)
         return Settlement(queued.claim, (*outputs, *taken.degraded))
 
-    def _await(self, cancel: Cancel, requests: set[Claim]) -> None:
+    def _await(self, cancel: CancelCommand, requests: set[Claim]) -> None:
         key = cancel.tenant, cancel.request_id
         unfinished = self._unfinished.setdefault(key, _Unfinished())
         unfinished.cancels.append(cancel.claim)

@@ -15,30 +15,30 @@ from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
 from fairlane.registry import RegistryError
 from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import Admitter
-from stream_processors.dispatcher.admission.stage import Admissions
-from stream_processors.dispatcher.cancellation import Cancels
-from stream_processors.dispatcher.deduplication.accepted_ids import DuplicateIndex
-from stream_processors.dispatcher.deduplication.stage import Repeats
-from stream_processors.dispatcher.enrichment.awaiting_enrichment import ContextTurns
+from stream_processors.dispatcher.admission.decision import AdmissionDecision
+from stream_processors.dispatcher.admission.stage import AdmissionStage
+from stream_processors.dispatcher.cancellation import CancellationService
+from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
+from stream_processors.dispatcher.deduplication.stage import DuplicateResolver
+from stream_processors.dispatcher.enrichment.awaiting_enrichment import AwaitingEnrichment
 from stream_processors.dispatcher.enrichment.context import refusal_of
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
-from stream_processors.dispatcher.intake.cancel import Cancel
-from stream_processors.dispatcher.intake.invalid_pace import InvalidPace
-from stream_processors.dispatcher.intake.pools import moves_work
-from stream_processors.dispatcher.intake.schema_waits import SchemaWaits
+from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.invalid_pace import InvalidRecordLimiter
+from stream_processors.dispatcher.intake.pools import reassigns_pools
+from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from stream_processors.dispatcher.intake.stage import Intake
-from stream_processors.dispatcher.intake.validation import Refusal
+from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.rejected_and_expired import Unserved
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
-from stream_processors.dispatcher.pool_reassignment import move_waiting
+from stream_processors.dispatcher.pool_reassignment import reassign_queued
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.response_cache.cached_reply import AnswerWriter
-from stream_processors.dispatcher.response_cache.lookup import KnownAnswer
-from stream_processors.dispatcher.response_cache.stage import EarlierAnswers
+from stream_processors.dispatcher.response_cache.cached_reply import CachedReplyWriter
+from stream_processors.dispatcher.response_cache.lookup import CacheHit
+from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 from stream_processors.dispatcher.scheduling.turns import Turn
 
@@ -54,7 +54,7 @@ the next transactions."""
 _NOT_REGISTERED = "it is registered under none of the subjects that count, or refused"
 _TOO_MUCH_WAITS = "the schema registry does not answer, and too much waits for it"
 
-_Verdict = QueuedRequest | Cancel | tuple[OutRecord, ...]
+_Verdict = QueuedRequest | CancelCommand | tuple[OutRecord, ...]
 
 
 def _nothing() -> None: ...
@@ -73,29 +73,29 @@ class Dispatcher:
     ownership: Ownership
     transactions: TransactionLoop
     intake: Intake
-    admitter: Admitter
-    admissions: Admissions
+    admitter: AdmissionDecision
+    admissions: AdmissionStage
     scheduler: Scheduler[QueuedRequest]
     writer: DecisionWriter
-    counts: DecisionCounts
+    counts: TenantCounters
     stats: TenantStats
-    duplicates: DuplicateIndex
-    repeats: Repeats
-    unserved: Unserved
-    cancels: Cancels
+    duplicates: AcceptedIds
+    repeats: DuplicateResolver
+    unserved: RejectedAndExpired
+    cancels: CancellationService
     undecided: IntakeBuffer
-    invalid_pace: InvalidPace
-    schemas: SchemaWaits
-    context: ContextTurns
-    answers: EarlierAnswers
-    answer_writer: AnswerWriter
+    invalid_pace: InvalidRecordLimiter
+    schemas: SchemaWaitQueue
+    context: AwaitingEnrichment
+    answers: ResponseCacheStage
+    answer_writer: CachedReplyWriter
     clock: ClockMs
     on_backlog: Callable[[str, str], None] = _ignore
     """Called with each pool and class that has a backlog."""
     on_backfill: Callable[[], None] = _nothing
     """Called when backfill was decided or a tenant's debt was paid: partitions may have to be paused or resumed."""
     _something_arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    _tried_again: list[tuple[Arrival, QueuedRequest]] = field(default_factory=list)
+    _tried_again: list[tuple[ReceivedRecord, QueuedRequest]] = field(default_factory=list)
     """Requests to be admitted in the next batch: duplicates whose first was rejected for now, and cache misses."""
     _given: dict[Claim, QueuedRequest] = field(default_factory=dict)
     """Requests answered from the response cache and not committed yet."""
@@ -109,13 +109,13 @@ class Dispatcher:
     ) -> None:
         """Set the tenants and models; ``parts`` as in ``Scheduler.set_tenants``. Queued requests move to the pool that
         serves them now, or are rejected if none does."""
-        moves = moves_work(self.intake.tenants, tenants, self.intake.models, models)
+        moves = reassigns_pools(self.intake.tenants, tenants, self.intake.models, models)
         self.intake.set_registry(tenants, models)
         self.admitter.set_registry(tenants, models)
         self.scheduler.set_tenants(tenants, parts)
         if moves:
             now_ms = self.clock()
-            for queued, refusal in move_waiting(self.scheduler, self.intake):
+            for queued, refusal in reassign_queued(self.scheduler, self.intake):
                 self.unserved.refuse(queued, refusal, now_ms)
             if self.unserved:
                 self._something_arrived.set()
@@ -129,7 +129,7 @@ class Dispatcher:
         claim = self.ownership.deliver(partition, message.offset, None if fetched is None else fetched.epoch)
         if claim is None:
             return
-        arrival = Arrival(
+        arrival = ReceivedRecord(
             partition,
             message.offset,
             round(message.timestamp * 1000),
@@ -243,7 +243,7 @@ class Dispatcher:
         if settlement is not None:
             self.transactions.submit(settlement)
 
-    def _on_answer(self, arrival: Arrival, queued: QueuedRequest, known: KnownAnswer | None) -> None:
+    def _on_answer(self, arrival: ReceivedRecord, queued: QueuedRequest, known: CacheHit | None) -> None:
         """Answer from the response cache on a usable hit, else admit. Never raises: a failure is re-raised in
         ``run``."""
         now_ms = self.clock()
@@ -264,10 +264,10 @@ class Dispatcher:
         self.counts.decided(queued.tenant, Decision.CACHED)
         self.transactions.submit(settlement)
 
-    def _may_have(self, queued: QueuedRequest, known: KnownAnswer) -> bool:
+    def _may_have(self, queued: QueuedRequest, known: CacheHit) -> bool:
         """Whether the cached answer is one this tenant may get now: same model version, within its prompt bound."""
         now = self.intake.as_of_now(queued)
-        if isinstance(now, Refusal) or (now.model.model, now.model.version) != (
+        if isinstance(now, Rejection) or (now.model.model, now.model.version) != (
             known.answer.model,
             known.answer.model_version,
         ):
@@ -346,22 +346,22 @@ class Dispatcher:
         paused = set(map(backfill_topic, tenants))
         return {partition for partition in self.ownership.partitions() if partition.topic in paused}
 
-    def _turned_away(self, claim: Claim, arrival: Arrival, outputs: tuple[OutRecord, ...]) -> None:
+    def _turned_away(self, claim: Claim, arrival: ReceivedRecord, outputs: tuple[OutRecord, ...]) -> None:
         """Submit a rejection or a dead letter, and charge its partition's budget of invalid records."""
         self.transactions.submit(Settlement(claim, outputs))
         if self.invalid_pace.charge(claim.partition, arrival.cost_bytes, self.clock()):
             self.undecided.on_change()
 
-    async def _decide(self, batch: Sequence[tuple[Claim, Arrival]]) -> None:
+    async def _decide(self, batch: Sequence[tuple[Claim, ReceivedRecord]]) -> None:
         fresh: list[QueuedRequest] = []
         again: list[QueuedRequest] = []
-        cancels: list[Cancel] = []
-        arrivals: dict[Claim, Arrival] = {}
+        cancels: list[CancelCommand] = []
+        arrivals: dict[Claim, ReceivedRecord] = {}
         for claim, arrival, verdict in self._verdicts(batch):
             arrivals[claim] = arrival
             if isinstance(verdict, QueuedRequest):
                 (again if verdict.handed_back else fresh).append(verdict)
-            elif isinstance(verdict, Cancel):
+            elif isinstance(verdict, CancelCommand):
                 cancels.append(verdict)
             else:
                 self._turned_away(claim, arrival, verdict)
@@ -380,7 +380,7 @@ class Dispatcher:
             if self.ownership.is_current(queued.claim):
                 try:
                     now_ms, now = self.clock(), self.intake.as_of_now(queued)
-                    if isinstance(now, Refusal):
+                    if isinstance(now, Rejection):
                         outputs = self.unserved.not_served(queued, now, now_ms)
                         self.transactions.submit(Settlement(queued.claim, outputs))
                         continue
@@ -392,7 +392,9 @@ class Dispatcher:
         if cancels:
             await self._cancel(cancels, arrivals)
 
-    def _verdicts(self, batch: Sequence[tuple[Claim, Arrival]]) -> Iterator[tuple[Claim, Arrival, _Verdict]]:
+    def _verdicts(
+        self, batch: Sequence[tuple[Claim, ReceivedRecord]]
+    ) -> Iterator[tuple[Claim, ReceivedRecord, _Verdict]]:
         """Decode and validate, keeping the order within each partition. A record with an unknown schema waits in
         ``schemas``, and so do all later records of its partition."""
         if self._has_waited():
@@ -421,7 +423,7 @@ class Dispatcher:
         self.schemas.on_answer = self._something_arrived.set
         await self.schemas.run()
 
-    async def _cancel(self, cancels: Sequence[Cancel], arrivals: Mapping[Claim, Arrival]) -> None:
+    async def _cancel(self, cancels: Sequence[CancelCommand], arrivals: Mapping[Claim, ReceivedRecord]) -> None:
         """Carry out cancels. Earlier records of the batch are admitted by now; pending rejections are sent first."""
         while self.unserved:
             await self.unserved.send()
@@ -439,13 +441,13 @@ class Dispatcher:
                 except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
                     self.admissions.bury(cancel.claim, arrivals[cancel.claim], error)
 
-    def _take_back(self, cancel: Cancel) -> None:
+    def _take_back(self, cancel: CancelCommand) -> None:
         """Put cancelled requests that await enrichment back into the queue, where the cancel finds them."""
         for queued in self.context.take_back(cancel.concerns):
             self.scheduler.push(queued)
 
     async def _without_duplicates(
-        self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, Arrival]
+        self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, ReceivedRecord]
     ) -> list[QueuedRequest]:
         firsts = await self.duplicates.first_seen([queued.seen for queued in fresh])
         kept = []
@@ -460,7 +462,7 @@ class Dispatcher:
         """Settle duplicates, one look-up after the other, as a task besides intake."""
         await self.repeats.run(self.duplicates, self._try_again)
 
-    def _try_again(self, arrival: Arrival, queued: QueuedRequest) -> None:
+    def _try_again(self, arrival: ReceivedRecord, queued: QueuedRequest) -> None:
         self._tried_again.append((arrival, queued))
         self._something_arrived.set()
 

@@ -3,17 +3,17 @@
 from fairlane.logs import get_logger
 from fairlane.ownership import Claim
 from stream_processors.dispatcher.intake.stage import Intake
-from stream_processors.dispatcher.intake.validation import Refusal
+from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 log = get_logger(__name__)
 
 
-def move_waiting(scheduler: Scheduler[QueuedRequest], intake: Intake) -> list[tuple[QueuedRequest, Refusal]]:
+def reassign_queued(scheduler: Scheduler[QueuedRequest], intake: Intake) -> list[tuple[QueuedRequest, Rejection]]:
     """Move queued requests whose pool or model version has changed to the present one, uncharged and not judged again.
     Removes and returns those that no pool serves any more, with the refusal. O(waiting)."""
-    renewed: dict[Claim, QueuedRequest | Refusal] = {}
+    renewed: dict[Claim, QueuedRequest | Rejection] = {}
 
     def is_misplaced(queued: QueuedRequest) -> bool:
         now = intake.as_of_now(queued)
@@ -22,11 +22,11 @@ def move_waiting(scheduler: Scheduler[QueuedRequest], intake: Intake) -> list[tu
         renewed[queued.claim] = now
         return True
 
-    refused: list[tuple[QueuedRequest, Refusal]] = []
+    refused: list[tuple[QueuedRequest, Rejection]] = []
     taken = scheduler.take(is_misplaced)
     for queued in taken:
         now = renewed[queued.claim]
-        if isinstance(now, Refusal):
+        if isinstance(now, Rejection):
             refused.append((queued, now))
         else:
             scheduler.push(now)

@@ -26,7 +26,7 @@ from producers.openai_api.request_models import (
     completion_request,
     embedding_request,
 )
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.stage import Intake
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords
 from tests.fuzz import corpus
@@ -101,7 +101,7 @@ class _IntakeThatRaises(Intake):
 
     __slots__ = ()
 
-    def broken(self, _arrival: Arrival, error: Exception) -> NoReturn:
+    def broken(self, _arrival: ReceivedRecord, error: Exception) -> NoReturn:
         raise Finding(f"intake failed: {type(error).__name__}") from error
 
 
@@ -121,7 +121,7 @@ class RecordCheck:
             self._codec.decode(data)
         for partition, claim in self._claims:
             assert claim is not None
-            self._bench.intake.decide(claim, Arrival(partition, 0, _AT_MS, b"key", data))
+            self._bench.intake.decide(claim, ReceivedRecord(partition, 0, _AT_MS, b"key", data))
 
 
 def check_body(data: bytes) -> None:

@@ -14,7 +14,7 @@ from fairlane.kafka import connection
 from fairlane.records import ClassLoad, DispatchReport, PoolLoad, TenantLoad
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from stream_processors.dispatcher.output.dispatch_reporter import DispatchReporter
+from stream_processors.dispatcher.output.dispatch_reporter import HeartbeatPublisher
 from tests.kit.log_reader import LogReader
 from tests.waiting import eventually_async
 
@@ -85,7 +85,7 @@ def reports(settings: Settings) -> Iterator[Reports]:
 def test_it_reports_five_times_a_second_tenants_once_and_a_last_time(settings: Settings, reports: Reports) -> None:
     async def run() -> None:
         dispatcher = Dispatcher(settings.instance_id)
-        reporter = DispatchReporter(settings, CODEC, dispatcher.collect)
+        reporter = HeartbeatPublisher(settings, CODEC, dispatcher.collect)
         started = monotonic()
         task = asyncio.create_task(reporter.run())
         paced = asyncio.create_task(pace_s(10, 0.2))
@@ -111,7 +111,7 @@ def test_a_new_backlog_is_told_at_once_and_a_flood_of_them_is_not_a_flood_of_rep
 ) -> None:
     async def run() -> None:
         dispatcher = Dispatcher(settings.instance_id)
-        reporter = DispatchReporter(settings, CODEC, dispatcher.collect)
+        reporter = HeartbeatPublisher(settings, CODEC, dispatcher.collect)
         task = asyncio.create_task(reporter.run())
         await eventually_async(reports.so_far, what="the first report")
         delays_s = []
@@ -155,7 +155,7 @@ def test_without_a_broker_the_loop_goes_on_and_stopping_takes_seconds_at_most() 
         return found or 0.0
 
     async def run() -> None:
-        reporter = DispatchReporter(settings, CODEC, Dispatcher("alone").collect)
+        reporter = HeartbeatPublisher(settings, CODEC, Dispatcher("alone").collect)
         task = asyncio.create_task(reporter.run())
         late, last = 0, monotonic()
         before = lost()
@@ -182,7 +182,7 @@ def test_a_full_queue_drops_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         before = dropped()
-        reporter = DispatchReporter(settings, CODEC, Dispatcher("alone").collect)
+        reporter = HeartbeatPublisher(settings, CODEC, Dispatcher("alone").collect)
         task = asyncio.create_task(reporter.run())
         await eventually_async(lambda: dropped() > before, what="a dropped report")
         await reporter.stop()

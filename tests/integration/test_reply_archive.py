@@ -14,7 +14,7 @@ from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings, Settings
 from fairlane_server.postgres.migrations import upgrade
-from stream_processors.dispatcher.deduplication.reply_archive import LoggedReplies
+from stream_processors.dispatcher.deduplication.reply_archive import KafkaReplyArchive
 from stream_processors.dispatcher.deduplication.stage import ReplyGoneError, ReplyUnknownError
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
@@ -36,7 +36,7 @@ class Kit:
         self.settings = Settings(
             kafka_bootstrap_servers=broker, postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn
         )
-        self.archive = LoggedReplies(self.settings, default_codec())
+        self.archive = KafkaReplyArchive(self.settings, default_codec())
         self.writer = LogWriter(broker, tenant)
         self.store = Store(database.dsn)
 
@@ -96,7 +96,7 @@ def test_a_refusal_is_known_when_the_log_was_cut_short_and_an_answer_is_gone(kit
 
 
 def test_a_projection_that_is_away_does_not_say_that_there_is_no_reply(kit: Kit) -> None:
-    archive = LoggedReplies(kit.settings.model_copy(update={"postgres_dsn": SecretStr(NOWHERE)}), default_codec())
+    archive = KafkaReplyArchive(kit.settings.model_copy(update={"postgres_dsn": SecretStr(NOWHERE)}), default_codec())
     with pytest.raises(ReplyUnknownError):
         asyncio.run(archive.find(kit.tenant, "1", SourceCoordinate("requests.a", 0, 1)))
     archive.close()
@@ -105,7 +105,7 @@ def test_a_projection_that_is_away_does_not_say_that_there_is_no_reply(kit: Kit)
 def test_a_log_that_does_not_answer_does_not_say_that_there_is_no_reply(kit: Kit) -> None:
     kit.record(reply_to(kit.tenant, 1))
     deaf = kit.settings.model_copy(update={"kafka_bootstrap_servers": "127.0.0.1:1"})
-    archive = LoggedReplies(deaf, default_codec())
+    archive = KafkaReplyArchive(deaf, default_codec())
     with pytest.raises(ReplyUnknownError):
         asyncio.run(archive.find(kit.tenant, f"{kit.tenant}-1", SourceCoordinate(f"requests.{kit.tenant}", 0, 1)))
     archive.close()

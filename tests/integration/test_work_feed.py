@@ -21,9 +21,9 @@ from fairlane.settings import Settings
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.processes.restarts import RestartPolicy
 from stream_processors.dispatcher.feedback.work_events import (
-    CapacityHeard,
+    AgedCapacityReport,
     FeedEvent,
-    LogReplaced,
+    PartitionRecreated,
     PartitionsKnown,
     WorkSeen,
 )
@@ -177,8 +177,8 @@ def test_own_heartbeats_tell_how_far_our_clock_is_ahead(
         assert skew_s() <= 31
         report = CapacityReport("one", log.pool, ("m",), Health.HEALTHY, False, 1.0, 1.0, 8, 100, 0.5, 1, 10, 1, 500.0)
         pipeline.write(names.CONTROL_CAPACITY, [(b"k", pipeline.codec.encode(report))])
-        eventually(lambda: [one for one in follower.seen(CapacityHeard) if one.report == report])
-        assert follower.seen(CapacityHeard)[-1].age_ms < ahead_ms / 2
+        eventually(lambda: [one for one in follower.seen(AgedCapacityReport) if one.report == report])
+        assert follower.seen(AgedCapacityReport)[-1].age_ms < ahead_ms / 2
 
 
 def test_a_pool_that_comes_later_is_followed(pipeline: Pipeline, log: WorkLog) -> None:
@@ -231,7 +231,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(
         log.sources.clear()
         again = WorkLog(pipeline)
         works = again.dispatch(3)
-        eventually(lambda: follower.seen(LogReplaced), 20, "its discovery")
+        eventually(lambda: follower.seen(PartitionRecreated), 20, "its discovery")
         is_counted(follower, log, 3, timeout_s=20)
         again.settle(works, committed=False)
         is_counted(follower, log, 0)
@@ -251,7 +251,7 @@ def test_heartbeats_come_too_those_of_the_last_seconds_included(pipeline: Pipeli
     with following(log) as follower:
 
         def instances() -> list[str]:
-            heard = [one.report for one in follower.seen(CapacityHeard)]
+            heard = [one.report for one in follower.seen(AgedCapacityReport)]
             return [report.instance_id for report in heard if report.pool == log.pool]
 
         assert instances() == names_seen[:1]
@@ -275,7 +275,7 @@ def test_a_pool_that_was_lost_before_the_start_is_known_as_lost(
     monkeypatch.setattr("stream_processors.dispatcher.feedback.work_feed.now_ms", lambda: now_ms() + 240_000)
     board = CapacityBoard()
     with following(log) as follower:
-        for heard in follower.seen(CapacityHeard):
+        for heard in follower.seen(AgedCapacityReport):
             board.report(heard.report, 1_000_000 - heard.age_ms)
             assert heard.age_ms >= 0
         known = board.pool(log.pool, 1_000_000)
@@ -303,10 +303,10 @@ def test_it_starts_though_heartbeats_never_pause(pipeline: Pipeline, log: WorkLo
     try:
         assert began.wait(20)
         with following(log) as follower:
-            assert {one.report.instance_id for one in follower.seen(CapacityHeard)} >= {"busy"}
-            known = len(follower.seen(CapacityHeard))
-            eventually(lambda: len(follower.seen(CapacityHeard)) > known + 10, what="those that come after")
-            assert follower.seen(CapacityHeard)[-1].age_ms == 0
+            assert {one.report.instance_id for one in follower.seen(AgedCapacityReport)} >= {"busy"}
+            known = len(follower.seen(AgedCapacityReport))
+            eventually(lambda: len(follower.seen(AgedCapacityReport)) > known + 10, what="those that come after")
+            assert follower.seen(AgedCapacityReport)[-1].age_ms == 0
     finally:
         stopping.set()
         writer.join()

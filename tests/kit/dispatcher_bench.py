@@ -27,17 +27,17 @@ from fairlane.settings import Settings
 from fairlane_server.caching.keys import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import Admitter
+from stream_processors.dispatcher.admission.decision import AdmissionDecision
 from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
-from stream_processors.dispatcher.feedback.work_events import CapacityHeard
-from stream_processors.dispatcher.intake.arrival import Arrival
-from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.cancel import CancelCommand
 from stream_processors.dispatcher.intake.stage import Intake
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.response_cache.lookup import KnownAnswer, Question
-from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
+from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery
+from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
 from tests.kit.fake_passages import FakeEmbedder, FakePassages
 from tests.kit.fake_turns import FakeTurns
 
@@ -109,22 +109,22 @@ class KeptAnswers:
     answers: dict[CacheKey, CachedAnswer] = field(default_factory=dict)
     is_available: bool = True
     finds: int = 0
-    remembered: list[Question] = field(default_factory=list)
+    remembered: list[CacheQuery] = field(default_factory=list)
     hangs: asyncio.Event | None = None
     """Nothing is found before it is set."""
 
-    async def question(self, queued: QueuedRequest) -> Question | None:
+    async def question(self, queued: QueuedRequest) -> CacheQuery | None:
         key = response_key(queued.tenant, queued.request, queued.model.version, None)
-        return None if key is None else Question(key)
+        return None if key is None else CacheQuery(key)
 
-    async def find(self, question: Question) -> KnownAnswer | None:
+    async def find(self, question: CacheQuery) -> CacheHit | None:
         self.finds += 1
         if self.hangs is not None:
             await self.hangs.wait()
         answer = self.answers.get(question.key)
-        return None if answer is None else KnownAnswer(answer, CacheUse(CacheMode.EXACT, answer.request_id, 1))
+        return None if answer is None else CacheHit(answer, CacheUse(CacheMode.EXACT, answer.request_id, 1))
 
-    def remember(self, question: Question) -> None:
+    def remember(self, question: CacheQuery) -> None:
         self.remembered.append(question)
 
 
@@ -147,7 +147,7 @@ class Bench:
             cast("TransactionLoop", self.transactions),
             self.archive,
             None,
-            Retriever(self.passages, QueryVectors(self.embedder), lambda: self.now_ms),
+            Retriever(self.passages, QueryEmbeddings(self.embedder), lambda: self.now_ms),
             HistoryReader(self.turns, lambda: self.now_ms),
             self.kept,
             lambda: self.now_ms,
@@ -166,7 +166,7 @@ class Bench:
         return self.dispatcher.intake
 
     @property
-    def admitter(self) -> Admitter:
+    def admitter(self) -> AdmissionDecision:
         return self.dispatcher.admitter
 
     def register(
@@ -198,19 +198,21 @@ class Bench:
         report = CapacityReport(
             f"{pool}-1", pool, (), Health.HEALTHY, draining, 0.0, 0.0, 32, tokens, 0.0, 0, 0, self.now_ms, rate
         )
-        self.parts.outlook.learn([CapacityHeard(report, age_ms)])
+        self.parts.outlook.learn([AgedCapacityReport(report, age_ms)])
 
     def queued(
         self, one: InferenceRequest | WorkItem, topic: str = PARTITION.topic, submitted_at_ms: int | None = None
     ) -> QueuedRequest:
         """A valid request as intake hands it on."""
         verdict = self.take_in(one, topic, submitted_at_ms)
-        assert isinstance(verdict, QueuedRequest), verdict if isinstance(verdict, Cancel) else self.decoded_all(verdict)
+        assert isinstance(verdict, QueuedRequest), (
+            verdict if isinstance(verdict, CancelCommand) else self.decoded_all(verdict)
+        )
         return verdict
 
     def take_in(
         self, one: Any, topic: str = PARTITION.topic, submitted_at_ms: int | None = None
-    ) -> QueuedRequest | Cancel | tuple[OutRecord, ...]:
+    ) -> QueuedRequest | CancelCommand | tuple[OutRecord, ...]:
         """What intake makes of a record, or of the bytes of one."""
         value = one if isinstance(one, bytes) else default_codec().encode(one)
         partition, offset = PartitionId(topic, 0), self._read
@@ -218,7 +220,7 @@ class Bench:
         claim = self.ownership.deliver(partition, offset)
         assert claim is not None
         at_ms = self.now_ms if submitted_at_ms is None else submitted_at_ms
-        return self.intake.decide(claim, Arrival(partition, offset, at_ms, b"key", value))
+        return self.intake.decide(claim, ReceivedRecord(partition, offset, at_ms, b"key", value))
 
     async def write(
         self,

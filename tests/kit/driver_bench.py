@@ -13,17 +13,17 @@ from inference_consumers.batching.waiting_work import Waiting
 from inference_consumers.driver import EngineDriver
 from inference_consumers.engine_process.exits import EndKind, EngineEnd
 from inference_consumers.engine_process.messages import Ended, Finished, Loaded, Step, Text
-from inference_consumers.engine_process.stall_detection import Patience
+from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engines.protocol import EngineItem, ItemOutcome, Problem, Success
 from inference_consumers.results.chunk_writer import StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.records import AnswerWriter
-from inference_consumers.results.result_writer import Settler
+from inference_consumers.results.result_writer import ResultWriter
 from tests.kit.micro_batch_kit import MODEL, work
 
 OK = Success(Output(text="yes"), TokenUsage(prompt_tokens=7, completion_tokens=3))
-PATIENCE = Patience(120_000)
+PATIENCE = StallTimeouts(120_000)
 CRASHED = EngineEnd(EndKind.CRASHED, "killed by SIGSEGV")
 KILLED = EngineEnd(EndKind.KILLED, "killed by SIGKILL")
 
@@ -97,7 +97,7 @@ class DriverBench:
             waiting=Waiting(MicroBatcher(BatchLimits(max_items=max_items, max_tokens=max_tokens, timeout_ms=0))),
             engines=EngineStates({MODEL: EngineState(self.host, max_items, max_tokens)}),
             transactions=loop,
-            settler=Settler(AnswerWriter(codec, "consumer-1")),
+            settler=ResultWriter(AnswerWriter(codec, "consumer-1")),
             chunks=chunks,
             patience=PATIENCE,
             dead_letters=DeadLetterShare(1.0),

@@ -15,7 +15,7 @@ from fairlane.offsets import CommitPoint
 from fairlane.outcomes import Outcome, Priority
 from fairlane.records import DispatchReport, SourceCoordinate, UsageEvent, WorkItem
 from fairlane.settings import Settings
-from stream_processors.dispatcher.feedback.work_events import CapacityHeard, FeedEvent, track
+from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport, FeedEvent, apply_to_in_flight
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
 from stream_processors.dispatcher.scheduling.in_flight import InFlight, Settled, WorkId
 from tests.kit.pipeline import Pipeline
@@ -193,9 +193,9 @@ class Follower:
         with self._lock:
             for event in events:
                 self.events.append(event)
-                if isinstance(event, CapacityHeard | DispatchReport):
+                if isinstance(event, AgedCapacityReport | DispatchReport):
                     continue
-                settled = track(self.in_flight, event)
+                settled = apply_to_in_flight(self.in_flight, event)
                 if settled is not None:
                     self.settled.append(settled)
 

@@ -15,16 +15,16 @@ from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, buckets
 from stream_processors.dispatcher.admission.rules import LEAST_RETRY_MS, Load, Prediction, Shed
 from stream_processors.dispatcher.enrichment.history_room import shown_message_tokens
 from stream_processors.dispatcher.intake.pools import owners_of_pools, pool_for
-from stream_processors.dispatcher.intake.validation import Refusal, charged_bytes
+from stream_processors.dispatcher.intake.validation import Rejection, charged_bytes
 from stream_processors.dispatcher.output.decision_records import DecisionWriter, Inputs
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.capacity import CapacityState
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
-_PAID_AT_ONCE = 64
+_MAX_DEBTS_PER_PAYMENT = 64
 """Debts of one tenant per quota request."""
 
 _PAID_EVERY_MS = 200
@@ -32,7 +32,7 @@ _PAID_EVERY_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Admitted:
     """An admitted request, the inputs of that decision, and the audit records of its degradation."""
 
     queued: QueuedRequest
@@ -41,7 +41,7 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Admitter:
+class AdmissionDecision:
     """Combines quota, degradation and admission into one decision per request."""
 
     scheduler: Scheduler[QueuedRequest]
@@ -49,7 +49,7 @@ class Admitter:
     costs: CostModel
     quotas: Quotas
     writer: DecisionWriter
-    counts: DecisionCounts
+    counts: TenantCounters
     stats: TenantStats
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     models: Mapping[str, ModelVersion] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Admitter:
     async def pay_debts(self, now_ms: int) -> bool:
         """Pay debts as far as the quotas grant it now. Returns whether any tenant became free of debt."""
         before = self.debts.tenants()
-        while due := list(self.debts.due(now_ms, _PAID_AT_ONCE)):
+        while due := list(self.debts.due(now_ms, _MAX_DEBTS_PER_PAYMENT)):
             asks = [replace(ask, spec=self._spec(ask.tenant)) for _, ask in due]
             later_ms: dict[str, int] = {}
             moved_on: list[Ask] = []
@@ -97,7 +97,7 @@ class Admitter:
                 self.debts.postpone(tenant, due_at_ms)
         return bool(before - self.debts.tenants())
 
-    def admit(self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int) -> Taken | tuple[OutRecord, ...]:
+    def admit(self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int) -> Admitted | tuple[OutRecord, ...]:
         """The request as it is queued, or the outputs of its immediate rejection."""
         if exceeded is not None and (exceeded.retry_after_ms is None or not queued.is_backfill):
             return self._beyond_quota(queued, exceeded, now_ms)
@@ -117,9 +117,9 @@ class Admitter:
             self.debts.owe(queued.claim, self._ask(queued), now_ms + exceeded.retry_after_ms)
         self.counts.decided(degraded.tenant, Decision.ACCEPTED)
         if degraded is queued:
-            return Taken(degraded, inputs)
+            return Admitted(degraded, inputs)
         felt = {"pressure": round(pressure, 3), "level": level}
-        return Taken(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
+        return Admitted(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
 
     def take_back(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutRecord, ...]]:
         """The requeued request with reduced context, as it is queued, and the audit of that reduction. It was admitted
@@ -223,7 +223,7 @@ class Admitter:
         if model is None or (spec.models and model.model not in spec.models):
             return None, queued.pool
         pool = pool_for(model, queued.tenant, spec.pool, self._pool_owners)
-        return (None, queued.pool) if isinstance(pool, Refusal) else (model, pool)
+        return (None, queued.pool) if isinstance(pool, Rejection) else (model, pool)
 
     def _paid(self, unsent: Sequence[QueuedRequest]) -> list[Ask]:
         """The quota charges of these requests. Settles their debts instead where they owed; requeued work was never

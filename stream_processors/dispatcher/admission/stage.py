@@ -7,21 +7,21 @@ from fairlane.clock import ClockMs
 from fairlane.ownership import Claim, Ownership
 from fairlane.registry import RegistryError
 from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import Admitter, Taken
+from stream_processors.dispatcher.admission.decision import AdmissionDecision, Admitted
 from stream_processors.dispatcher.admission.quotas import Exceeded
-from stream_processors.dispatcher.deduplication.accepted_ids import DuplicateIndex
+from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.enrichment.stage import Enrichment
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.stage import Intake
-from stream_processors.dispatcher.intake.validation import Refusal
+from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.rejected_and_expired import Unserved
+from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 
 @dataclass(slots=True)
-class Admissions:
+class AdmissionStage:
     """Checks deadline, quota and load of a batch, then queues or answers each request. Runs on the event loop.
 
     Raises RegistryError while the schema registry is unavailable. A single record never raises: it is dead-lettered.
@@ -30,21 +30,21 @@ class Admissions:
     ownership: Ownership
     transactions: TransactionLoop
     intake: Intake
-    admitter: Admitter
+    admitter: AdmissionDecision
     scheduler: Scheduler[QueuedRequest]
     enrichment: Enrichment
     writer: DecisionWriter
-    unserved: Unserved
-    duplicates: DuplicateIndex
+    unserved: RejectedAndExpired
+    duplicates: AcceptedIds
     clock: ClockMs
-    unaudited: dict[Claim, Taken] = field(default_factory=dict)
+    unaudited: dict[Claim, Admitted] = field(default_factory=dict)
     """Admitted requests whose admission is not audited yet."""
 
-    async def admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, Arrival]) -> None:
+    async def admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, ReceivedRecord]) -> None:
         """Queue each request or answer it."""
         await self._admit(await self._in_time(fresh), arrivals)
 
-    def audited(self, claim: Claim) -> Taken | None:
+    def audited(self, claim: Claim) -> Admitted | None:
         """Take out the admission not yet audited, if any: the caller writes it into the event of the next decision."""
         return self.unaudited.pop(claim, None)
 
@@ -58,7 +58,7 @@ class Admissions:
         if notes:
             self.transactions.note(notes)
 
-    def bury(self, claim: Claim, arrival: Arrival, error: Exception) -> None:
+    def bury(self, claim: Claim, arrival: ReceivedRecord, error: Exception) -> None:
         """Dead-letter a record on which our own code failed."""
         self.transactions.submit(Settlement(claim, self.intake.broken(arrival, error)))
 
@@ -72,7 +72,7 @@ class Admissions:
         self.transactions.submit_many([self.unserved.late(queued, now_ms) for queued in late])
         return [queued for queued in fresh if now_ms <= queued.deadline_at_ms]
 
-    async def _admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, Arrival]) -> None:
+    async def _admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, ReceivedRecord]) -> None:
         within_quota = await self.admitter.within_quota(fresh)
         self.scheduler.refresh(self.clock())
         answered: list[Settlement] = []
@@ -80,12 +80,12 @@ class Admissions:
         not_taken: list[QueuedRequest] = []
         gone: list[QueuedRequest] = []
         for queued, exceeded in zip(fresh, within_quota, strict=True):
-            verdict: Taken | tuple[OutRecord, ...] | None = None
+            verdict: Admitted | tuple[OutRecord, ...] | None = None
             if self.ownership.is_current(queued.claim):
                 now_ms = self.clock()
                 try:
                     verdict = self._admitted(queued, exceeded, now_ms)
-                    if isinstance(verdict, Taken):
+                    if isinstance(verdict, Admitted):
                         self.scheduler.push(verdict.queued)
                         self.enrichment.begin(verdict.queued)
                         self.unaudited[queued.claim] = verdict
@@ -114,9 +114,11 @@ class Admissions:
         if answered:
             self.transactions.submit_many(answered)
 
-    def _admitted(self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int) -> Taken | tuple[OutRecord, ...]:
+    def _admitted(
+        self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
+    ) -> Admitted | tuple[OutRecord, ...]:
         # Tenants or models may have changed during the Redis round trip or the duplicate look-up.
         now = self.intake.as_of_now(queued)
-        if isinstance(now, Refusal):
+        if isinstance(now, Rejection):
             return self.unserved.not_served(queued, now, now_ms)
         return self.admitter.admit(now, exceeded, now_ms)

@@ -77,7 +77,7 @@ class _Given(TypedDict):
     args: list[int | str]
 
 
-class DuplicateIndex(Protocol):
+class AcceptedIds(Protocol):
     """Maps each accepted (tenant, request id) to its first source coordinate."""
 
     async def first_seen(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> list[SourceCoordinate | None]:
@@ -90,7 +90,7 @@ class DuplicateIndex(Protocol):
         """Remove ids rejected for now: the same ids may be sent again, at other coordinates."""
 
 
-class NoDuplicateIndex:
+class NoAcceptedIds:
     """Used without Redis: every duplicate passes."""
 
     async def first_seen(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> list[SourceCoordinate | None]:
@@ -100,7 +100,7 @@ class NoDuplicateIndex:
         """Nothing is stored."""
 
 
-class RedisDuplicateIndex:
+class RedisAcceptedIds:
     """One round trip per call (plus failed deletions to retry), none while Redis is unavailable. While Redis fails
     duplicates pass. A full Redis still recognises stored ids; new ones pass. Failed deletions are retried before the
     next query, as long as this process lives.

@@ -28,7 +28,7 @@ WHERE request_id = %s AND tenant = %s AND source_topic = %s AND source_partition
 """
 
 
-class LoggedReplies:
+class KafkaReplyArchive:
     """Finds the committed reply to a request by the request's source coordinate.
 
     One look-up at a time, on an executor thread: duplicates are rare and must not slow down other requests.

@@ -13,13 +13,13 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
-from stream_processors.dispatcher.deduplication.accepted_ids import DuplicateIndex
-from stream_processors.dispatcher.deduplication.recent_results import End, RecentEnds
-from stream_processors.dispatcher.deduplication.waiting_duplicates import Bounds, Repeat, RepeatLines
-from stream_processors.dispatcher.intake.arrival import Arrival
-from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
+from stream_processors.dispatcher.deduplication.recent_results import RecentResult, RecentResults
+from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.cancel import CancelCommand
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
@@ -32,7 +32,7 @@ _RETRY_JITTER = 0.5
 _LOOK_EVERY_MS = 500
 _UNDER_WAY_FOR_MS = 500
 
-_FOR_NOW = frozenset({Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING})
+_RETRYABLE_CODES = frozenset({Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING})
 """Codes of rejections after which the same request may be sent again."""
 
 
@@ -56,7 +56,7 @@ class ReplyArchive(Protocol):
 
 
 @dataclass(slots=True)
-class Repeats:
+class DuplicateResolver:
     """Looks up the first requests of duplicates, one after the other, in a task besides intake.
 
     Tenants take turns, each with its own queue. A duplicate is settled without a reply only when its first is known to
@@ -69,20 +69,20 @@ class Repeats:
 
     transactions: TransactionLoop
     writer: DecisionWriter
-    counts: DecisionCounts
+    counts: TenantCounters
     archive: ReplyArchive
     clock: ClockMs
     scheduler: Scheduler[QueuedRequest]
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: DuplicateBounds = field(default_factory=DuplicateBounds)
     backoff: Backoff = field(default_factory=Backoff)
-    ends: RecentEnds = field(default_factory=RecentEnds)
+    ends: RecentResults = field(default_factory=RecentResults)
     looked_up: Callable[[], Iterable[QueuedRequest]] = tuple
     """Returns requests held by the response cache, which are under way although not queued."""
-    _lines: RepeatLines = field(init=False)
+    _lines: DuplicateQueues = field(init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    _deciding: Repeat | None = None
+    _deciding: Duplicate | None = None
     """Taken from its queue, look-up running."""
-    _cancelled: dict[Claim, Cancel] = field(default_factory=dict)
+    _cancelled: dict[Claim, CancelCommand] = field(default_factory=dict)
     """Cancels by the claim of the waiting duplicate."""
     _failures: int = 0
     """Consecutive failed look-ups."""
@@ -92,18 +92,18 @@ class Repeats:
     _looked_at_ms: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self._lines = RepeatLines(self.bounds)
+        self._lines = DuplicateQueues(self.bounds)
 
-    def add(self, arrival: Arrival, queued: QueuedRequest, first: SourceCoordinate) -> None:
+    def add(self, arrival: ReceivedRecord, queued: QueuedRequest, first: SourceCoordinate) -> None:
         """Queue for look-up. Beyond the bounds, a duplicate of the tenant that holds most is rejected for now."""
-        self._put(Repeat(arrival, queued, first, self.clock()))
+        self._put(Duplicate(arrival, queued, first, self.clock()))
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
         """Drop duplicates of revoked partitions; their new owner reads them again."""
         self._lines.take_where(lambda repeat: not is_current(repeat.queued.claim))
         self._cancelled = {claim: cancel for claim, cancel in self._cancelled.items() if is_current(claim)}
 
-    def cancel(self, cancel: Cancel) -> list[Claim]:
+    def cancel(self, cancel: CancelCommand) -> list[Claim]:
         """Mark the duplicates this cancel concerns, so that they do not run. Returns their claims; each is settled once
         its first's outcome is known."""
         waiting = self._lines.find(cancel.tenant, cancel.request_id)
@@ -117,7 +117,7 @@ class Repeats:
         """Tenants with so many waiting duplicates that their backfill should be paused."""
         return self._lines.crowded()
 
-    async def run(self, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]) -> None:
+    async def run(self, index: AcceptedIds, try_again: Callable[[ReceivedRecord, QueuedRequest], None]) -> None:
         """Settle duplicates for ever. If the first was rejected for now, the duplicate replaces it in ``index`` and is
         passed to ``try_again`` for admission."""
         while True:
@@ -139,7 +139,7 @@ class Repeats:
                 await self._arrived.wait()
 
     async def _decide(
-        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+        self, repeat: Duplicate, index: AcceptedIds, try_again: Callable[[ReceivedRecord, QueuedRequest], None]
     ) -> None:
         queued, first = repeat.queued, repeat.first
         try:
@@ -156,26 +156,26 @@ class Repeats:
         self._failures = 0
         if reply is None:
             await self._ask_again(repeat, index, try_again)
-        elif reply.outcome != Outcome.REJECTED or reply.code not in _FOR_NOW:
+        elif reply.outcome != Outcome.REJECTED or reply.code not in _RETRYABLE_CODES:
             self._settle(queued, first, reply)
         else:
             await self._try_again(repeat, index, try_again)
 
     async def _ask_again(
-        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+        self, repeat: Duplicate, index: AcceptedIds, try_again: Callable[[ReceivedRecord, QueuedRequest], None]
     ) -> None:
         """Handle an unknown reply: the first is under way, the recorder lags, or the archive is unavailable."""
         queued = repeat.queued
         if self._is_under_way(repeat.first):
             self._settle(queued, repeat.first, None)
-        elif self.ends.of(queued.tenant, queued.request_id) is End.REFUSED_FOR_NOW:
+        elif self.ends.of(queued.tenant, queued.request_id) is RecentResult.REFUSED_FOR_NOW:
             await self._try_again(repeat, index, try_again)
         else:
             tries = repeat.tries + 1
             self._put(replace(repeat, tries=tries, due_ms=self.clock() + self._delay_ms(tries)))
 
     async def _try_again(
-        self, repeat: Repeat, index: DuplicateIndex, try_again: Callable[[Arrival, QueuedRequest], None]
+        self, repeat: Duplicate, index: AcceptedIds, try_again: Callable[[ReceivedRecord, QueuedRequest], None]
     ) -> None:
         queued, first = repeat.queued, repeat.first
         self.ends.forget(queued.tenant, queued.request_id)
@@ -191,15 +191,15 @@ class Repeats:
         else:
             self._put(replace(repeat, first=now_first, tries=0))
 
-    def _put(self, repeat: Repeat) -> None:
+    def _put(self, repeat: Duplicate) -> None:
         self._arrived.set()
         for pushed_out in self._lines.put(repeat):
             self._give_up(pushed_out)
 
-    def _give_up(self, repeat: Repeat) -> None:
+    def _give_up(self, repeat: Duplicate) -> None:
         """Settle a duplicate whose first's reply cannot be looked up in time."""
         queued = repeat.queued
-        is_answered = self.ends.of(queued.tenant, queued.request_id) is End.ANSWERED
+        is_answered = self.ends.of(queued.tenant, queued.request_id) is RecentResult.ANSWERED
         if is_answered or self._is_under_way(repeat.first):
             self._settle(queued, repeat.first, None)
             return
@@ -219,7 +219,7 @@ class Repeats:
         )
         self.transactions.submit(Settlement(queued.claim, outputs))
 
-    def _answer_cancelled(self, queued: QueuedRequest, cancel: Cancel) -> None:
+    def _answer_cancelled(self, queued: QueuedRequest, cancel: CancelCommand) -> None:
         self.counts.decided(queued.tenant, Decision.CANCELLED)
         outputs = self.writer.cancelled(queued, cancel, self.clock(), was_admitted=False)
         self.transactions.submit(Settlement(queued.claim, outputs))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fairlane.records import SourceCoordinate
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.request_index import RequestIndex
 
@@ -13,7 +13,7 @@ _CROWDED_PART = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class DuplicateBounds:
     """Most waiting duplicates per tenant and in total, and most bytes of their records in total."""
 
     tenant_items: int = 1_000
@@ -22,10 +22,10 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repeat:
+class Duplicate:
     """A request whose id was first seen at ``first``. Waiting since ``since_ms``, due for look-up at ``due_ms``."""
 
-    arrival: Arrival
+    arrival: ReceivedRecord
     queued: QueuedRequest
     first: SourceCoordinate
     since_ms: int
@@ -37,15 +37,15 @@ class Repeat:
 class _Line:
     """A tenant's duplicates in order of arrival, by object identity: a request id may repeat any number of times."""
 
-    repeats: OrderedDict[int, Repeat] = field(default_factory=OrderedDict)
+    repeats: OrderedDict[int, Duplicate] = field(default_factory=OrderedDict)
     bytes: int = 0
 
 
-class RepeatLines:
+class DuplicateQueues:
     """Tenants take turns; within a tenant the earliest due duplicate goes first. When full, the newest of the tenant
     that holds most is evicted, so a flood evicts only its own."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: DuplicateBounds) -> None:
         self._bounds = bounds
         self._lines: OrderedDict[str, _Line] = OrderedDict()
         self._ids: RequestIndex[QueuedRequest] = RequestIndex()
@@ -55,7 +55,7 @@ class RepeatLines:
     def __len__(self) -> int:
         return self._items
 
-    def __iter__(self) -> Iterator[Repeat]:
+    def __iter__(self) -> Iterator[Duplicate]:
         return (repeat for line in self._lines.values() for repeat in line.repeats.values())
 
     @property
@@ -63,7 +63,7 @@ class RepeatLines:
         """The earliest due time; 0 when none waits."""
         return min((repeat.due_ms for repeat in self), default=0.0)
 
-    def put(self, repeat: Repeat) -> list[Repeat]:
+    def put(self, repeat: Duplicate) -> list[Duplicate]:
         """Append to its tenant's queue. Returns the duplicates evicted, which may include this one."""
         line = self._lines.setdefault(repeat.queued.tenant, _Line())
         line.repeats[id(repeat)] = repeat
@@ -85,7 +85,7 @@ class RepeatLines:
         """The waiting requests of this id."""
         return self._ids.find(tenant, request_id)
 
-    def take(self, now_ms: int) -> Repeat | None:
+    def take(self, now_ms: int) -> Duplicate | None:
         """Remove and return the next due duplicate; its tenant moves behind all others."""
         for tenant, line in self._lines.items():
             repeat = next((repeat for repeat in line.repeats.values() if repeat.due_ms <= now_ms), None)
@@ -95,18 +95,18 @@ class RepeatLines:
                 return repeat
         return None
 
-    def take_older(self, since_ms: int) -> list[Repeat]:
+    def take_older(self, since_ms: int) -> list[Duplicate]:
         """Remove and return those waiting since ``since_ms`` or earlier."""
         return self.take_where(lambda repeat: repeat.since_ms <= since_ms)
 
-    def take_where(self, condition: Callable[[Repeat], bool]) -> list[Repeat]:
+    def take_where(self, condition: Callable[[Duplicate], bool]) -> list[Duplicate]:
         """Remove and return those that satisfy the condition."""
         taken = [repeat for repeat in self if condition(repeat)]
         for repeat in taken:
             self.remove(repeat)
         return taken
 
-    def remove(self, repeat: Repeat) -> None:
+    def remove(self, repeat: Duplicate) -> None:
         """Remove this duplicate."""
         tenant = repeat.queued.tenant
         line = self._lines[tenant]

@@ -15,7 +15,7 @@ OnReady = Callable[[Turn[QueuedRequest], QueuedRequest], None]
 
 
 @dataclass(slots=True)
-class ContextTurns:
+class AwaitingEnrichment:
     """Holds turns until enrichment ends. They count as in flight; the reservation is released if one is not
     dispatched after all."""
 

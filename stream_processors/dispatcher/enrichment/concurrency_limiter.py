@@ -26,7 +26,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class FairGate:
+class FairConcurrencyLimiter:
     """Lets ``limit`` in at a time, of one tenant at most ``per_tenant``.
 
     What is more urgent goes first, and among what is alike tenants take turns: nobody waits for the length of somebody

@@ -9,7 +9,7 @@ from stream_processors.dispatcher.enrichment.history import Remembered
 from stream_processors.dispatcher.enrichment.history_room import bounded_history, history_room_tokens
 from stream_processors.dispatcher.enrichment.passage_room import room_tokens, shown_text, shown_tokens, that_fit
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved
-from stream_processors.dispatcher.intake.validation import Refusal
+from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.queued_request import QueuedRequest
 
 _STEP: dict[str, Degradation] = {
@@ -82,15 +82,15 @@ def is_enough(queued: QueuedRequest, context: Context) -> bool:
     )
 
 
-def refusal_of(queued: QueuedRequest) -> Refusal | None:
+def refusal_of(queued: QueuedRequest) -> Rejection | None:
     """Why a request is not to be answered, now that it is known what stands in the collection it named."""
     use = queued.retrieval_use
     if use is not None and use.reason == RetrievalReason.NO_SUCH_COLLECTION:
-        return Refusal(Code.INVALID, "retrieval.collection", "there is no such collection")
+        return Rejection(Code.INVALID, "retrieval.collection", "there is no such collection")
     size_bytes = _work_bytes(queued)
     if size_bytes > MAX_VALUE_BYTES:
         message = f"with the passages and messages that belong to it, it takes {size_bytes} bytes"
-        return Refusal(Code.INVALID, "input", f"{message}, more than {MAX_VALUE_BYTES}")
+        return Rejection(Code.INVALID, "input", f"{message}, more than {MAX_VALUE_BYTES}")
     return None
 
 

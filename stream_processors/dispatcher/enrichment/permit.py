@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from fairlane import metrics
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate, Ticket
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Ticket
 
 
 class NoPlaceError(Exception):
@@ -14,7 +14,7 @@ class NoPlaceError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Permit:
     """One place, whatever its look-up asks at the same time: given back when nothing is asked any more, and taken again
     for what is asked later. On one event loop.
 
@@ -25,7 +25,7 @@ class Place:
         questions: so many are asked at once: the place is not given back before they have begun.
     """
 
-    gate: FairGate
+    gate: FairConcurrencyLimiter
     ticket: Ticket
     questions: int = 0
     _held: Ticket | None = field(init=False)

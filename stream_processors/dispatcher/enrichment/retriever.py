@@ -17,7 +17,7 @@ from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.directory import CollectionDirectory
 from stream_processors.dispatcher.enrichment.guarded_store import GuardedStore
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError
-from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
+from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 
 log = get_logger(__name__)
@@ -70,7 +70,7 @@ class Retriever:
     """
 
     store: VectorStore
-    vectors: QueryVectors
+    vectors: QueryEmbeddings
     clock: ClockMs
     cache: RetrievalCache = field(default_factory=NoRetrievalCache)
     known_ms: int = 300_000

@@ -11,7 +11,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import HistoryReason, Priority, RetrievalReason
 from fairlane.ownership import Claim
 from fairlane.records import Retrieval
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate, Ticket, Urgency
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Ticket, Urgency
 from stream_processors.dispatcher.enrichment.context import (
     Context,
     is_enough,
@@ -22,7 +22,7 @@ from stream_processors.dispatcher.enrichment.context import (
     with_context,
 )
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
-from stream_processors.dispatcher.enrichment.permit import Place
+from stream_processors.dispatcher.enrichment.permit import Permit
 from stream_processors.dispatcher.enrichment.query_text import query_text
 from stream_processors.dispatcher.enrichment.retriever import LEAST_BUDGET_S, Retrieved, Retriever, nothing
 from stream_processors.dispatcher.queued_request import QueuedRequest
@@ -70,7 +70,7 @@ class Enrichment:
 
     retriever: Retriever
     histories: HistoryReader
-    gate: FairGate
+    gate: FairConcurrencyLimiter
     budget_s: float
     max_kept: int = 1_024
     max_kept_bytes: int = 64 * 1024 * 1024
@@ -171,7 +171,7 @@ class Enrichment:
         queued, known = lookup.queued, lookup.known
         ticket = lookup.ticket = self.gate.ticket(queued.tenant, _urgency(queued, is_its_turn=lookup.is_its_turn))
         budget_s = self._budget_s(queued)
-        place: Place | None = None
+        place: Permit | None = None
         try:
             try:
                 async with asyncio.timeout(budget_s if lookup.is_its_turn else None) as lookup.timeout:
@@ -184,7 +184,7 @@ class Enrichment:
             lookup.timeout = None
             if left_s < LEAST_BUDGET_S:
                 return _without(queued, known, RetrievalReason.BUSY, HistoryReason.BUSY)
-            place = Place(self.gate, ticket)
+            place = Permit(self.gate, ticket)
             return await self._both(lookup, place, left_s)
         finally:
             lookup.ticket = None
@@ -193,7 +193,7 @@ class Enrichment:
             else:
                 place.give_back()
 
-    async def _both(self, lookup: _Lookup, place: Place, budget_s: float) -> Context:
+    async def _both(self, lookup: _Lookup, place: Permit, budget_s: float) -> Context:
         """What it needs and does not have yet."""
         passages, history = self._passages(lookup, place, budget_s), self._history(lookup, place, budget_s)
         place.questions = sum(question is not None for question in (passages, history))
@@ -204,18 +204,18 @@ class Enrichment:
             found, remembered = tasks.create_task(passages), tasks.create_task(history)
         return Context(found.result(), remembered.result())
 
-    def _passages(self, lookup: _Lookup, place: Place, budget_s: float) -> Coroutine[Any, Any, Retrieved] | None:
+    def _passages(self, lookup: _Lookup, place: Permit, budget_s: float) -> Coroutine[Any, Any, Retrieved] | None:
         queued = lookup.queued
         wanted = queued.request.retrieval
         if wanted is None or lookup.known.passages is not None or not needs_passages(queued):
             return None
         return self._retrieved(queued, wanted, place, budget_s)
 
-    async def _retrieved(self, queued: QueuedRequest, wanted: Retrieval, place: Place, budget_s: float) -> Retrieved:
+    async def _retrieved(self, queued: QueuedRequest, wanted: Retrieval, place: Permit, budget_s: float) -> Retrieved:
         async with place.asking(asyncio.get_running_loop().time() + budget_s):
             return await self.retriever.retrieve(queued.tenant, wanted, query_text(queued.request), budget_s)
 
-    def _history(self, lookup: _Lookup, place: Place, budget_s: float) -> Coroutine[Any, Any, Remembered] | None:
+    def _history(self, lookup: _Lookup, place: Permit, budget_s: float) -> Coroutine[Any, Any, Remembered] | None:
         queued = lookup.queued
         conversation_id, after = queued.request.conversation_id, queued.request.conversation_after
         if conversation_id is None or lookup.known.history is not None or not needs_history(queued):

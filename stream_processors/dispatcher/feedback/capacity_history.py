@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fairlane.records import CapacityReport
-from stream_processors.dispatcher.feedback.work_events import CapacityHeard
+from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
 
 _Kind = tuple[str, str, bool, bool]
 
@@ -27,9 +27,9 @@ class CapacityHistory:
         self._newest[kind] = (report, at_ms)
         self._newest_at_ms = max(self._newest_at_ms, at_ms)
 
-    def take(self, now_ms: int) -> list[CapacityHeard]:
+    def take(self, now_ms: int) -> list[AgedCapacityReport]:
         """Remove and return the reports in log order. Ages are relative to ``now_ms`` or to the newest record ever
         added, whichever is later."""
         taken, self._newest = self._newest, {}
         latest_ms = max(now_ms, self._newest_at_ms)
-        return [CapacityHeard(report, latest_ms - at_ms) for report, at_ms in taken.values()]
+        return [AgedCapacityReport(report, latest_ms - at_ms) for report, at_ms in taken.values()]

@@ -13,7 +13,7 @@ _KEPT = 50
 
 
 @dataclass(slots=True)
-class LogClock:
+class BrokerClock:
     """Bounds on how far our clock is ahead of the broker's, from the newest heartbeats."""
 
     _bounds_ms: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_KEPT))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.records import DispatchReport, SourceCoordinate
-from stream_processors.dispatcher.deduplication.recent_results import RecentEnds
-from stream_processors.dispatcher.feedback.work_events import CapacityHeard, FeedEvent, track
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.deduplication.recent_results import RecentResults
+from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport, FeedEvent, apply_to_in_flight
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.capacity import PoolCapacity
@@ -21,15 +21,15 @@ def _ignore(_source: SourceCoordinate) -> None: ...
 
 
 @dataclass(slots=True)
-class Outlook:
+class SchedulerUpdates:
     """Updates scheduler, cost model and statistics from the work feed. Runs on the event loop."""
 
     scheduler: Scheduler[QueuedRequest]
     costs: CostModel
-    counts: DecisionCounts
+    counts: TenantCounters
     stats: TenantStats
     clock: ClockMs
-    ends: RecentEnds
+    ends: RecentResults
     on_settled: Callable[[SourceCoordinate], None] = _ignore
     """Called with the source coordinate of each request whose work is done or was requeued."""
 
@@ -38,12 +38,12 @@ class Outlook:
         now_ms = self.clock()
         scheduler = self.scheduler
         for event in events:
-            if isinstance(event, CapacityHeard):
+            if isinstance(event, AgedCapacityReport):
                 scheduler.capacity.report(event.report, now_ms - event.age_ms)
             elif isinstance(event, DispatchReport):
                 scheduler.fleet.report(event, now_ms)
             else:
-                settled = track(scheduler.in_flight, event)
+                settled = apply_to_in_flight(scheduler.in_flight, event)
                 if settled is not None:
                     self.ends.note(settled)
                     self.on_settled(settled.source)

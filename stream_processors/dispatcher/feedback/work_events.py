@@ -49,7 +49,7 @@ class PartitionsKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class LogReplaced:
+class PartitionRecreated:
     """The log of a partition was replaced by a new one: old offsets are void."""
 
     topic: str
@@ -57,7 +57,7 @@ class LogReplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityHeard:
+class AgedCapacityReport:
     """A consumer's capacity report and its age when passed on: seconds or more if it was written before this process
     started, or if the feed lags."""
 
@@ -65,11 +65,11 @@ class CapacityHeard:
     age_ms: int = 0
 
 
-WorkEvent = WorkSeen | UsageEvent | PoolCommitted | PartitionsKnown | LogReplaced
-FeedEvent = WorkEvent | CapacityHeard | DispatchReport
+WorkEvent = WorkSeen | UsageEvent | PoolCommitted | PartitionsKnown | PartitionRecreated
+FeedEvent = WorkEvent | AgedCapacityReport | DispatchReport
 
 
-def track(in_flight: InFlight, event: WorkEvent) -> Settled | None:
+def apply_to_in_flight(in_flight: InFlight, event: WorkEvent) -> Settled | None:
     """Apply the event to in-flight tracking. Returns the work it settles, if any."""
     match event:
         case WorkSeen():
@@ -81,7 +81,7 @@ def track(in_flight: InFlight, event: WorkEvent) -> Settled | None:
             in_flight.committed(event.topic, event.partition, event.point.offset, event)
         case PartitionsKnown():
             in_flight.set_partitions(event.topic, event.count)
-        case LogReplaced():
+        case PartitionRecreated():
             in_flight.restart(event.topic, event.partition)
     return None
 
@@ -136,7 +136,7 @@ def _check(name: str, value: float, least: float = 0.0) -> None:
         raise ValueError(f"{name} {value}")
 
 
-def is_of_a_pool(usage: UsageEvent) -> bool:
+def is_priority_work(usage: UsageEvent) -> bool:
     """Whether this settles work of a priority topic; other usage is ignored."""
     try:
         pool_of_priority(usage.work.topic)

@@ -31,7 +31,12 @@ from fairlane_server.kafka.catch_up import CatchUp
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from stream_processors.dispatcher.feedback.log_positions import LogPositions
 from stream_processors.dispatcher.feedback.pool_offsets import Points, PoolOffsets
-from stream_processors.dispatcher.feedback.work_events import FeedEvent, LogReplaced, PartitionsKnown, PoolCommitted
+from stream_processors.dispatcher.feedback.work_events import (
+    FeedEvent,
+    PartitionRecreated,
+    PartitionsKnown,
+    PoolCommitted,
+)
 from stream_processors.dispatcher.feedback.work_records import READER, RECORD_TYPES, WorkRecords
 
 log = get_logger(__name__)
@@ -209,7 +214,7 @@ class WorkFeed:
         for place in lost:
             if self._read_up_to[place] > last[place]:
                 log.error("work_feed_log_replaced", topic=place.topic, partition=place.partition)
-                self._events.append(LogReplaced(*place))
+                self._events.append(PartitionRecreated(*place))
                 if self._catch_up is not None:
                     self._catch_up.moved(place, last[place])
                 self._groups.forget(place)

@@ -12,15 +12,15 @@ from fairlane.records import CapacityReport, DispatchReport, UsageEvent
 from fairlane.registry import RegistryError
 from fairlane.unreadable import message_headers
 from stream_processors.dispatcher.feedback.capacity_history import CapacityHistory
-from stream_processors.dispatcher.feedback.log_clock import LogClock
+from stream_processors.dispatcher.feedback.log_clock import BrokerClock
 from stream_processors.dispatcher.feedback.work_events import (
-    CapacityHeard,
+    AgedCapacityReport,
     FeedEvent,
     Headers,
     WorkSeen,
     check_numbers,
     dispatched_from,
-    is_of_a_pool,
+    is_priority_work,
 )
 from stream_processors.dispatcher.scheduling.in_flight import WorkId
 
@@ -31,7 +31,7 @@ RECORD_TYPES: dict[str, type[UsageEvent] | type[CapacityReport] | type[DispatchR
     names.CONTROL_CAPACITY: CapacityReport,
     names.CONTROL_DISPATCH: DispatchReport,
 }
-"""Record types by topic. Of all other topics only the headers are read."""
+"""ConsumedMessage types by topic. Of all other topics only the headers are read."""
 
 READER = "work_feed"
 """Label of this reader in the metric of unreadable records."""
@@ -44,7 +44,7 @@ _SKEW_BEGINS_MS = 1_000
 _SKEW_ENDS_MS = 500
 
 
-class Record(Protocol):
+class ConsumedMessage(Protocol):
     """The used part of a confluent message."""
 
     def topic(self) -> str | None: ...
@@ -64,11 +64,11 @@ class WorkRecords:
         self._reports = CapacityHistory()
         self._is_live = False
         """Whether the records written before the start have been read."""
-        self._clock = LogClock()
+        self._clock = BrokerClock()
         self._is_skewed = False
         self._ask_from_ms = 0
 
-    def read(self, record: Record, now_ms: int) -> FeedEvent | None:
+    def read(self, record: ConsumedMessage, now_ms: int) -> FeedEvent | None:
         """The event of a record; None if it is irrelevant, unreadable, or kept for ``heard``."""
         topic, partition, offset = record.topic() or "", record.partition() or 0, record.offset() or 0
         try:
@@ -91,7 +91,7 @@ class WorkRecords:
             return None
         if isinstance(read, DispatchReport) and read.instance_id == self._instance_id and by_broker:
             self._clock.heard(read.reported_at_ms, at_ms, now_ms)
-        return None if isinstance(read, UsageEvent) and not is_of_a_pool(read) else read
+        return None if isinstance(read, UsageEvent) and not is_priority_work(read) else read
 
     def _decoded(
         self,
@@ -107,7 +107,7 @@ class WorkRecords:
             log.warning("work_feed_schema_not_known", reason=str(error))
             return self._codec.decode_any((record_type,), value, may_ask=False)
 
-    def heard(self, now_ms: int) -> list[CapacityHeard]:
+    def heard(self, now_ms: int) -> list[AgedCapacityReport]:
         """Capacity reports since the last call, with their ages. Call it first once the records written before the
         start have been read, since ages need the newest report; then after every poll, since a lagging feed reads old
         reports too."""

@@ -9,7 +9,7 @@ from stream_processors.dispatcher.reading.record_batches import memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ReceivedRecord:
     """A record as read from a request, backfill or requeue topic."""
 
     partition: PartitionId

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.transactions import TransactionLoop
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 
 MAX_UNDECIDED_BYTES = 64 * 1024 * 1024
 
@@ -27,7 +27,7 @@ _RELEASE_PARTS = 16
 
 @dataclass(slots=True)
 class _Waiting:
-    records: deque[tuple[Claim, Arrival]] = field(default_factory=deque)
+    records: deque[tuple[Claim, ReceivedRecord]] = field(default_factory=deque)
     size_bytes: int = 0
     deficit_bytes: int = 0
 
@@ -54,7 +54,7 @@ class IntakeBuffer:
     def __len__(self) -> int:
         return self._records
 
-    def add(self, claim: Claim, arrival: Arrival) -> None:
+    def add(self, claim: Claim, arrival: ReceivedRecord) -> None:
         waiting = self._waiting.get(claim.partition)
         if waiting is None:
             waiting = self._waiting[claim.partition] = _Waiting()
@@ -68,10 +68,10 @@ class IntakeBuffer:
             self._crowded.add(claim.partition)
             self.on_change()
 
-    def take(self, most: int) -> list[tuple[Claim, Arrival]]:
+    def take(self, most: int) -> list[tuple[Claim, ReceivedRecord]]:
         """Remove the next ``most`` records, or fewer once 4 MiB is reached. Partitions take turns; order is kept within
         each."""
-        taken: list[tuple[Claim, Arrival]] = []
+        taken: list[tuple[Claim, ReceivedRecord]] = []
         left_bytes = _MAX_BATCH_BYTES
         while self._waiting and len(taken) < most and left_bytes > 0:
             partition, waiting = next(iter(self._waiting.items()))

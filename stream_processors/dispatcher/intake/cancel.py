@@ -7,7 +7,7 @@ from stream_processors.dispatcher.queued_request import QueuedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelCommand:
     """A valid cancel. ``claim`` is of the cancel's own record, ``tenant`` that of its topic, ``requested_at_ms`` its
     broker timestamp."""
 

@@ -18,7 +18,7 @@ _BURST_S = 0.5
 
 
 @dataclass(slots=True)
-class InvalidPace:
+class InvalidRecordLimiter:
     """Buckets by partition. Every operation is O(1) except ``in_debt``, O(partitions with recent invalid records)."""
 
     per_s: int

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fairlane.outcomes import Code
 from fairlane.records import ModelVersion, TenantSpec
-from stream_processors.dispatcher.intake.validation import Refusal
+from stream_processors.dispatcher.intake.validation import Rejection
 
 
 def owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
@@ -12,14 +12,14 @@ def owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
     return {spec.pool: name for name, spec in tenants.items() if spec.pool is not None}
 
 
-def pool_for(model: ModelVersion, tenant: str, own_pool: str | None, owners: Mapping[str, str]) -> str | Refusal:
+def pool_for(model: ModelVersion, tenant: str, own_pool: str | None, owners: Mapping[str, str]) -> str | Rejection:
     """The pool for this model: the tenant's own pool if it has one, never another tenant's. A refusal if none."""
     if own_pool is not None:
         if own_pool == model.pool or own_pool in model.dedicated_pools:
             return own_pool
-        return Refusal(Code.UNKNOWN_MODEL, "model", f"the pool of {tenant} does not serve {model.model}")
+        return Rejection(Code.UNKNOWN_MODEL, "model", f"the pool of {tenant} does not serve {model.model}")
     if owners.get(model.pool, tenant) != tenant:
-        return Refusal(Code.FORBIDDEN, "model", f"the pool of {model.model} belongs to another tenant")
+        return Rejection(Code.FORBIDDEN, "model", f"the pool of {model.model} belongs to another tenant")
     return model.pool
 
 
@@ -29,21 +29,21 @@ def serving(
     tenants: Mapping[str, TenantSpec],
     models: Mapping[str, ModelVersion],
     owners: Mapping[str, str],
-) -> tuple[ModelVersion, str] | Refusal:
+) -> tuple[ModelVersion, str] | Rejection:
     """The present model of that name and its pool, for a request that was admitted before; a refusal if there is none
     any more."""
     spec, model = tenants.get(tenant), models.get(name)
     if spec is None:
-        return Refusal(Code.FORBIDDEN, "tenant", f"{tenant} is not registered any more")
+        return Rejection(Code.FORBIDDEN, "tenant", f"{tenant} is not registered any more")
     if model is None:
-        return Refusal(Code.UNKNOWN_MODEL, "model", f"{name} is not served any more")
+        return Rejection(Code.UNKNOWN_MODEL, "model", f"{name} is not served any more")
     if spec.models and name not in spec.models:
-        return Refusal(Code.FORBIDDEN, "model", f"{tenant} may not use {name} any more")
+        return Rejection(Code.FORBIDDEN, "model", f"{tenant} may not use {name} any more")
     pool = pool_for(model, tenant, spec.pool, owners)
-    return pool if isinstance(pool, Refusal) else (model, pool)
+    return pool if isinstance(pool, Rejection) else (model, pool)
 
 
-def moves_work(
+def reassigns_pools(
     tenants_before: Mapping[str, TenantSpec],
     tenants: Mapping[str, TenantSpec],
     models_before: Mapping[str, ModelVersion],

@@ -21,7 +21,7 @@ from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.ownership import Claim, PartitionId
 from fairlane.registry import RegistryError
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 
 log = get_logger(__name__)
 
@@ -29,7 +29,7 @@ _AGAIN = Backoff(first_s=0.25, longest_s=10.0)
 _NEVER = float("-inf")
 _ENOUGH_RECORDS, _ENOUGH_BYTES = 128, 1024 * 1024
 
-Waiting = tuple[Claim, Arrival]
+ClaimedRecord = tuple[Claim, ReceivedRecord]
 
 
 def _nothing() -> None: ...
@@ -39,12 +39,12 @@ def _nothing() -> None: ...
 class _Line:
     """A partition's waiting records in order, each with the time it was added."""
 
-    records: deque[tuple[Claim, Arrival, float]] = field(default_factory=deque)
+    records: deque[tuple[Claim, ReceivedRecord, float]] = field(default_factory=deque)
     size_bytes: int = 0
 
 
 @dataclass(slots=True)
-class SchemaWaits:
+class SchemaWaitQueue:
     """Queues per partition. Runs on the event loop, except for the look-up itself, which has its own thread."""
 
     codec: Codec
@@ -80,7 +80,7 @@ class SchemaWaits:
         """Whether new records of this partition must wait behind earlier ones."""
         return partition in self._lines
 
-    def add(self, claim: Claim, arrival: Arrival) -> None:
+    def add(self, claim: Claim, arrival: ReceivedRecord) -> None:
         """Append to the queue of its partition."""
         line = self._lines.setdefault(arrival.partition, _Line())
         line.records.append((claim, arrival, self.clock()))
@@ -91,10 +91,10 @@ class SchemaWaits:
         """Whether ``take`` would return a record."""
         return any(self._is_ready(line) for line in self._lines.values())
 
-    def take(self, most: int) -> list[Waiting]:
+    def take(self, most: int) -> list[ClaimedRecord]:
         """Remove up to ``most`` records whose schema is loaded or known to be unregistered, an equal part per
         partition."""
-        taken: list[Waiting] = []
+        taken: list[ClaimedRecord] = []
         for partition, line in list(self._lines.items()):
             part = max(1, most // len(self._lines))
             while part and len(taken) < most and self._is_ready(line):
@@ -104,9 +104,9 @@ class SchemaWaits:
                 del self._lines[partition]
         return taken
 
-    def take_excess(self) -> list[Waiting]:
+    def take_excess(self) -> list[ClaimedRecord]:
         """Beyond the bounds, remove all records of the partitions with the most waiting bytes."""
-        taken: list[Waiting] = []
+        taken: list[ClaimedRecord] = []
         while self._count > self.max_records or self._size_bytes > self.max_bytes:
             partition = max(self._lines, key=lambda one: self._lines[one].size_bytes)
             line = self._lines.pop(partition)
@@ -180,12 +180,12 @@ class SchemaWaits:
         _, arrival, since = line.records[0]
         return since <= self._answered_at or self.codec.is_loaded(arrival.value)
 
-    def _pop(self, line: _Line) -> Waiting:
+    def _pop(self, line: _Line) -> ClaimedRecord:
         claim, arrival, _ = line.records.popleft()
         self._account(line, arrival, -1)
         return claim, arrival
 
-    def _account(self, line: _Line, arrival: Arrival, sign: int) -> None:
+    def _account(self, line: _Line, arrival: ReceivedRecord, sign: int) -> None:
         size_bytes = sign * arrival.size_bytes
         line.size_bytes += size_bytes
         self._size_bytes += size_bytes

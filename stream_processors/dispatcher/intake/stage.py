@@ -25,13 +25,13 @@ from fairlane.ownership import Claim, PartitionId
 from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, RequestInput, TenantSpec, WorkItem
 from fairlane.trace_context import trace_headers
 from fairlane_server.kafka.transactions import OutRecord
-from stream_processors.dispatcher.intake.arrival import Arrival
-from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.cancel import CancelCommand
 from stream_processors.dispatcher.intake.context_tokens import ContextTokens
 from stream_processors.dispatcher.intake.pools import owners_of_pools, pool_for, serving
 from stream_processors.dispatcher.intake.validation import (
-    Limits,
-    Refusal,
+    Rejection,
+    RequestLimits,
     cache_mode,
     validate,
     validate_cancel,
@@ -39,7 +39,7 @@ from stream_processors.dispatcher.intake.validation import (
     within_tenant_bound,
 )
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.cost import CostModel
 
@@ -57,9 +57,9 @@ class Intake:
 
     codec: Codec
     writer: DecisionWriter
-    limits: Limits
+    limits: RequestLimits
     costs: CostModel
-    counts: DecisionCounts
+    counts: TenantCounters
     clock: ClockMs
     context: ContextTokens = field(default_factory=ContextTokens)
     """Estimates the tokens that enrichment will add to a request."""
@@ -74,8 +74,8 @@ class Intake:
         self.tenants, self.models = tenants, models
 
     def decide(
-        self, claim: Claim, arrival: Arrival, unknown_because: str | None = None
-    ) -> QueuedRequest | Cancel | tuple[OutRecord, ...]:
+        self, claim: Claim, arrival: ReceivedRecord, unknown_because: str | None = None
+    ) -> QueuedRequest | CancelCommand | tuple[OutRecord, ...]:
         """Decode and validate one record. Returns the request to admit, the cancel, or the outputs that answer it.
 
         Args:
@@ -107,7 +107,7 @@ class Intake:
         except Exception as error:  # noqa: BLE001 - what our own code fails on is dead-lettered; intake goes on
             return self.broken(arrival, error)
 
-    def _unreadable(self, arrival: Arrival, tenant: str, error: DecodeError) -> tuple[OutRecord, ...]:
+    def _unreadable(self, arrival: ReceivedRecord, tenant: str, error: DecodeError) -> tuple[OutRecord, ...]:
         """A dead letter; for an oversized request whose id can be decoded, a rejection instead."""
         request_id = error.leading.get("request_id", "")
         if error.record_type is InferenceRequest and is_request_id(request_id):
@@ -116,23 +116,23 @@ class Intake:
             request = InferenceRequest(
                 request_id, error.leading.get("model", ""), error.leading.get("task", ""), RequestInput()
             )
-            refusal = Refusal(Code.INVALID, error.field or "request", error.reason)
+            refusal = Rejection(Code.INVALID, error.field or "request", error.reason)
             return self._refused(request, arrival, tenant, refusal, self.clock())
         self.counts.decided(tenant, Decision.DEAD_LETTERED, error.problem)
         metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem=error.problem).inc()
         return self.writer.dead_letter(arrival, tenant, error, self.clock())
 
     def _cancel(
-        self, record: CancelRequest, claim: Claim, arrival: Arrival, tenant: str
-    ) -> Cancel | tuple[OutRecord, ...]:
+        self, record: CancelRequest, claim: Claim, arrival: ReceivedRecord, tenant: str
+    ) -> CancelCommand | tuple[OutRecord, ...]:
         refusal = validate_headers(arrival.headers) or validate_cancel(record, tenant)
         if refusal is None:
-            return Cancel(claim, tenant, record.request_id, arrival.timestamp_ms)
+            return CancelCommand(claim, tenant, record.request_id, arrival.timestamp_ms)
         self.counts.decided(tenant, Decision.REFUSED, refusal.code)
         return self.writer.cancel_refused(record, arrival, tenant, refusal, self.clock())
 
     def _request(
-        self, request: InferenceRequest, claim: Claim, arrival: Arrival, tenant: str
+        self, request: InferenceRequest, claim: Claim, arrival: ReceivedRecord, tenant: str
     ) -> QueuedRequest | tuple[OutRecord, ...]:
         now_ms = self.clock()
         self.counts.read(tenant)
@@ -141,10 +141,10 @@ class Intake:
         verdict = validate_headers(arrival.headers) or validate(
             request, tenant, spec, self.models, self.limits, backfill=backfill
         )
-        if isinstance(verdict, Refusal):
+        if isinstance(verdict, Rejection):
             return self._refused(request, arrival, tenant, verdict, now_ms)
         pool = pool_for(verdict.model, tenant, None if spec is None else spec.pool, self._pool_owners)
-        if isinstance(pool, Refusal):
+        if isinstance(pool, Rejection):
             return self._refused(request, arrival, tenant, pool, now_ms)
         body = self.codec.body_if_current(InferenceRequest, arrival.value or b"")
         encoded = None if body is None else (request, body)
@@ -176,12 +176,12 @@ class Intake:
         )
 
     def _refused(
-        self, request: InferenceRequest, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
+        self, request: InferenceRequest, arrival: ReceivedRecord, tenant: str, refusal: Rejection, now_ms: int
     ) -> tuple[OutRecord, ...]:
         self.counts.decided(tenant, Decision.REFUSED, refusal.code)
         return self.writer.refused(request, arrival, tenant, self.tenants.get(tenant), refusal, now_ms)
 
-    def _returned(self, claim: Claim, arrival: Arrival) -> QueuedRequest | tuple[OutRecord, ...]:
+    def _returned(self, claim: Claim, arrival: ReceivedRecord) -> QueuedRequest | tuple[OutRecord, ...]:
         """Work requeued by a consumer that could not take it. Raises DecodeError for an item no dispatcher can have
         sent: only consumers may write to requeue topics, yet every checkable field is checked."""
         item = self.codec.decode_any((WorkItem,), arrival.value, may_ask=False)
@@ -190,7 +190,7 @@ class Intake:
             raise DecodeError(DecodeProblem.INVALID_BODY, f"WorkItem.{fault}")
         self.counts.read(item.tenant)
         found = serving(item.request.model, item.tenant, self.tenants, self.models, self._pool_owners)
-        if isinstance(found, Refusal):
+        if isinstance(found, Rejection):
             # It was admitted, so it gets a reply, with its original source coordinate.
             first = PartitionId(item.source.topic, item.source.partition)
             original = replace(arrival, partition=first, offset=item.source.offset, timestamp_ms=item.submitted_at_ms)
@@ -223,11 +223,11 @@ class Intake:
             max_prompt_tokens=self.tenants[item.tenant].max_prompt_tokens,
         )
 
-    def as_of_now(self, queued: QueuedRequest) -> QueuedRequest | Refusal:
+    def as_of_now(self, queued: QueuedRequest) -> QueuedRequest | Rejection:
         """The request with its present pool and model version (the same object if unchanged), or the refusal if no pool
         serves it any more. Nothing else is validated again."""
         found = serving(queued.model_name, queued.tenant, self.tenants, self.models, self._pool_owners)
-        if isinstance(found, Refusal):
+        if isinstance(found, Rejection):
             return found
         model, pool = found
         if model == queued.model:
@@ -241,7 +241,7 @@ class Intake:
         more = queued.expected_tokens
         return replace(renewed, cost_tokens=cost.total + more, prompt_tokens=cost.prompt_tokens + more)
 
-    def broken(self, arrival: Arrival, error: Exception) -> tuple[OutRecord, ...]:
+    def broken(self, arrival: ReceivedRecord, error: Exception) -> tuple[OutRecord, ...]:
         """The dead letter of a record on which our own code failed."""
         metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
         # Log only type and line: the text of an unexpected exception may quote the record.
@@ -257,7 +257,7 @@ class Intake:
         return self.writer.dead_letter(arrival, _tenant_of(arrival), problem, self.clock())
 
 
-def _tenant_of(arrival: Arrival) -> str:
+def _tenant_of(arrival: ReceivedRecord) -> str:
     """The tenant of the topic; UNKNOWN_TENANT for requeue topics."""
     topic = arrival.partition.topic
     return UNKNOWN_TENANT if is_returned(topic) else tenant_of_source(topic)

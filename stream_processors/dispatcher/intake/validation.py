@@ -37,7 +37,7 @@ _INPUT_FIELDS = ("messages", "prompt", "texts", "query", "documents", "image")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Bounds on every request, from the settings."""
 
     max_input_bytes: int
@@ -47,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """Reason of a rejection, for the tenant: code, field at fault, message."""
 
     code: Code
@@ -56,7 +56,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Valid:
+class ValidRequest:
     """Result for a valid request: its model, reply topic, timeout, and input size by ``charged_bytes``."""
 
     model: ModelVersion
@@ -70,10 +70,10 @@ def validate(
     tenant: str,
     spec: TenantSpec | None,
     models: Mapping[str, ModelVersion],
-    limits: Limits,
+    limits: RequestLimits,
     *,
     backfill: bool,
-) -> Valid | Refusal:
+) -> ValidRequest | Rejection:
     """Check one request of ``tenant``, the tenant of its topic.
 
     The tenant's ``max_prompt_tokens`` is not checked here: bytes do not determine tokens, and the consumer counts them
@@ -83,12 +83,12 @@ def validate(
     if refusal is not None:
         return refusal
     if spec is None:
-        return Refusal(Code.FORBIDDEN, "tenant", f"{tenant} is not registered")
+        return Rejection(Code.FORBIDDEN, "tenant", f"{tenant} is not registered")
     model = models.get(request.model)
     if model is None:
-        return Refusal(Code.UNKNOWN_MODEL, "model", f"no model is named {_shown(request.model)}")
+        return Rejection(Code.UNKNOWN_MODEL, "model", f"no model is named {_shown(request.model)}")
     if spec.models and request.model not in spec.models:
-        return Refusal(Code.FORBIDDEN, "model", f"{tenant} may not use {request.model}")
+        return Rejection(Code.FORBIDDEN, "model", f"{tenant} may not use {request.model}")
     refusal = _routing(request, spec, model, limits)
     if refusal is not None:
         return refusal
@@ -103,17 +103,17 @@ def validate(
         default_ms = DEFAULT_BACKFILL_TIMEOUT_MS if backfill else DEFAULT_TIMEOUT_MS[request.priority]
         timeout_ms = min(default_ms, limits.max_timeout_ms)
     charged = charged_bytes(request.input)
-    return Valid(model, request.reply_to or replies_topic(tenant), timeout_ms, charged)
+    return ValidRequest(model, request.reply_to or replies_topic(tenant), timeout_ms, charged)
 
 
-def validate_cancel(cancel: CancelRequest, tenant: str) -> Refusal | None:
+def validate_cancel(cancel: CancelRequest, tenant: str) -> Rejection | None:
     """The reason to refuse a cancel on a topic of ``tenant``; None if valid."""
     if not is_request_id(cancel.request_id):
         return _invalid("request_id", "must be a UUID")
     return _disagreement(cancel.tenant, tenant)
 
 
-def validate_headers(headers: Sequence[tuple[str, bytes]]) -> Refusal | None:
+def validate_headers(headers: Sequence[tuple[str, bytes]]) -> Rejection | None:
     """The refusal of a record with too many or too large headers; None if valid."""
     if not headers:
         return None
@@ -186,11 +186,11 @@ def _shown(value: str) -> str:
     return repr(value) if _NAME.fullmatch(value) else f"({len(value)} characters)"
 
 
-def _invalid(field: str, message: str) -> Refusal:
-    return Refusal(Code.INVALID, field, message)
+def _invalid(field: str, message: str) -> Rejection:
+    return Rejection(Code.INVALID, field, message)
 
 
-def _identity(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -> Refusal | None:
+def _identity(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -> Rejection | None:
     if not is_request_id(request.request_id):
         return _invalid("request_id", "must be a UUID")
     if request.replay_of is not None and not is_request_id(request.replay_of):
@@ -199,15 +199,15 @@ def _identity(request: InferenceRequest, tenant: str, spec: TenantSpec | None) -
     if disagreement is not None:
         return disagreement
     if request.reply_to is not None and spec is not None and not _may_reply_to(request.reply_to, spec):
-        return Refusal(Code.FORBIDDEN, "reply_to", f"{_shown(request.reply_to)} is no reply topic of {tenant}")
+        return Rejection(Code.FORBIDDEN, "reply_to", f"{_shown(request.reply_to)} is no reply topic of {tenant}")
     return None
 
 
-def _disagreement(named: str | None, tenant: str) -> Refusal | None:
+def _disagreement(named: str | None, tenant: str) -> Rejection | None:
     """The refusal if a record names a tenant other than that of its topic."""
     if named is None or named == tenant:
         return None
-    return Refusal(Code.FORBIDDEN, "tenant", f"this topic belongs to {tenant}, the record names another tenant")
+    return Rejection(Code.FORBIDDEN, "tenant", f"this topic belongs to {tenant}, the record names another tenant")
 
 
 def _may_reply_to(topic: str, spec: TenantSpec) -> bool:
@@ -217,7 +217,9 @@ def _may_reply_to(topic: str, spec: TenantSpec) -> bool:
     )
 
 
-def _routing(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, limits: Limits) -> Refusal | None:
+def _routing(
+    request: InferenceRequest, spec: TenantSpec, model: ModelVersion, limits: RequestLimits
+) -> Rejection | None:
     if request.task not in _TASKS:
         return _invalid("task", f"{_shown(request.task)} is none of {', '.join(Task)}")
     if request.task not in model.tasks:
@@ -225,7 +227,7 @@ def _routing(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, l
     if request.priority not in _PRIORITIES:
         return _invalid("priority", f"{_shown(request.priority)} is none of {', '.join(Priority)}")
     if request.priority not in spec.classes:
-        return Refusal(Code.FORBIDDEN, "priority", f"{spec.tenant} may not use the class {request.priority}")
+        return Rejection(Code.FORBIDDEN, "priority", f"{spec.tenant} may not use the class {request.priority}")
     if request.group is not None and all(request.group != group.group for group in spec.groups):
         return _invalid("group", f"{spec.tenant} has no group {_shown(request.group)}")
     if request.timeout_ms is not None and not 1 <= request.timeout_ms <= limits.max_timeout_ms:
@@ -236,7 +238,7 @@ def _routing(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, l
     return _context(request)
 
 
-def _context(request: InferenceRequest) -> Refusal | None:
+def _context(request: InferenceRequest) -> Rejection | None:
     """Check cache mode, conversation and retrieval."""
     if request.cache is not None and request.cache not in _CACHE_MODES:
         return _invalid("cache", f"{_shown(request.cache)} is none of {', '.join(CacheMode)}")
@@ -262,7 +264,7 @@ def _context(request: InferenceRequest) -> Refusal | None:
     return None
 
 
-def _input(request: InferenceRequest, limits: Limits, input_bytes: int) -> Iterator[Refusal]:
+def _input(request: InferenceRequest, limits: RequestLimits, input_bytes: int) -> Iterator[Rejection]:
     content = request.input
     if input_bytes > limits.max_input_bytes:
         yield _invalid("input", f"{input_bytes} bytes are more than {limits.max_input_bytes}")
@@ -292,7 +294,7 @@ def _input(request: InferenceRequest, limits: Limits, input_bytes: int) -> Itera
         yield _invalid("input.messages", "all messages are empty")
 
 
-def _parameters(parameters: Parameters, model: ModelVersion, limits: Limits) -> Iterator[Refusal]:
+def _parameters(parameters: Parameters, model: ModelVersion, limits: RequestLimits) -> Iterator[Rejection]:
     most = min(limits.max_output_tokens, model.max_output_tokens) or limits.max_output_tokens
     if parameters.max_tokens is not None and not 1 <= parameters.max_tokens <= most:
         yield _invalid("parameters.max_tokens", f"must be from 1 to {most}, not {parameters.max_tokens}")

@@ -21,9 +21,9 @@ from fairlane.records import (
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.kafka.reply_record import reply_record
 from fairlane_server.kafka.transactions import OutRecord, Settlement
-from stream_processors.dispatcher.intake.arrival import Arrival
-from stream_processors.dispatcher.intake.cancel import Cancel
-from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Refusal, reply_topic_for_refusal
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Rejection, reply_topic_for_refusal
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
 from stream_processors.dispatcher.scheduling.turns import Turn
@@ -151,7 +151,7 @@ class DecisionWriter:
         audit = self._decision(queued, Decision.REFUSED, now_ms, code=code, message=message, inputs=given)
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
 
-    def not_served(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> tuple[OutRecord, ...]:
+    def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutRecord, ...]:
         """The reply and audit event of a valid request that no pool may or can serve any more."""
         reply = replace(
             self._answer(queued, Outcome.REJECTED, refusal.code, refusal.message),
@@ -167,7 +167,7 @@ class DecisionWriter:
     def cancelled(
         self,
         queued: QueuedRequest,
-        cancel: Cancel,
+        cancel: CancelCommand,
         now_ms: int,
         accepted: Inputs | None = None,
         *,
@@ -190,13 +190,13 @@ class DecisionWriter:
         audit = self._decision(queued, Decision.CANCELLED, now_ms, message=message, inputs=inputs)
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
 
-    def cancellation(self, cancel: Cancel) -> OutRecord:
+    def cancellation(self, cancel: CancelCommand) -> OutRecord:
         """The cancellation record for the consumers."""
         told = Cancellation(cancel.request_id, cancel.tenant, self.dispatcher_id, cancel.requested_at_ms)
         return OutRecord(names.CONTROL_CANCELLATIONS, cancel.request_id.encode(), self.codec.encode(told))
 
     def cancel_refused(
-        self, cancel: CancelRequest, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
+        self, cancel: CancelRequest, arrival: ReceivedRecord, tenant: str, refusal: Rejection, now_ms: int
     ) -> tuple[OutRecord, ...]:
         """The audit event of an invalid cancel, without a reply: that would be a second reply to the request it names,
         or one without a reader."""
@@ -206,10 +206,10 @@ class DecisionWriter:
     def refused(
         self,
         request: InferenceRequest,
-        arrival: Arrival,
+        arrival: ReceivedRecord,
         tenant: str,
         spec: TenantSpec | None,
-        refusal: Refusal,
+        refusal: Rejection,
         now_ms: int,
     ) -> tuple[OutRecord, ...]:
         """The reply naming the invalid field and the reason, and its audit event."""
@@ -253,7 +253,9 @@ class DecisionWriter:
         outputs = (self._audit(audit),)
         return outputs if replayed is None else (self._reply(*replayed, queued.trace_headers), *outputs)
 
-    def dead_letter(self, arrival: Arrival, tenant: str, error: DecodeError, now_ms: int) -> tuple[OutRecord, ...]:
+    def dead_letter(
+        self, arrival: ReceivedRecord, tenant: str, error: DecodeError, now_ms: int
+    ) -> tuple[OutRecord, ...]:
         """The original bytes, with headers for their origin and the error, and the audit event."""
         audit = AuditEvent(
             request_id="",
@@ -347,7 +349,13 @@ class DecisionWriter:
         )
 
     def _refusal(
-        self, request_id: str, replay_of: str | None, arrival: Arrival, tenant: str, refusal: Refusal, now_ms: int
+        self,
+        request_id: str,
+        replay_of: str | None,
+        arrival: ReceivedRecord,
+        tenant: str,
+        refusal: Rejection,
+        now_ms: int,
     ) -> OutRecord:
         return self._audit(
             AuditEvent(

@@ -28,7 +28,7 @@ _LAST_TIMEOUT_S = 3.0
 Collect = Callable[[bool], DispatchReport]
 
 
-class DispatchReporter:
+class HeartbeatPublisher:
     """Publishes reports. ``collect`` builds one on the event loop; its argument says whether to include the tenants.
 
     Used on one event loop. The owner runs ``run`` as a task and sees it fail on a fatal producer error.

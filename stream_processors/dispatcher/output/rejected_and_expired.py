@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 from fairlane.outcomes import Code, Decision
 from fairlane.ownership import Claim
 from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import Admitter
-from stream_processors.dispatcher.deduplication.accepted_ids import DuplicateIndex
-from stream_processors.dispatcher.intake.validation import Refusal
+from stream_processors.dispatcher.admission.decision import AdmissionDecision
+from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
+from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest
 
 
 @dataclass(slots=True)
-class Unserved:
+class RejectedAndExpired:
     """Expired requests are answered at once. Rejections are submitted by ``send``: their sender may retry the same id
     at once, so the id is removed from the duplicate index and the quota refunded first."""
 
     transactions: TransactionLoop
-    admitter: Admitter
+    admitter: AdmissionDecision
     writer: DecisionWriter
-    counts: DecisionCounts
+    counts: TenantCounters
     stats: TenantStats
-    duplicates: DuplicateIndex
+    duplicates: AcceptedIds
     _refused: list[tuple[QueuedRequest, Settlement]] = field(default_factory=list)
     """Rejected requests with their settlements, not submitted yet."""
     _answered: list[QueuedRequest] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Unserved:
         """Refund the quotas of these answered requests with the next ``send``."""
         self._answered.extend(gone)
 
-    def refuse(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> None:
+    def refuse(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> None:
         """Reject a request that no pool serves any more, with the next ``send``."""
         self._refused.append((queued, Settlement(queued.claim, self.not_served(queued, refusal, now_ms))))
 
@@ -81,7 +81,7 @@ class Unserved:
             self.stats.shed(queued.tenant, queued.pool, Code.DEADLINE_UNMEETABLE, now_ms)
         return Settlement(queued.claim, self.writer.late(queued, self.admitter.retry_after_ms(queued, now_ms), now_ms))
 
-    def not_served(self, queued: QueuedRequest, refusal: Refusal, now_ms: int) -> tuple[OutRecord, ...]:
+    def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutRecord, ...]:
         """The outputs for a request that no pool serves any more."""
         self.counts.decided(queued.tenant, Decision.REFUSED, refusal.code)
         self.stats.shed(queued.tenant, queued.pool, refusal.code, now_ms)

@@ -12,7 +12,7 @@ UNREGISTERED = ""
 
 
 @dataclass(slots=True)
-class DecisionCounts:
+class TenantCounters:
     """Records read and decided since the last ``flush``."""
 
     _read: Counter[str] = field(default_factory=Counter)

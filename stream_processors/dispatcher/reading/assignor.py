@@ -23,7 +23,9 @@ Assignment = dict[str, dict[str, list[int]]]
 """Partitions by topic by member."""
 
 
-def assign_places(partitions: Mapping[str, Collection[int]], wanted: Mapping[str, Collection[str]]) -> Assignment:
+def assign_co_partitions(
+    partitions: Mapping[str, Collection[int]], wanted: Mapping[str, Collection[str]]
+) -> Assignment:
     """Assign each partition to one member.
 
     Args:
@@ -80,7 +82,7 @@ class TenantAssignor(RoundRobinPartitionAssignor):  # type: ignore[misc]  # aiok
         found = {topic: cluster.partitions_for_topic(topic) for topics in wanted.values() for topic in topics}
         if unknown := [topic for topic, partitions in found.items() if partitions is None]:
             log.warning("topics_without_metadata", topics=sorted(unknown))
-        assigned = assign_places({topic: known for topic, known in found.items() if known is not None}, wanted)
+        assigned = assign_co_partitions({topic: known for topic, known in found.items() if known is not None}, wanted)
         return {
             member: ConsumerProtocolMemberAssignment(cls.version, sorted(topics.items()), b"")
             for member, topics in assigned.items()

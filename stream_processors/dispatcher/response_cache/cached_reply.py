@@ -9,17 +9,17 @@ from fairlane.records import AuditEvent, InferenceReply, Timings, UsageEvent
 from fairlane_server.kafka.reply_record import reply_record
 from fairlane_server.kafka.transactions import OutRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.response_cache.lookup import KnownAnswer
+from stream_processors.dispatcher.response_cache.lookup import CacheHit
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerWriter:
+class CachedReplyWriter:
     """Builds the records of cached answers. ``dispatcher_id`` is the actor in the audit event."""
 
     codec: Codec
     dispatcher_id: str
 
-    def answered(self, queued: QueuedRequest, known: KnownAnswer, now_ms: int) -> tuple[OutRecord, ...]:
+    def answered(self, queued: QueuedRequest, known: CacheHit, now_ms: int) -> tuple[OutRecord, ...]:
         """The reply, a usage event with cost 0, and the audit event."""
         request, answer, use = queued.request, known.answer, known.use
         reply = InferenceReply(

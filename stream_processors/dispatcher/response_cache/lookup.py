@@ -19,10 +19,10 @@ from fairlane_server.caching.responses import (
     wording,
 )
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate, Urgency
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Urgency
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.caches import ResponseCache, SemanticCache
-from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
+from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.semantic_match import NO_WORDING, Wording
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 
@@ -36,7 +36,7 @@ WITHIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CacheQuery:
     """Cache keys of a request: the exact key, and with ``group`` and ``vector`` also the semantic one."""
 
     key: CacheKey
@@ -46,28 +46,28 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownAnswer:
+class CacheHit:
     """A cached answer and how it was found."""
 
     answer: CachedAnswer
     use: CacheUse
 
 
-class AnswerLookup(Protocol):
+class CacheLookup(Protocol):
     """Access to cached answers. No method raises because of the store, and every wait is bounded."""
 
     @property
     def is_available(self) -> bool:
         """Whether the cache is reachable, so that waiting for an answer to be stored makes sense."""
 
-    async def question(self, queued: QueuedRequest) -> Question | None:
+    async def question(self, queued: QueuedRequest) -> CacheQuery | None:
         """The cache keys; None for a request whose answer is not reproducible, or if they cannot be computed in
         time."""
 
-    async def find(self, question: Question) -> KnownAnswer | None:
+    async def find(self, question: CacheQuery) -> CacheHit | None:
         """The cached answer, if any."""
 
-    def remember(self, question: Question) -> None:
+    def remember(self, question: CacheQuery) -> None:
         """Add the question to its semantic group, once its request is dispatched and an answer is to come."""
 
 
@@ -83,13 +83,13 @@ class NoAnswers:
 
     is_available = False
 
-    async def question(self, _queued: QueuedRequest) -> Question | None:
+    async def question(self, _queued: QueuedRequest) -> CacheQuery | None:
         return None
 
-    async def find(self, _question: Question) -> KnownAnswer | None:
+    async def find(self, _question: CacheQuery) -> CacheHit | None:
         return None
 
-    def remember(self, _question: Question) -> None: ...
+    def remember(self, _question: CacheQuery) -> None: ...
 
 
 @dataclass(slots=True)
@@ -103,16 +103,18 @@ class CachedAnswers:
     responses: ResponseCache
     semantic: SemanticCache
     versions: Versions
-    vectors: QueryVectors
+    vectors: QueryEmbeddings
     budget_s: float
-    _gate: FairGate = field(default_factory=lambda: FairGate(_MOST_AT_A_TIME, per_tenant=_MOST_AT_A_TIME // 2))
+    _gate: FairConcurrencyLimiter = field(
+        default_factory=lambda: FairConcurrencyLimiter(_MOST_AT_A_TIME, per_tenant=_MOST_AT_A_TIME // 2)
+    )
     _asked: Singleflight[tuple[str, str], int | None] = field(default_factory=Singleflight)
 
     @property
     def is_available(self) -> bool:
         return self.responses.redis.is_available
 
-    async def question(self, queued: QueuedRequest) -> Question | None:
+    async def question(self, queued: QueuedRequest) -> CacheQuery | None:
         if not may_be_kept(queued.request):
             return None
         try:
@@ -121,32 +123,32 @@ class CachedAnswers:
         except TimeoutError:
             return None
 
-    async def find(self, question: Question) -> KnownAnswer | None:
+    async def find(self, question: CacheQuery) -> CacheHit | None:
         try:
             async with asyncio.timeout(WITHIN_S), self._turn(question.key.tenant):
                 return await self._find(question)
         except TimeoutError:
             return None
 
-    def remember(self, question: Question) -> None:
+    def remember(self, question: CacheQuery) -> None:
         if question.group is not None and question.vector is not None:
             self.semantic.remember(question.group, question.vector, question.key, question.wording)
 
-    async def _question(self, queued: QueuedRequest) -> Question | None:
+    async def _question(self, queued: QueuedRequest) -> CacheQuery | None:
         tenant, request, version = queued.tenant, queued.request, None
         if request.retrieval is not None:
             version = await self._version(tenant, request.retrieval.collection)
         key = response_key(tenant, request, queued.model.version, version)
         text = semantic_query(request) if queued.cache == CacheMode.SEMANTIC else None
         if key is None or text is None:
-            return None if key is None else Question(key)
+            return None if key is None else CacheQuery(key)
         try:
             vector = await self.vectors.embed(tenant, text)
             group = semantic_group(tenant, request, queued.model.version, version, self.vectors.name)
         except EmbedderError as error:
             log.warning("question_not_embedded", tenant=tenant, error=type(error).__name__)
-            return Question(key)
-        return Question(key, group, vector, wording(text))
+            return CacheQuery(key)
+        return CacheQuery(key, group, vector, wording(text))
 
     async def _version(self, tenant: str, name: str) -> int | None:
         async def ask() -> int | None:
@@ -155,7 +157,7 @@ class CachedAnswers:
 
         return await self._asked.run((tenant, name), ask)
 
-    async def _find(self, question: Question) -> KnownAnswer | None:
+    async def _find(self, question: CacheQuery) -> CacheHit | None:
         answer = await self.responses.get(question.key)
         if answer is not None:
             return _known(answer, CacheMode.EXACT)
@@ -174,5 +176,5 @@ class CachedAnswers:
             self._gate.leave(ticket)
 
 
-def _known(answer: CachedAnswer, mode: CacheMode, similarity: float = 1.0) -> KnownAnswer:
-    return KnownAnswer(answer, CacheUse(mode, answer.request_id, answer.finished_at_ms, similarity))
+def _known(answer: CachedAnswer, mode: CacheMode, similarity: float = 1.0) -> CacheHit:
+    return CacheHit(answer, CacheUse(mode, answer.request_id, answer.finished_at_ms, similarity))

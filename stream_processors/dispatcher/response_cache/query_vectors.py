@@ -7,7 +7,7 @@ from stream_processors.dispatcher.response_cache.caches import EmbeddingCache
 
 
 @dataclass(frozen=True, slots=True)
-class QueryVectors:
+class QueryEmbeddings:
     """Embeds queries. ``cache`` is None for an embedder faster than a cache look-up."""
 
     embedder: QueryEmbedder

@@ -11,9 +11,9 @@ from fairlane.outcomes import CacheMode
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate
 from fairlane_server.caching.keys import CacheKey
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.response_cache.lookup import AnswerLookup, KnownAnswer, Question
+from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheLookup, CacheQuery
 
 log = get_logger(__name__)
 
@@ -29,7 +29,7 @@ _STORED_WITHIN_S = 0.05
 _REMEMBERED_S = 0.25
 """How long an ended leader is kept, since its committed answer may still be about to be stored."""
 
-OnDone = Callable[[Arrival, QueuedRequest, KnownAnswer | None], None]
+OnDone = Callable[[ReceivedRecord, QueuedRequest, CacheHit | None], None]
 """Called with the cached answer or None, on the event loop. Must not raise."""
 
 _Alike = tuple[CacheKey, str, str]
@@ -43,11 +43,11 @@ class _Leader:
 
     claim: Claim
     alike: _Alike
-    question: Question
+    question: CacheQuery
     ends_at_ms: float
     """When coalescing on it ends, whatever its outcome."""
     is_sent: bool = False
-    known: KnownAnswer | None = None
+    known: CacheHit | None = None
     """Its stored answer, or one cached before."""
     left_nothing: bool = False
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -60,13 +60,13 @@ class _Leader:
 
 @dataclass(slots=True, eq=False)
 class _Lookup:
-    arrival: Arrival
+    arrival: ReceivedRecord
     queued: QueuedRequest
     task: "asyncio.Task[None]"
 
 
 @dataclass(slots=True)
-class EarlierAnswers:
+class ResponseCacheStage:
     """Looks up requests that opted in, concurrently with intake. A miss is admitted as the leader, and equal requests
     arriving meanwhile wait for its answer: once, and for at most half of their remaining time; then they are admitted
     too. Backfill never leads.
@@ -80,7 +80,7 @@ class EarlierAnswers:
         max_leaders: most leaders.
     """
 
-    lookup: AnswerLookup
+    lookup: CacheLookup
     clock: ClockMs
     max_held: int = 2_048
     max_held_bytes: int = 32 * 1024 * 1024
@@ -97,7 +97,7 @@ class EarlierAnswers:
     _led_by: dict[SourceCoordinate, _Leader] = field(default_factory=dict)
     """Leaders by source coordinate."""
 
-    def begin(self, arrival: Arrival, queued: QueuedRequest, on_done: OnDone) -> bool:
+    def begin(self, arrival: ReceivedRecord, queued: QueuedRequest, on_done: OnDone) -> bool:
         """Start a look-up unless the request did not opt in or there is no room. If True, ``on_done`` is called once,
         unless the request is dropped before."""
         if queued.cache == CacheMode.NONE or not self.lookup.is_available or not self._has_room(queued):
@@ -165,7 +165,7 @@ class EarlierAnswers:
 
     async def _run(self, claim: Claim, on_done: OnDone) -> None:
         lookup = self._lookups[claim]
-        known: KnownAnswer | None = None
+        known: CacheHit | None = None
         try:
             known = await self._known(lookup.queued)
         except Exception as error:  # noqa: BLE001 - a request is answered anew rather than not at all
@@ -174,7 +174,7 @@ class EarlierAnswers:
             self._take(claim)
             on_done(lookup.arrival, lookup.queued, known)
 
-    async def _known(self, queued: QueuedRequest) -> KnownAnswer | None:
+    async def _known(self, queued: QueuedRequest) -> CacheHit | None:
         question = await self.lookup.question(queued)
         if question is None:
             return None
@@ -190,7 +190,7 @@ class EarlierAnswers:
             self._end(leader)
         return known
 
-    async def _after(self, leader: _Leader, queued: QueuedRequest) -> KnownAnswer | None:
+    async def _after(self, leader: _Leader, queued: QueuedRequest) -> CacheHit | None:
         """Wait for the leader's end, then return its stored answer. Without one, waiters are admitted and do not wait
         for another leader: equal requests with uncacheable answers would run one after the other."""
         left_ms = min(self.max_wait_ms, _PART_OF_TIME * (queued.deadline_at_ms - self.clock()))
@@ -206,14 +206,14 @@ class EarlierAnswers:
                 leader.left_nothing = leader.known is None
         return leader.known
 
-    async def _stored(self, question: Question) -> KnownAnswer | None:
+    async def _stored(self, question: CacheQuery) -> CacheHit | None:
         known = await self.lookup.find(question)
         if known is None:
             await asyncio.sleep(_STORED_WITHIN_S)
             known = await self.lookup.find(question)
         return known
 
-    def _lead(self, queued: QueuedRequest, alike: _Alike, question: Question) -> _Leader | None:
+    def _lead(self, queued: QueuedRequest, alike: _Alike, question: CacheQuery) -> _Leader | None:
         tenant = queued.tenant
         is_full = len(self._leaders) >= self.max_leaders or self._leading[tenant] >= _part_of(self.max_leaders)
         if is_full or queued.is_backfill:

@@ -4,13 +4,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
-from stream_processors.dispatcher.scheduling.backlog_statistics import Census, Waiting, checked_class_weights
+from stream_processors.dispatcher.scheduling.backlog_statistics import BacklogStatistics, Waiting, checked_class_weights
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
 
 ItemT = TypeVar("ItemT", bound=Waiting)
 
 
-class ArrivalOrder(Census[ItemT]):
+class ArrivalOrder(BacklogStatistics[ItemT]):
     """One line for all classes, tenants and groups, whatever their weights, costs and deadlines."""
 
     def __init__(self) -> None:

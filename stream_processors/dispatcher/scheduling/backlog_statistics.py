@@ -87,7 +87,7 @@ class TenantSums(Sums):
         self.of_class = of_class
 
 
-class Census(Generic[ItemT]):
+class BacklogStatistics(Generic[ItemT]):
     """The sums over what waits, by class and by tenant, and the shares of the tenants. All but ``busiest`` is O(1)."""
 
     def __init__(self, classes: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from fairlane.names import pool_of_priority
 from fairlane.records import SourceCoordinate, UsageEvent
-from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION, Held, PoolBooks
+from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION, Held, InFlightLedger
 
 RESERVATION_TTL_MS = 30_000
 """What was committed and not read back for so long is not coming: something else was committed in its place."""
@@ -118,7 +118,7 @@ class InFlight:
         """Settlements that came before their work was read."""
         self._unbilled: OrderedDict[WorkId, _Work] = OrderedDict()
         """Own work that the group committed before its settlement was read. Not in flight any more."""
-        self._books: dict[str, PoolBooks] = {}
+        self._books: dict[str, InFlightLedger] = {}
         self._own_tenant_tokens: dict[tuple[str, str], int] = {}
 
     # What happens
@@ -306,10 +306,10 @@ class InFlight:
             _add(self._own_tenant_tokens, (work.tenant, work.pool), change)
         self._books_of(work.pool).count(work.partition, change, sign, is_own=work.is_own)
 
-    def _books_of(self, pool: str) -> PoolBooks:
+    def _books_of(self, pool: str) -> InFlightLedger:
         books = self._books.get(pool)
         if books is None:
-            books = self._books[pool] = PoolBooks()
+            books = self._books[pool] = InFlightLedger()
         return books
 
 

@@ -39,7 +39,7 @@ class Held:
         self.own_items += other.own_items
 
 
-class PoolBooks:
+class InFlightLedger:
     """The sums of one pool. O(log n) each, but for the first call after the partitions in question are others."""
 
     __slots__ = ("_among", "_by_partition", "_orders", "_within", "total")

@@ -28,7 +28,7 @@ from stream_processors.dispatcher.scheduling.in_flight import InFlight, Reserved
 from stream_processors.dispatcher.scheduling.in_flight_ledger import Held
 from stream_processors.dispatcher.scheduling.request_index import RequestIndex
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
-from stream_processors.dispatcher.scheduling.tenant_occupancy import Holdings
+from stream_processors.dispatcher.scheduling.tenant_occupancy import TenantOccupancy
 from stream_processors.dispatcher.scheduling.turns import ItemT, Lateness, Turn, View
 from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, room_tokens, window
 
@@ -79,7 +79,7 @@ class Scheduler(Generic[ItemT]):
     in_flight: InFlight
     fleet: Fleet
     _pools: dict[str, _Pool[ItemT]] = field(default_factory=dict)
-    _holdings: Holdings = field(default_factory=Holdings)
+    _holdings: TenantOccupancy = field(default_factory=TenantOccupancy)
     _items: dict[Claim, ItemT] = field(default_factory=dict)
     _ids: RequestIndex[ItemT] = field(default_factory=RequestIndex)
     _specs: Mapping[str, TenantSpec] = field(default_factory=dict)

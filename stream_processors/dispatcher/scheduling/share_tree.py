@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from heapq import heappush
 from typing import TypeVar
 
-from stream_processors.dispatcher.scheduling.backlog_statistics import Census, Waiting, checked_class_weights
+from stream_processors.dispatcher.scheduling.backlog_statistics import BacklogStatistics, Waiting, checked_class_weights
 from stream_processors.dispatcher.scheduling.deadline_heap import EXPEDITED
 from stream_processors.dispatcher.scheduling.share_node import Node, Rings
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, NO_GROUP, Share
@@ -19,7 +19,7 @@ RESTING_TENANTS = 1_024
 """Tenants of a class with nothing waiting that are remembered at least: their late corrections find them."""
 
 
-class ShareTree(Census[ItemT]):
+class ShareTree(BacklogStatistics[ItemT]):
     """The classes share the pool by their weights, the tenants their class, the groups their tenant; within a line the
     earliest deadline goes first.
 

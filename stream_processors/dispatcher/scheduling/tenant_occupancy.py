@@ -59,7 +59,7 @@ class _Account:
 
 
 @dataclass(slots=True)
-class Holdings:
+class TenantOccupancy:
     """Sums that are kept; every method but ``paused_backfill`` is O(1)."""
 
     _online: _Account = field(default_factory=_Account)

@@ -23,9 +23,9 @@ from fairlane.records import (
     TenantSpec,
 )
 from fairlane_server.kafka.transactions import OutRecord
-from stream_processors.dispatcher.admission.decision import Taken
+from stream_processors.dispatcher.admission.decision import Admitted
 from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.capacity import STALE_AFTER_MS
 from stream_processors.dispatcher.scheduling.in_flight import Reserved
@@ -63,22 +63,22 @@ def press(bench: Bench, level: int, pool: str = "pool") -> None:
     climb(bench, level, pool)
 
 
-def admit(bench: Bench, one: InferenceRequest | QueuedRequest, topic: str = "requests.acme") -> Taken:
+def admit(bench: Bench, one: InferenceRequest | QueuedRequest, topic: str = "requests.acme") -> Admitted:
     verdict = judged(bench, one, topic)
-    assert isinstance(verdict, Taken), bench.decoded_all(verdict)
+    assert isinstance(verdict, Admitted), bench.decoded_all(verdict)
     return verdict
 
 
 def judged(
     bench: Bench, one: InferenceRequest | QueuedRequest, topic: str = "requests.acme"
-) -> Taken | tuple[OutRecord, ...]:
+) -> Admitted | tuple[OutRecord, ...]:
     queued = one if isinstance(one, QueuedRequest) else bench.queued(one, topic)
     bench.parts.scheduler.refresh(bench.now_ms)
     return bench.admitter.admit(queued, None, bench.now_ms)
 
 
-def refused(bench: Bench, verdict: Taken | Sequence[OutRecord]) -> tuple[InferenceReply, AuditEvent]:
-    assert not isinstance(verdict, Taken)
+def refused(bench: Bench, verdict: Admitted | Sequence[OutRecord]) -> tuple[InferenceReply, AuditEvent]:
+    assert not isinstance(verdict, Admitted)
     reply, audit = bench.decoded_all(verdict)
     assert (reply.outcome, audit.decision) == (Outcome.REJECTED, Decision.REFUSED)
     assert (reply.code, reply.message) == (audit.code, audit.message)
@@ -94,7 +94,7 @@ def quota_answers(bench: Bench, *requests: QueuedRequest) -> list[Exceeded | Non
     return asyncio.run(bench.admitter.within_quota(requests))
 
 
-def audits(bench: Bench, taken: Taken) -> list[AuditEvent]:
+def audits(bench: Bench, taken: Admitted) -> list[AuditEvent]:
     """What is told of an admission that has to wait."""
     accepted = bench.dispatcher.writer.accepted(taken.queued, taken.inputs, bench.now_ms)
     return bench.decoded_all((accepted, *taken.degraded))
@@ -243,7 +243,7 @@ def test_a_full_queue_refuses_as_overloaded() -> None:
     codes = []
     for number in range(1, 6):
         verdict = judged(bench, request(number))
-        if isinstance(verdict, Taken):
+        if isinstance(verdict, Admitted):
             bench.parts.scheduler.push(verdict.queued)
         else:
             reply, _ = refused(bench, verdict)
@@ -267,7 +267,7 @@ def test_when_a_late_one_may_come_again(bench: Bench) -> None:
 # Degradation
 
 
-def degraded(bench: Bench, taken: Taken) -> AuditEvent:
+def degraded(bench: Bench, taken: Admitted) -> AuditEvent:
     """The audit of a degradation, which comes after that of the admission."""
     accepted, event = audits(bench, taken)
     assert (accepted.decision, event.decision) == (Decision.ACCEPTED, Decision.DEGRADED)
@@ -415,20 +415,20 @@ def test_what_is_refused_even_with_less_gave_up_nothing(bench: Bench) -> None:
     climb(bench, 7)
     bench.report(1_000.0)
     busy(bench, 90_000, "small-pool")
-    bench.admitter.counts = DecisionCounts()
+    bench.admitter.counts = TenantCounters()
     reply, audit = refused(bench, judged(bench, request(input=CHAT, timeout_ms=1_000)))
     assert (reply.code, reply.model) == (Code.DEADLINE_UNMEETABLE, "words")
     assert (audit.inputs["tried_steps"], audit.inputs["pool"]) == ("shorter_context smaller_model", "small-pool")
-    expected = DecisionCounts()
+    expected = TenantCounters()
     expected.decided("acme", Decision.REFUSED, Code.DEADLINE_UNMEETABLE)
     assert bench.admitter.counts == expected
 
 
 def test_what_is_taken_with_less_counts(bench: Bench) -> None:
     press(bench, 5)
-    bench.admitter.counts = DecisionCounts()
+    bench.admitter.counts = TenantCounters()
     admit(bench, request(input=CHAT))
-    expected = DecisionCounts()
+    expected = TenantCounters()
     expected.decided("acme", Decision.ACCEPTED)
     expected.degraded("acme", [Degradation.SHORTER_CONTEXT])
     assert bench.admitter.counts == expected
@@ -438,7 +438,7 @@ def test_what_is_taken_with_less_counts(bench: Bench) -> None:
 
 
 def test_what_was_handed_back_is_taken_with_less_context(bench: Bench) -> None:
-    bench.admitter.counts = DecisionCounts()
+    bench.admitter.counts = TenantCounters()
     passages = tuple(Passage(str(number), SECRET, 1.0) for number in range(4))
     whole = replace(
         bench.queued(request(input=CHAT, retrieval=Retrieval("docs", 8))),
@@ -454,7 +454,7 @@ def test_what_was_handed_back_is_taken_with_less_context(bench: Bench) -> None:
     assert (event.decision, event.source) == (Decision.DEGRADED, whole.source)
     assert event.inputs == {"steps": "fewer_passages shorter_context", "handed_back": "1"}
     assert SECRET not in str(event)
-    expected = DecisionCounts()
+    expected = TenantCounters()
     expected.degraded("acme", [Degradation.FEWER_PASSAGES, Degradation.SHORTER_CONTEXT])
     assert bench.admitter.counts == expected
 

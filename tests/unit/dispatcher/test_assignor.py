@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.names import backfill_topic, is_returned, requests_topic, returned_topic
-from stream_processors.dispatcher.reading.assignor import Assignment, TenantAssignor, assign_places
+from stream_processors.dispatcher.reading.assignor import Assignment, TenantAssignor, assign_co_partitions
 
 tenants = st.lists(st.integers(0, 200).map("tenant-{}".format), unique=True, max_size=40)
 member_names = st.lists(st.integers(0, 99).map("member-{}".format), unique=True, min_size=1, max_size=6)
@@ -39,7 +39,7 @@ def test_everything_of_a_tenant_is_together_and_the_tenants_are_spread(
     names: list[str], pool_names: list[str], members: list[str], count: int
 ) -> None:
     topics = topics_of(names, pool_names)
-    assigned = assign_places({topic: range(count) for topic in topics}, dict.fromkeys(members, topics))
+    assigned = assign_co_partitions({topic: range(count) for topic in topics}, dict.fromkeys(members, topics))
     found = owners(assigned)
     assert found.keys() == {(topic, partition) for topic in topics for partition in range(count)}
     for name in names:
@@ -57,8 +57,10 @@ def test_it_does_not_depend_on_any_order(
 ) -> None:
     topics = topics_of(names, pool_names)
     shuffled_topics, shuffled_members = rng.sample(topics, len(topics)), rng.sample(members, len(members))
-    one = assign_places(dict.fromkeys(topics, range(1)), dict.fromkeys(members, topics))
-    other = assign_places(dict.fromkeys(shuffled_topics, range(1)), dict.fromkeys(shuffled_members, shuffled_topics))
+    one = assign_co_partitions(dict.fromkeys(topics, range(1)), dict.fromkeys(members, topics))
+    other = assign_co_partitions(
+        dict.fromkeys(shuffled_topics, range(1)), dict.fromkeys(shuffled_members, shuffled_topics)
+    )
     assert owners(one) == owners(other)
 
 
@@ -68,26 +70,26 @@ def test_nobody_gets_what_it_did_not_ask_for_and_what_anybody_asked_for_is_read(
 ) -> None:
     topics = topics_of(names)
     wanted = {member: [topic for topic in topics if data.draw(st.booleans())] for member in members}
-    found = owners(assign_places(dict.fromkeys(topics, range(1)), wanted))
+    found = owners(assign_co_partitions(dict.fromkeys(topics, range(1)), wanted))
     assert found.keys() == {(topic, 0) for topics in wanted.values() for topic in topics}
     assert all(topic in wanted[member] for (topic, _), member in found.items())
 
 
 def test_a_new_tenant_goes_whole_to_the_member_that_knows_all_of_it() -> None:
     online, offline = topics_of(["new"])
-    assigned = assign_places({online: [0], offline: [0]}, {"a": [online], "b": [online, offline]})
+    assigned = assign_co_partitions({online: [0], offline: [0]}, {"a": [online], "b": [online, offline]})
     assert assigned == {"a": {}, "b": {online: [0], offline: [0]}}
 
 
 def test_what_nobody_knows_whole_is_read_in_parts() -> None:
     online, offline = topics_of(["new"])
-    assigned = assign_places({online: [0], offline: [0]}, {"a": [online], "b": [offline]})
+    assigned = assign_co_partitions({online: [0], offline: [0]}, {"a": [online], "b": [offline]})
     assert assigned == {"a": {online: [0]}, "b": {offline: [0]}}
 
 
 def test_a_topic_of_more_partitions_stands_alone_beyond_the_others() -> None:
     online, offline = topics_of(["acme"])
-    found = owners(assign_places({online: [0, 1, 2], offline: [0]}, dict.fromkeys("ab", (online, offline))))
+    found = owners(assign_co_partitions({online: [0, 1, 2], offline: [0]}, dict.fromkeys("ab", (online, offline))))
     assert found[online, 0] == found[offline, 0]
     assert found[online, 0] != found[online, 1]
 

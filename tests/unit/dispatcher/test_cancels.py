@@ -13,8 +13,8 @@ from fairlane.records import Cancellation, CancelRequest, InferenceReply, Retrie
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import Settlement
 from stream_processors.dispatcher.deduplication.stage import HELD_FOR_MS
-from stream_processors.dispatcher.intake.arrival import Arrival
-from stream_processors.dispatcher.intake.cancel import Cancel
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.cancel import CancelCommand
 from tests.kit.cached_replies import after, crowd, decisions, id_of
 from tests.kit.deduplication_doubles import away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, PARTITION, SECRET, Bench, encoded, handed_back, request
@@ -390,9 +390,9 @@ def test_a_repeat_that_is_to_be_tried_again_is_found() -> None:
         bench.queued(request(1), "requests.other"),
     )
     mark = bench.take_in(cancel(1))
-    assert isinstance(mark, Cancel)
+    assert isinstance(mark, CancelCommand)
     mark = replace(mark, claim=mark.claim._replace(offset=again.claim.offset + 1))
-    arrival = Arrival(PARTITION, 0, NOW_MS, b"key", encoded(1))
+    arrival = ReceivedRecord(PARTITION, 0, NOW_MS, b"key", encoded(1))
     bench.dispatcher._tried_again = [(arrival, again), (arrival, kept), (arrival, foreign)]
     asyncio.run(bench.dispatcher._cancel([mark], {}))
     assert [reply.source for reply in replies(bench)] == [again.source]

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate, Ticket, Urgency
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Ticket, Urgency
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["stand", "leave", "hurry", "hurry a lot"]), st.integers(0, 3), st.integers(0, 30)),
@@ -18,7 +18,7 @@ def test_room_is_never_exceeded_and_never_left_empty_while_somebody_may_enter(
     steps: list[tuple[str, int, int]], limit: int, per_tenant: int
 ) -> None:
     async def run() -> None:
-        gate = FairGate(limit, per_tenant)
+        gate = FairConcurrencyLimiter(limit, per_tenant)
         tickets: list[Ticket] = []
         for what, tenant, number in steps:
             if what == "stand":
@@ -46,7 +46,7 @@ def test_room_is_never_exceeded_and_never_left_empty_while_somebody_may_enter(
 
 def test_urgent_ones_go_first_and_tenants_take_turns() -> None:
     async def run() -> list[str]:
-        gate = FairGate(1, 1)
+        gate = FairConcurrencyLimiter(1, 1)
         inside = gate.ticket("first", Urgency.WAITS)
         waiting = {f"flood{number}": gate.ticket("flood", Urgency.WAITS) for number in range(3)}
         waiting["victim"] = gate.ticket("victim", Urgency.WAITS)
@@ -66,7 +66,7 @@ def test_urgent_ones_go_first_and_tenants_take_turns() -> None:
 
 def test_what_is_more_urgent_passes_what_is_less() -> None:
     async def run() -> list[str]:
-        gate = FairGate(1, 1)
+        gate = FairConcurrencyLimiter(1, 1)
         inside = gate.ticket("acme", Urgency.WAITS)
         waiting = {urgency.name: gate.ticket("acme", urgency) for urgency in reversed(Urgency)}
         order = []
@@ -82,7 +82,7 @@ def test_what_is_more_urgent_passes_what_is_less() -> None:
 
 def test_who_gives_up_in_line_frees_no_room_twice() -> None:
     async def run() -> None:
-        gate = FairGate(1, 1)
+        gate = FairConcurrencyLimiter(1, 1)
         inside, gives_up, next_one = (gate.ticket("acme", Urgency.WAITS) for _ in range(3))
         gives_up.granted.cancel()
         gate.leave(gives_up)

@@ -7,11 +7,16 @@ import pytest
 
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec, UsageEvent
-from stream_processors.dispatcher.deduplication.recent_results import End, RecentEnds
-from stream_processors.dispatcher.deduplication.stage import HELD_FOR_MS, Repeats, ReplyGoneError, ReplyUnknownError
-from stream_processors.dispatcher.deduplication.waiting_duplicates import Bounds, Repeat, RepeatLines
+from stream_processors.dispatcher.deduplication.recent_results import RecentResult, RecentResults
+from stream_processors.dispatcher.deduplication.stage import (
+    HELD_FOR_MS,
+    DuplicateResolver,
+    ReplyGoneError,
+    ReplyUnknownError,
+)
+from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
 from stream_processors.dispatcher.feedback.work_events import WorkSeen
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, Settled, WorkId
 from tests.kit.deduplication_doubles import FIRST, Find, away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded, request
@@ -171,14 +176,14 @@ def test_a_repeat_of_what_was_answered_is_dropped_when_the_answer_cannot_be_look
 
 
 def test_so_many_ends_are_known() -> None:
-    ends = RecentEnds(max_known=2)
+    ends = RecentResults(max_known=2)
     place = WorkId("priority.pool.normal", 0, 1)
     for number in range(3):
         source = SourceCoordinate("requests.acme", 0, number)
         work = SourceCoordinate(*place)
         usage = UsageEvent(str(number), "acme", "pool", "words", "1", "normal", "ok", None, 1, 1, 0, 3, 1, 1, work)
         ends.note(Settled(place, "pool", "acme", 3, source, None, usage))
-    assert [ends.of("acme", str(number)) for number in range(3)] == [None, End.ANSWERED, End.ANSWERED]
+    assert [ends.of("acme", str(number)) for number in range(3)] == [None, RecentResult.ANSWERED, RecentResult.ANSWERED]
 
 
 # Floods
@@ -221,14 +226,14 @@ def test_a_flood_of_repeats_costs_nobody_else_a_reply() -> None:
 def test_backfill_of_a_tenant_with_many_repeats_pauses() -> None:
     bench = repeated(1, 2)
     bench.assign("backfill.acme")
-    bench.dispatcher.repeats = Repeats(
+    bench.dispatcher.repeats = DuplicateResolver(
         bench.dispatcher.transactions,
         bench.dispatcher.writer,
         bench.dispatcher.counts,
         bench.archive,
         lambda: bench.now_ms,
         bench.parts.scheduler,
-        Bounds(tenant_items=4),
+        DuplicateBounds(tenant_items=4),
     )
     bench.run(encoded(1), encoded(2))
     assert {partition.topic for partition in bench.dispatcher.paused_backfill()} == {"backfill.acme"}
@@ -239,17 +244,17 @@ def test_backfill_of_a_tenant_with_many_repeats_pauses() -> None:
 # The lines
 
 
-def repeat(bench: Bench, tenant: str, *, due_ms: int = 0, size: int = 100) -> Repeat:
+def repeat(bench: Bench, tenant: str, *, due_ms: int = 0, size: int = 100) -> Duplicate:
     queued = bench.queued(request(1, metadata={"filler": "x" * size}), f"requests.{tenant}")
-    return Repeat(cast("Arrival", None), queued, FIRST, NOW_MS, due_ms=due_ms)
+    return Duplicate(cast("ReceivedRecord", None), queued, FIRST, NOW_MS, due_ms=due_ms)
 
 
-def tenant_of(repeat: Repeat | None) -> str | None:
+def tenant_of(repeat: Duplicate | None) -> str | None:
     return None if repeat is None else repeat.queued.tenant
 
 
 def test_tenants_take_turns(bench: Bench) -> None:
-    lines = RepeatLines(Bounds())
+    lines = DuplicateQueues(DuplicateBounds())
     for tenant in ("acme", "acme", "acme", "other", "other"):
         assert not lines.put(repeat(bench, tenant))
     taken = [tenant_of(lines.take(NOW_MS)) for _ in range(6)]
@@ -258,7 +263,7 @@ def test_tenants_take_turns(bench: Bench) -> None:
 
 
 def test_one_that_is_not_due_holds_up_nobody(bench: Bench) -> None:
-    lines = RepeatLines(Bounds())
+    lines = DuplicateQueues(DuplicateBounds())
     late, due = repeat(bench, "acme", due_ms=NOW_MS + 5), repeat(bench, "acme", due_ms=NOW_MS)
     lines.put(late)
     lines.put(due)
@@ -269,12 +274,12 @@ def test_one_that_is_not_due_holds_up_nobody(bench: Bench) -> None:
 
 
 def test_when_all_is_full_the_line_that_holds_most_gives_way(bench: Bench) -> None:
-    lines = RepeatLines(Bounds(items=4))
+    lines = DuplicateQueues(DuplicateBounds(items=4))
     flood = [repeat(bench, "acme") for _ in range(4)]
     for one in flood:
         assert not lines.put(one)
     assert lines.put(repeat(bench, "other")) == [flood[-1]]
-    lines = RepeatLines(Bounds(bytes=10_000))
+    lines = DuplicateQueues(DuplicateBounds(bytes=10_000))
     large = [repeat(bench, "acme", size=4_000), repeat(bench, "acme", size=4_000)]
     for one in large:
         assert not lines.put(one)
@@ -282,7 +287,7 @@ def test_when_all_is_full_the_line_that_holds_most_gives_way(bench: Bench) -> No
 
 
 def test_a_line_is_bounded_by_itself(bench: Bench) -> None:
-    lines = RepeatLines(Bounds(tenant_items=2))
+    lines = DuplicateQueues(DuplicateBounds(tenant_items=2))
     first, second, third = (repeat(bench, "acme") for _ in range(3))
     assert [lines.put(one) for one in (first, second, third)] == [[], [], [third]]
     assert lines.crowded() == {"acme"}

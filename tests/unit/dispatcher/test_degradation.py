@@ -32,11 +32,11 @@ from stream_processors.dispatcher.admission.degradation import (
     degrade,
     reduced_context,
 )
-from stream_processors.dispatcher.intake.validation import Limits, Valid, size_of_input, validate
+from stream_processors.dispatcher.intake.validation import RequestLimits, ValidRequest, size_of_input, validate
 
 TOP = len(LADDER)
 SHORT_LADDER = LadderPolicy(up_at=(0.5, 0.6, 0.9), up_every_ms=100, down_after_ms=1_000)
-LIMITS = Limits(max_input_bytes=100_000, max_input_items=64, max_timeout_ms=86_400_000, max_output_tokens=128)
+LIMITS = RequestLimits(max_input_bytes=100_000, max_input_items=64, max_timeout_ms=86_400_000, max_output_tokens=128)
 ID = str(UUID(int=1))
 
 
@@ -419,7 +419,7 @@ def requests(draw: st.DrawFn) -> InferenceRequest:
 
 def is_valid(request: InferenceRequest, *models: ModelVersion | None) -> bool:
     known = {known.model: known for known in models if known is not None}
-    return isinstance(validate(request, "acme", TenantSpec("acme"), known, LIMITS, backfill=False), Valid)
+    return isinstance(validate(request, "acme", TenantSpec("acme"), known, LIMITS, backfill=False), ValidRequest)
 
 
 def output_limit(request: InferenceRequest, served_by: ModelVersion) -> float:

@@ -9,9 +9,9 @@ import pytest
 from fairlane.outcomes import HistoryReason
 from fairlane.records import Retrieval, TenantSpec, WorkItem
 from fairlane_server.circuit_breaker import BreakerPolicy
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairGate, Urgency
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Urgency
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
-from stream_processors.dispatcher.enrichment.permit import NoPlaceError, Place
+from stream_processors.dispatcher.enrichment.permit import NoPlaceError, Permit
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.kit.fake_passages import collection
 from tests.kit.fake_turns import FakeTurns, turn, turn_id
@@ -193,8 +193,8 @@ def test_it_asks_in_the_place_that_its_own_search_holds() -> None:
 
 def test_a_place_is_shared_given_back_and_taken_again() -> None:
     async def run() -> None:
-        gate = FairGate(1, 1)
-        place = Place(gate, gate.ticket("acme", Urgency.TURN_NORMAL), questions=2)
+        gate = FairConcurrencyLimiter(1, 1)
+        place = Permit(gate, gate.ticket("acme", Urgency.TURN_NORMAL), questions=2)
         now_s = asyncio.get_running_loop().time()
         async with place.asking(now_s):
             pass

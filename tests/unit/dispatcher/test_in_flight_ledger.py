@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION, PoolBooks
+from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION, InFlightLedger
 
 PARTITIONS = 4
 OWNED = (None, frozenset[int](), frozenset({0}), frozenset({1, 2}), frozenset(range(PARTITIONS)))
@@ -47,7 +47,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 def test_the_sums_kept_are_the_sums_there_are(steps: list[tuple[object, ...]]) -> None:
-    books, plain = PoolBooks(), Plain()
+    books, plain = InFlightLedger(), Plain()
     for step in steps:
         match step:
             case ("comes", int(partition), int(tokens), bool(is_own)):
@@ -71,7 +71,7 @@ def test_the_sums_kept_are_the_sums_there_are(steps: list[tuple[object, ...]]) -
 
 
 def test_an_order_forgets_what_is_outdated() -> None:
-    books = PoolBooks()
+    books = InFlightLedger()
     for _ in range(2_000):
         chosen = books.least_loaded(3, None)
         books.count(chosen, 10, 1, is_own=True)

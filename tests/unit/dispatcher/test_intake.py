@@ -21,8 +21,8 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import OutRecord
-from stream_processors.dispatcher.intake.cancel import Cancel
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, request
 from tests.kit.intake_records import RETURNED, work_item
@@ -38,7 +38,7 @@ def bench() -> Bench:
     return bench
 
 
-def refused(bench: Bench, verdict: QueuedRequest | Cancel | tuple[OutRecord, ...]) -> tuple[str, Code]:
+def refused(bench: Bench, verdict: QueuedRequest | CancelCommand | tuple[OutRecord, ...]) -> tuple[str, Code]:
     """Of an answer at once: the topic of the reply and the code, which the audit says too."""
     assert isinstance(verdict, tuple)
     reply, audit = bench.decoded_all(verdict)
@@ -171,7 +171,7 @@ def test_returned_backfill_is_backfill(bench: Bench) -> None:
     assert bench.queued(item, RETURNED).is_backfill
 
 
-def dead_lettered(bench: Bench, verdict: QueuedRequest | Cancel | tuple[OutRecord, ...], value: bytes) -> str:
+def dead_lettered(bench: Bench, verdict: QueuedRequest | CancelCommand | tuple[OutRecord, ...], value: bytes) -> str:
     """The reason, after what is true of every dead letter of handed back work was checked."""
     assert isinstance(verdict, tuple)
     letter, audit = verdict
@@ -204,10 +204,10 @@ def test_returned_work_that_no_dispatcher_sent_is_dead_lettered(bench: Bench, re
     """And counted as nobody's: what it says of itself names no metric."""
     bench.register([TenantSpec("acme"), TenantSpec("other")])
     value = default_codec().encode(work_item(**lie))
-    bench.intake.counts = DecisionCounts()
+    bench.intake.counts = TenantCounters()
     message = dead_lettered(bench, bench.take_in(value, RETURNED), value)
     assert f"WorkItem.{reason}" in message
-    expected = DecisionCounts()
+    expected = TenantCounters()
     expected.decided("", Decision.DEAD_LETTERED, DecodeProblem.INVALID_BODY)
     assert bench.intake.counts == expected
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.transactions import TransactionLoop
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
 
 KIB = 1024
@@ -21,10 +21,10 @@ def buffer(pending: int = 0, pending_bytes: int = 0, **bounds: Any) -> IntakeBuf
 
 def add(to: IntakeBuffer, tenant: str, offset: int, size: int = 100, epoch: int = 1) -> None:
     partition = PartitionId(f"requests.{tenant}", 0)
-    to.add(Claim(partition, offset, epoch), Arrival(partition, offset, 0, None, bytes(size)))
+    to.add(Claim(partition, offset, epoch), ReceivedRecord(partition, offset, 0, None, bytes(size)))
 
 
-def tenants(taken: list[tuple[Claim, Arrival]]) -> list[str]:
+def tenants(taken: list[tuple[Claim, ReceivedRecord]]) -> list[str]:
     return [claim.partition.topic.removeprefix("requests.") for claim, _ in taken]
 
 
@@ -35,7 +35,7 @@ def test_every_record_is_taken_once_and_in_the_order_of_its_partition(
     waiting = buffer()
     for offset, (tenant, size) in enumerate(arrived):
         add(waiting, tenant, offset, size)
-    taken: list[tuple[Claim, Arrival]] = []
+    taken: list[tuple[Claim, ReceivedRecord]] = []
     while waiting:
         batch = waiting.take(most)
         assert 0 < len(batch) <= most
@@ -53,7 +53,7 @@ def test_one_record_waits_for_one_turn_of_a_flood(size: int, flood: int) -> None
     for offset in range(flood):
         add(waiting, "flood", offset, size)
     add(waiting, "victim", 0, 500)
-    before: list[Arrival] = []
+    before: list[ReceivedRecord] = []
     while "victim" not in tenants(batch := waiting.take(512)):
         before += [arrival for _, arrival in batch]
     before += [arrival for _, arrival in batch[: tenants(batch).index("victim")]]
@@ -112,9 +112,9 @@ def test_keys_and_headers_take_room_as_values_do() -> None:
     waiting = buffer(max_bytes=24_000)
     partition = PartitionId("requests.a", 0)
     headers = (("name", bytes(56)),) * 4
-    waiting.add(Claim(partition, 0, 1), Arrival(partition, 0, 0, bytes(1_000), b"", headers))
+    waiting.add(Claim(partition, 0, 1), ReceivedRecord(partition, 0, 0, bytes(1_000), b"", headers))
     assert waiting.crowded() == set()
-    waiting.add(Claim(partition, 1, 1), Arrival(partition, 1, 0, b"k", None))
+    waiting.add(Claim(partition, 1, 1), ReceivedRecord(partition, 1, 0, b"k", None))
     assert waiting.crowded() == {partition}
 
 

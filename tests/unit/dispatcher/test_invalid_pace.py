@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.ownership import PartitionId
-from stream_processors.dispatcher.intake.invalid_pace import InvalidPace
+from stream_processors.dispatcher.intake.invalid_pace import InvalidRecordLimiter
 
 HOSTILE, OTHER = PartitionId("requests.hostile", 0), PartitionId("requests.other", 0)
 PER_S = 100
 
 
 def test_a_partition_alone_is_never_paused() -> None:
-    pace = InvalidPace(PER_S)
+    pace = InvalidRecordLimiter(PER_S)
     for number in range(10_000):
         pace.arrived(HOSTILE, number)
         pace.charge(HOSTILE, 100, number)
@@ -19,7 +19,7 @@ def test_a_partition_alone_is_never_paused() -> None:
 
 
 def test_beside_others_a_debtor_is_paused_until_its_debt_is_paid() -> None:
-    pace = InvalidPace(PER_S)
+    pace = InvalidRecordLimiter(PER_S)
     pace.arrived(OTHER, 0)
     pace.arrived(HOSTILE, 0)
     crossed = [pace.charge(HOSTILE, 100, 0) for _ in range(60)]
@@ -33,7 +33,7 @@ def test_beside_others_a_debtor_is_paused_until_its_debt_is_paid() -> None:
 
 
 def test_others_that_sent_long_ago_are_not_protected() -> None:
-    pace = InvalidPace(PER_S)
+    pace = InvalidRecordLimiter(PER_S)
     pace.arrived(OTHER, 0)
     pace.arrived(HOSTILE, 1_900)
     for _ in range(1_000):
@@ -45,7 +45,7 @@ def test_others_that_sent_long_ago_are_not_protected() -> None:
 
 
 def test_a_large_record_costs_as_many_small_ones() -> None:
-    pace = InvalidPace(PER_S)
+    pace = InvalidRecordLimiter(PER_S)
     pace.arrived(OTHER, 0)
     pace.arrived(HOSTILE, 0)
     pace.charge(HOSTILE, 4 * 1024 * 1024, 0)
@@ -55,7 +55,7 @@ def test_a_large_record_costs_as_many_small_ones() -> None:
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300_000)), max_size=200))
 def test_what_is_charged_while_not_in_debt_stays_within_rate_and_burst(steps: list[tuple[int, int]]) -> None:
     """As the dispatcher uses it: nothing more is read of a partition in debt."""
-    pace, now_ms, charged, last = InvalidPace(PER_S), 0, 0.0, 0.0
+    pace, now_ms, charged, last = InvalidRecordLimiter(PER_S), 0, 0.0, 0.0
     for wait_ms, size in steps:
         now_ms += wait_ms
         pace.arrived(OTHER, now_ms)

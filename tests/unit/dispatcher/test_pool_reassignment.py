@@ -11,7 +11,7 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import ModelVersion, SourceCoordinate, TenantGroup, TenantSpec, WorkItem
 from fairlane.schema_files import default_codec
 from stream_processors.dispatcher.admission.quotas import Ask
-from stream_processors.dispatcher.intake.pools import moves_work
+from stream_processors.dispatcher.intake.pools import reassigns_pools
 from stream_processors.dispatcher.intake.stage import Intake
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, handed_back, request
@@ -217,7 +217,7 @@ def test_nothing_that_waits_is_looked_at_for_what_does_not_move_it(
 
 def test_what_may_move_work() -> None:
     def moves(tenants: Sequence[TenantSpec], models: Sequence[ModelVersion]) -> bool:
-        return moves_work(
+        return reassigns_pools(
             {"acme": ACME},
             {spec.tenant: spec for spec in tenants},
             {"words": MODEL},

@@ -23,7 +23,7 @@ from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import OutRecord, Settlement
 from fairlane_server.topics.families import load_families
 from stream_processors.dispatcher.enrichment.context import refusal_of
-from stream_processors.dispatcher.intake.arrival import Arrival
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.turns import Turn, View
 from tests.kit.dispatcher_bench import NOW_MS, PARTITION, Bench, encoded, handed_back, request
@@ -44,7 +44,7 @@ def of_size(size: int) -> bytes:
 
 def decided(bench: Bench, value: bytes, given: tuple[tuple[str, bytes], ...] = (), key: bytes = b"k") -> Any:
     claim = Claim(PARTITION, 0, bench.ownership.epoch)
-    return bench.intake.decide(claim, Arrival(PARTITION, 0, NOW_MS, key, value, given))
+    return bench.intake.decide(claim, ReceivedRecord(PARTITION, 0, NOW_MS, key, value, given))
 
 
 def refusal(bench: Bench, verdict: Any) -> tuple[str, str, str]:
@@ -198,7 +198,7 @@ def test_work_waits_for_a_topic_that_is_missing(bench: Bench) -> None:
 def test_a_dead_letter_that_its_topic_does_not_take_leaves_its_audit(bench: Bench) -> None:
     problem = DecodeError(DecodeProblem.EMPTY, "no bytes")
     letter, audit = bench.dispatcher.writer.dead_letter(
-        Arrival(PARTITION, 41, NOW_MS, None, b"x" * 100), "acme", problem, NOW_MS
+        ReceivedRecord(PARTITION, 41, NOW_MS, None, b"x" * 100), "acme", problem, NOW_MS
     )
     writer = bench.dispatcher.writer
     assert writer.unpublishable(settlement(letter, audit), "MSG_SIZE_TOO_LARGE").outputs == (audit,)

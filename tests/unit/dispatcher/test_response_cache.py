@@ -17,7 +17,7 @@ from fairlane.records import (
     TokenUsage,
 )
 from fairlane_server.caching.responses import response_key
-from stream_processors.dispatcher.deduplication.recent_results import End
+from stream_processors.dispatcher.deduplication.recent_results import RecentResult
 from tests.kit.dispatcher_bench import MODEL, PARTITION, Bench
 from tests.kit.earlier_answers_kit import (
     ANSWER,
@@ -136,7 +136,7 @@ def test_an_id_that_is_sent_again_is_known_to_be_answered_or_under_way() -> None
     repeats = bench.dispatcher.repeats
     assert repeats.ends.of("acme", asking(1).request_id) is None
     bench.commit()
-    assert repeats.ends.of("acme", asking(1).request_id) is End.ANSWERED
+    assert repeats.ends.of("acme", asking(1).request_id) is RecentResult.ANSWERED
 
     waiting = Bench()
     waiting.kept.hangs = asyncio.Event()

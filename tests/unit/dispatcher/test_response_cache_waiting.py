@@ -13,7 +13,7 @@ from fairlane.records import (
     SourceCoordinate,
     TenantSpec,
 )
-from stream_processors.dispatcher.response_cache.lookup import KnownAnswer, Question
+from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery
 from tests.kit.dispatcher_bench import PARTITION, Bench
 from tests.kit.earlier_answers_kit import (
     answered_once,
@@ -149,12 +149,12 @@ def test_an_answer_that_is_stored_a_moment_after_its_commit_is_found(monkeypatch
     bench = Bench()
     bench.report()
 
-    async def late(question: Question) -> KnownAnswer | None:
+    async def late(question: CacheQuery) -> CacheHit | None:
         bench.kept.finds += 1
         if bench.kept.finds == 3:
             keep(bench)
         answer = bench.kept.answers.get(question.key)
-        return None if answer is None else KnownAnswer(answer, CacheUse(CacheMode.EXACT, answer.request_id, 1))
+        return None if answer is None else CacheHit(answer, CacheUse(CacheMode.EXACT, answer.request_id, 1))
 
     async def run() -> None:
         monkeypatch.setattr(bench.kept, "find", late)

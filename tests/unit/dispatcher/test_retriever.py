@@ -13,7 +13,7 @@ from fairlane_server.retrieval.store import CollectionNotFoundError, Hit
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved, Retriever
-from stream_processors.dispatcher.response_cache.query_vectors import QueryVectors
+from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
 from tests.kit.fake_passages import FakeEmbedder, FakePassages, FakeRetrievalCache, collection, hit
 from tests.waiting import PATIENCE_S
 
@@ -43,7 +43,7 @@ class Desk:
         self.store.add(collection())
         self.store.nearest = (hit("a"), hit("b"), hit("c"))
         self.store.matching = (hit("c"),)
-        self.retriever = Retriever(self.store, QueryVectors(self.embedder), lambda: self.now_ms, self.cache)
+        self.retriever = Retriever(self.store, QueryEmbeddings(self.embedder), lambda: self.now_ms, self.cache)
 
     def ask(self, wanted: Retrieval = WANTED, query: str = QUERY, tenant: str = "acme") -> Retrieved:
         slow = self.store.hangs or self.store.hangs_once or self.store.late or self.embedder.hangs
@@ -244,7 +244,7 @@ def test_an_embedder_that_is_not_loaded_yet_or_cannot_be_refuses_with_the_reason
         raise FileNotFoundError("no such folder")
 
     lazy = LazyEmbedder(broken)
-    desk.retriever.vectors = QueryVectors(lazy)
+    desk.retriever.vectors = QueryEmbeddings(lazy)
     assert desk.ask().use.reason == RetrievalReason.EMBEDDER_FAILED
     asyncio.run(lazy.load())
     with pytest.raises(EmbedderError, match="no such folder"):
@@ -252,5 +252,5 @@ def test_an_embedder_that_is_not_loaded_yet_or_cannot_be_refuses_with_the_reason
     assert desk.ask().use.reason == RetrievalReason.EMBEDDER_FAILED
     good = LazyEmbedder(lambda: desk.embedder)
     asyncio.run(good.load())
-    desk.retriever.vectors = QueryVectors(good)
+    desk.retriever.vectors = QueryEmbeddings(good)
     assert desk.ask().use == use(RetrievalMode.HYBRID, None)

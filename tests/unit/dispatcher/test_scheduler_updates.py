@@ -3,7 +3,7 @@
 from prometheus_client import REGISTRY
 
 from fairlane.records import TenantSpec
-from stream_processors.dispatcher.output.tenant_counters import DecisionCounts
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.scheduling.capacity import CapacityState
 from stream_processors.dispatcher.scheduling.in_flight import RESERVATION_TTL_MS
 from tests.kit.dispatcher_bench import Bench, encoded
@@ -80,4 +80,4 @@ def test_what_was_counted_of_a_tenant_goes_with_it() -> None:
 
 
 def test_before_the_tenants_are_known_each_is_counted_by_its_name() -> None:
-    assert DecisionCounts().label("acme") == "acme"
+    assert TenantCounters().label("acme") == "acme"

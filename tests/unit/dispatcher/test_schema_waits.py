@@ -14,8 +14,8 @@ from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, PartitionId
 from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas
-from stream_processors.dispatcher.intake.arrival import Arrival
-from stream_processors.dispatcher.intake.schema_waits import SchemaWaits
+from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.waiting import eventually
 
@@ -260,9 +260,9 @@ def test_beyond_the_bound_the_largest_partition_is_let_go(waits: Waits) -> None:
 
 
 def test_bytes_are_bounded_too(waits: Waits) -> None:
-    schemas = SchemaWaits(waits.codec, max_bytes=2_000)
+    schemas = SchemaWaitQueue(waits.codec, max_bytes=2_000)
     for offset in range(3):
-        arrival = Arrival(ACME, offset, 0, None, under(UNKNOWN_ID)[:5] + bytes(400))
+        arrival = ReceivedRecord(ACME, offset, 0, None, under(UNKNOWN_ID)[:5] + bytes(400))
         schemas.add(Claim(ACME, offset, 1), arrival)
         assert bool(schemas.take_excess()) is (offset == 2)
     assert (len(schemas), schemas.partitions()) == (0, ())
@@ -270,12 +270,12 @@ def test_bytes_are_bounded_too(waits: Waits) -> None:
 
 def test_a_partition_is_read_on_until_enough_waits_of_it(waits: Waits) -> None:
     """One look-up answers for many."""
-    schemas = SchemaWaits(waits.codec)
+    schemas = SchemaWaitQueue(waits.codec)
     for offset in range(128):
         assert schemas.crowded() == set()
-        schemas.add(Claim(ACME, offset, 1), Arrival(ACME, offset, 0, None, under(UNKNOWN_ID)))
+        schemas.add(Claim(ACME, offset, 1), ReceivedRecord(ACME, offset, 0, None, under(UNKNOWN_ID)))
     assert schemas.crowded() == {ACME}
-    schemas.add(Claim(OTHER, 0, 1), Arrival(OTHER, 0, 0, None, under(UNKNOWN_ID)[:5] + bytes(2**20)))
+    schemas.add(Claim(OTHER, 0, 1), ReceivedRecord(OTHER, 0, 0, None, under(UNKNOWN_ID)[:5] + bytes(2**20)))
     assert schemas.crowded() == {ACME, OTHER}
 
 
@@ -314,4 +314,4 @@ def test_files_are_asked_for_nothing() -> None:
     codec = Codec(committed_schemas())
     assert codec.is_loaded(under(UNKNOWN_ID))
     codec.refresh()
-    assert cast("Any", SchemaWaits(codec)).take(10) == []
+    assert cast("Any", SchemaWaitQueue(codec)).take(10) == []

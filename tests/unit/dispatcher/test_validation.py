@@ -24,16 +24,16 @@ from fairlane.records import (
 )
 from stream_processors.dispatcher.intake.validation import (
     DEFAULT_BACKFILL_TIMEOUT_MS,
-    Limits,
-    Refusal,
-    Valid,
+    Rejection,
+    RequestLimits,
+    ValidRequest,
     charged_bytes,
     reply_topic_for_refusal,
     size_of_input,
     validate,
 )
 
-LIMITS = Limits(max_input_bytes=1_048_576, max_input_items=8, max_timeout_ms=86_400_000, max_output_tokens=512)
+LIMITS = RequestLimits(max_input_bytes=1_048_576, max_input_items=8, max_timeout_ms=86_400_000, max_output_tokens=512)
 SPEC = TenantSpec(
     "acme",
     classes=("high", "normal"),
@@ -62,7 +62,9 @@ def request(**changes: Any) -> InferenceRequest:
     return replace(plain, parameters=replace(plain.parameters, **parameters), **changes)
 
 
-def check(asked: InferenceRequest, *, spec: TenantSpec | None = SPEC, backfill: bool = False) -> Valid | Refusal:
+def check(
+    asked: InferenceRequest, *, spec: TenantSpec | None = SPEC, backfill: bool = False
+) -> ValidRequest | Rejection:
     return validate(asked, "acme", spec, MODELS, LIMITS, backfill=backfill)
 
 
@@ -160,7 +162,7 @@ INVALID: dict[str, tuple[InferenceRequest, str]] = {
 @pytest.mark.parametrize(("asked", "field"), INVALID.values(), ids=INVALID.keys())
 def test_what_is_invalid_is_refused_by_field(asked: InferenceRequest, field: str) -> None:
     refusal = check(asked, spec=replace(SPEC, models=()))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Rejection)
     assert (refusal.code, refusal.field) == (Code.INVALID, field)
     assert refusal.message
     assert len(refusal.message) < 300
@@ -185,7 +187,7 @@ def test_what_the_tenant_may_not_do_is_refused(
     asked: InferenceRequest, spec: TenantSpec | None, code: Code, field: str
 ) -> None:
     refusal = check(asked, spec=spec)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Rejection)
     assert (refusal.code, refusal.field) == (code, field)
 
 
@@ -211,7 +213,7 @@ def test_what_the_tenant_may_not_do_is_refused(
 def test_a_reply_topic_of_somebody_else_is_refused(topic: str) -> None:
     asked = request(reply_to=topic)
     refusal = check(asked)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Rejection)
     assert (refusal.code, refusal.field) == (Code.FORBIDDEN, "reply_to")
     assert reply_topic_for_refusal(asked, "acme", SPEC) == "replies.acme", "the refusal itself goes to the tenant's own"
 
@@ -220,7 +222,7 @@ def test_a_reply_topic_of_somebody_else_is_refused(topic: str) -> None:
 def test_a_reply_topic_of_ones_own_is_used(topic: str) -> None:
     asked = request(reply_to=topic)
     valid = check(asked)
-    assert isinstance(valid, Valid)
+    assert isinstance(valid, ValidRequest)
     assert valid.reply_topic == topic
     assert reply_topic_for_refusal(asked, "acme", SPEC) == topic
     assert reply_topic_for_refusal(asked, "acme", None) == "replies.acme"
@@ -230,7 +232,7 @@ def test_a_reply_topic_of_ones_own_is_used(topic: str) -> None:
 def test_the_shared_reply_topics_are_everybodys(topic: str) -> None:
     asked = request(reply_to=topic)
     valid = check(asked)
-    assert isinstance(valid, Valid)
+    assert isinstance(valid, ValidRequest)
     assert valid.reply_topic == topic
     assert reply_topic_for_refusal(asked, "acme", SPEC) == topic
     assert reply_topic_for_refusal(asked, "acme", None) == topic, "who waits there hears that it is not registered"
@@ -271,7 +273,7 @@ GOOD: dict[str, InferenceRequest] = {
 @pytest.mark.parametrize("asked", GOOD.values(), ids=GOOD.keys())
 def test_good_requests_are_valid(asked: InferenceRequest) -> None:
     valid = check(asked)
-    assert isinstance(valid, Valid), valid
+    assert isinstance(valid, ValidRequest), valid
     assert valid.model is MODELS[asked.model]
     assert valid.input_bytes == size_of_input(asked.input)
 
@@ -279,15 +281,15 @@ def test_good_requests_are_valid(asked: InferenceRequest) -> None:
 @pytest.mark.parametrize("priority", ["high", "normal"])
 def test_a_request_without_a_timeout_gets_that_of_its_class(priority: str) -> None:
     online, offline = check(request(priority=priority)), check(request(priority=priority), backfill=True)
-    assert isinstance(online, Valid)
-    assert isinstance(offline, Valid)
+    assert isinstance(online, ValidRequest)
+    assert isinstance(offline, ValidRequest)
     assert (online.timeout_ms, offline.timeout_ms) == (DEFAULT_TIMEOUT_MS[priority], DEFAULT_BACKFILL_TIMEOUT_MS)
 
 
 def test_a_default_timeout_obeys_the_limit_as_well() -> None:
     limits = replace(LIMITS, max_timeout_ms=5_000)
     valid = validate(request(), "acme", SPEC, MODELS, limits, backfill=True)
-    assert isinstance(valid, Valid)
+    assert isinstance(valid, ValidRequest)
     assert valid.timeout_ms == 5_000
 
 
@@ -364,16 +366,20 @@ SPECS = st.builds(
     services=st.sampled_from(((), ("search",))),
     groups=st.sampled_from(((), (TenantGroup("search"),))),
 )
-LIMITS_SMALL = st.builds(Limits, st.integers(3, 40), st.integers(1, 4), st.integers(1, 10**8), st.integers(1, 600))
+LIMITS_SMALL = st.builds(
+    RequestLimits, st.integers(3, 40), st.integers(1, 4), st.integers(1, 10**8), st.integers(1, 600)
+)
 
 
 @given(asked=requests(), spec=SPECS, limits=LIMITS_SMALL, backfill=st.booleans())
 @example(asked=request(request_id="\ud800", model="\ud800"), spec=SPEC, limits=LIMITS, backfill=False)
 @example(asked=request(input=RequestInput(prompt="\ud800")), spec=SPEC, limits=LIMITS, backfill=False)
-def test_a_verdict_on_anything(asked: InferenceRequest, spec: TenantSpec, limits: Limits, backfill: bool) -> None:
+def test_a_verdict_on_anything(
+    asked: InferenceRequest, spec: TenantSpec, limits: RequestLimits, backfill: bool
+) -> None:
     """No request raises; a refusal names a field, and a valid request keeps every limit."""
     verdict = validate(asked, "acme", spec, MODELS, limits, backfill=backfill)
-    if isinstance(verdict, Refusal):
+    if isinstance(verdict, Rejection):
         path = re.sub(r"\[\d+\]", "", verdict.field).split(".")
         part: Any = asked
         for name in path[: 1 if verdict.field.startswith("retrieval") else None]:

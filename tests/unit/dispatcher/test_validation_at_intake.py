@@ -20,9 +20,9 @@ from fairlane.records import (
 )
 from fairlane_server.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, PIXELS_PER_TOKEN
 from stream_processors.dispatcher.intake.validation import (
-    Limits,
-    Refusal,
-    Valid,
+    Rejection,
+    RequestLimits,
+    ValidRequest,
     reply_topic_for_refusal,
     validate,
     validate_cancel,
@@ -31,7 +31,7 @@ from stream_processors.dispatcher.intake.validation import (
 from stream_processors.dispatcher.scheduling.cost import CostModel
 
 ID = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
-LIMITS = Limits(max_input_bytes=100, max_input_items=4, max_timeout_ms=86_400_000, max_output_tokens=64)
+LIMITS = RequestLimits(max_input_bytes=100, max_input_items=4, max_timeout_ms=86_400_000, max_output_tokens=64)
 SHORT = replace(LIMITS, max_timeout_ms=1_000)
 ALL_TASKS = ModelVersion("all", "1", "pool", "simulated", tuple(map(str, Task)), "all", 4_096, 512)
 NO_OUTPUT = replace(ALL_TASKS, model="encoder", max_output_tokens=0)
@@ -40,13 +40,15 @@ SPEC = TenantSpec("acme", services=("search",))
 GOOD = InferenceRequest(ID, "all", "generate", RequestInput(prompt="x"))
 
 
-def verdict(request: InferenceRequest, spec: TenantSpec | None = SPEC, *, backfill: bool = False) -> Valid | Refusal:
+def verdict(
+    request: InferenceRequest, spec: TenantSpec | None = SPEC, *, backfill: bool = False
+) -> ValidRequest | Rejection:
     return validate(request, "acme", spec, MODELS, LIMITS, backfill=backfill)
 
 
 def refused(request: InferenceRequest, spec: TenantSpec | None = SPEC) -> tuple[str, str]:
     found = verdict(request, spec)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, Rejection), found
     return found.code, found.field
 
 
@@ -90,7 +92,7 @@ requests = st.builds(
 @given(requests, st.booleans())
 def test_every_request_gets_a_verdict(request: InferenceRequest, backfill: bool) -> None:
     found = verdict(request, backfill=backfill)
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         assert found.field.partition("[")[0].partition(".")[0] in InferenceRequest.__slots__
         assert found.message
         assert found.code in {Code.INVALID, Code.FORBIDDEN, Code.UNKNOWN_MODEL}
@@ -106,7 +108,7 @@ PROMPT = "0123456789" * 100
 @given(requests.map(lambda request: replace(request, input=RequestInput(prompt=PROMPT, texts=(PROMPT, "")))))
 def test_a_refusal_never_quotes_the_input(request: InferenceRequest) -> None:
     found = verdict(request)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     assert PROMPT[:20] not in found.message
 
 
@@ -114,7 +116,7 @@ def test_a_refusal_never_quotes_the_input(request: InferenceRequest) -> None:
     "request_id", [ID, ID.upper(), ID.replace("-", ""), "00000000-0000-0000-0000-000000000000"], ids=str
 )
 def test_a_uuid_in_any_spelling_is_an_id(request_id: str) -> None:
-    assert isinstance(verdict(replace(GOOD, request_id=request_id)), Valid)
+    assert isinstance(verdict(replace(GOOD, request_id=request_id)), ValidRequest)
 
 
 @pytest.mark.parametrize(
@@ -143,26 +145,26 @@ def test_the_bounds(field: str, inside: tuple[Any, ...], outside: tuple[Any, ...
         return replace(GOOD, **{whole: value})
 
     for value in inside:
-        assert isinstance(verdict(with_value(value)), Valid)
+        assert isinstance(verdict(with_value(value)), ValidRequest)
     for value in outside:
         assert refused(with_value(value)) == (Code.INVALID, field)
 
 
 def test_an_encoder_takes_no_limit_of_its_own_on_output() -> None:
     embed = replace(GOOD, model="encoder", task="embed", input=RequestInput(texts=("a",)))
-    assert isinstance(verdict(replace(embed, parameters=Parameters(max_tokens=64))), Valid)
+    assert isinstance(verdict(replace(embed, parameters=Parameters(max_tokens=64))), ValidRequest)
 
 
 @pytest.mark.parametrize("priority", Priority)
 def test_the_timeout_of_a_class_is_its_default(priority: Priority) -> None:
     found = verdict(replace(GOOD, priority=str(priority)))
-    assert isinstance(found, Valid)
+    assert isinstance(found, ValidRequest)
     assert found.timeout_ms == {"high": 30_000, "normal": 60_000, "low": 120_000}[priority]
     offline = verdict(replace(GOOD, priority=str(priority)), backfill=True)
-    assert isinstance(offline, Valid)
+    assert isinstance(offline, ValidRequest)
     assert offline.timeout_ms == 86_400_000
     short = validate(replace(GOOD, priority=str(priority)), "acme", SPEC, MODELS, SHORT, backfill=True)
-    assert isinstance(short, Valid)
+    assert isinstance(short, ValidRequest)
     assert short.timeout_ms == SHORT.max_timeout_ms
 
 
@@ -187,7 +189,7 @@ def test_where_a_reply_may_go(reply_to: str, allowed: bool) -> None:
     request = replace(GOOD, reply_to=reply_to)
     if allowed:
         found = verdict(request)
-        assert isinstance(found, Valid)
+        assert isinstance(found, ValidRequest)
         assert found.reply_topic == reply_to
     else:
         assert refused(request) == (Code.FORBIDDEN, "reply_to")
@@ -200,7 +202,7 @@ def test_a_tenant_that_is_not_registered_is_refused() -> None:
 
 
 def test_a_tenant_may_name_itself_and_nobody_else() -> None:
-    assert isinstance(verdict(replace(GOOD, tenant="acme")), Valid)
+    assert isinstance(verdict(replace(GOOD, tenant="acme")), ValidRequest)
     assert refused(replace(GOOD, tenant="globex")) == (Code.FORBIDDEN, "tenant")
 
 
@@ -265,7 +267,7 @@ def png_of(width: int, height: int) -> bytes:
 )
 def test_an_image_of_a_size_that_is_not_taken_is_refused_by_its_header(width: int, height: int, said: str) -> None:
     image = replace(GOOD, task="classify", input=RequestInput(image=png_of(width, height)))
-    assert verdict(image) == Refusal(Code.INVALID, "input.image", said)
+    assert verdict(image) == Rejection(Code.INVALID, "input.image", said)
 
 
 def test_a_small_file_of_many_pixels_is_charged_by_its_pixels() -> None:
@@ -273,7 +275,7 @@ def test_a_small_file_of_many_pixels_is_charged_by_its_pixels() -> None:
 
     def cost(image: bytes) -> int:
         found = verdict(replace(GOOD, task="classify", input=RequestInput(image=image)))
-        assert isinstance(found, Valid)
+        assert isinstance(found, ValidRequest)
         return costs.estimate("acme", NO_OUTPUT, found.input_bytes, None).total
 
     assert cost(bytes(64)) == LEAST_IMAGE_TOKENS
@@ -284,4 +286,4 @@ def test_a_small_file_of_many_pixels_is_charged_by_its_pixels() -> None:
 def test_a_long_prompt_is_not_refused_on_an_estimate() -> None:
     """A thousand bytes may be one token."""
     spec = replace(SPEC, max_prompt_tokens=1)
-    assert isinstance(verdict(replace(GOOD, input=RequestInput(prompt=" " * 100)), spec), Valid)
+    assert isinstance(verdict(replace(GOOD, input=RequestInput(prompt=" " * 100)), spec), ValidRequest)

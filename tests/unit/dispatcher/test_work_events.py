@@ -7,13 +7,13 @@ from fairlane.offsets import CommitPoint
 from fairlane.outcomes import Outcome
 from fairlane.records import SourceCoordinate, UsageEvent
 from stream_processors.dispatcher.feedback.work_events import (
-    LogReplaced,
+    PartitionRecreated,
     PartitionsKnown,
     PoolCommitted,
     WorkSeen,
+    apply_to_in_flight,
     dispatched_from,
-    is_of_a_pool,
-    track,
+    is_priority_work,
 )
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, WorkId
 from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
@@ -60,9 +60,9 @@ def test_a_cost_that_is_none_is_refused(cost: bytes) -> None:
 
 
 def test_only_work_of_priority_topics_is_followed() -> None:
-    assert is_of_a_pool(usage(TOPIC))
+    assert is_priority_work(usage(TOPIC))
     for topic in ("requests.acme", "priority.shared", "priority..high", "priority.a.b.high", ""):
-        assert not is_of_a_pool(usage(topic))
+        assert not is_priority_work(usage(topic))
 
 
 def test_a_commit_point_contains_what_is_done_beyond_it() -> None:
@@ -73,16 +73,16 @@ def test_a_commit_point_contains_what_is_done_beyond_it() -> None:
 
 def test_events_reach_in_flight() -> None:
     in_flight = InFlight("d1")
-    track(in_flight, PartitionsKnown(TOPIC, 2))
+    apply_to_in_flight(in_flight, PartitionsKnown(TOPIC, 2))
     for offset in range(5):
         seen = Dispatched(SourceCoordinate("requests.acme", 0, offset), "acme", "d1", 10)
-        assert track(in_flight, WorkSeen(WorkId(TOPIC, 0, offset), seen)) is None
+        assert apply_to_in_flight(in_flight, WorkSeen(WorkId(TOPIC, 0, offset), seen)) is None
     assert in_flight.least_loaded_partition(TOPIC) == 1
-    settled = track(in_flight, usage(TOPIC, 3))
+    settled = apply_to_in_flight(in_flight, usage(TOPIC, 3))
     assert settled is not None
     assert settled.usage == usage(TOPIC, 3)
-    track(in_flight, PoolCommitted(TOPIC, 0, CommitPoint(1, 0b1000)))
+    apply_to_in_flight(in_flight, PoolCommitted(TOPIC, 0, CommitPoint(1, 0b1000)))
     assert in_flight.tokens("shared") == 20
-    track(in_flight, LogReplaced(TOPIC, 0))
+    apply_to_in_flight(in_flight, PartitionRecreated(TOPIC, 0))
     assert in_flight.tokens("shared") == 0
     assert in_flight.least_loaded_partition("priority.shared.low") == ANY_PARTITION

@@ -16,7 +16,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, SourceCoordinate, UsageEvent
 from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas, default_codec
-from stream_processors.dispatcher.feedback.work_events import CapacityHeard
+from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
 from stream_processors.dispatcher.feedback.work_records import WorkRecords
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState
 
@@ -86,11 +86,11 @@ def unreadable(topic: str) -> float:
 def test_what_can_be_is_read() -> None:
     records = following()
     assert records.read(Record(names.CONTROL_CAPACITY, REPORT), NOW_MS) is None, "kept until it is asked for"
-    assert records.heard(NOW_MS) == [CapacityHeard(REPORT, 0)]
+    assert records.heard(NOW_MS) == [AgedCapacityReport(REPORT, 0)]
     assert records.heard(NOW_MS) == []
     unmeasured = replace(REPORT, cost_tokens_per_s=0.0, prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0)
     records.read(Record(names.CONTROL_CAPACITY, unmeasured), NOW_MS)
-    assert records.heard(NOW_MS) == [CapacityHeard(unmeasured, 0)]
+    assert records.heard(NOW_MS) == [AgedCapacityReport(unmeasured, 0)]
     assert records.read(Record(names.CONTROL_DISPATCH, heartbeat()), NOW_MS) == heartbeat()
     assert records.read(Record(names.LEDGER_USAGE, USAGE), NOW_MS) == USAGE
     assert records.read(Record("priority.llm.high", carries=WORK), NOW_MS) is not None
@@ -224,7 +224,7 @@ def test_a_feed_that_has_read_a_part_of_its_lag_knows_that_it_lags() -> None:
 def test_the_clock_of_a_consumer_is_not_trusted() -> None:
     records = following()
     records.read(Record(names.CONTROL_CAPACITY, REPORT, 5, TIMESTAMP_CREATE_TIME), NOW_MS)
-    assert records.heard(NOW_MS) == [CapacityHeard(REPORT, 0)]
+    assert records.heard(NOW_MS) == [AgedCapacityReport(REPORT, 0)]
 
 
 def test_a_clock_that_is_off_is_shown_and_said_once() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.ownership import Claim, PartitionId
-from fairlane_server.kafka.blocked_topics import Parked
+from fairlane_server.kafka.blocked_topics import BlockedTopics
 from fairlane_server.kafka.settlement import OutRecord, Settlement
 from fairlane_server.kafka.transactional_producer import TopicRefusal
 
@@ -25,7 +25,7 @@ def test_whatever_is_handed_over_is_parked_or_taken_once(data: st.DataObject) ->
     def dead(one: Settlement, _reason: str) -> Settlement:
         return Settlement(one.claim, (_record("c"),)) if one.outputs[0].topic == "b" else one
 
-    parked = Parked(10, 100, 0.0, 8, 1_000, dead)
+    parked = BlockedTopics(10, 100, 0.0, 8, 1_000, dead)
     outside: dict[Claim, Settlement] = {}
     """What a caller would have as pending."""
     done: set[Claim] = set()

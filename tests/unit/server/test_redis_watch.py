@@ -15,7 +15,7 @@ from fairlane_server.redis.availability import RedisWatch
 from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
 from stream_processors.dispatcher.admission.quotas import Ask
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
-from stream_processors.dispatcher.deduplication.accepted_ids import RedisDuplicateIndex
+from stream_processors.dispatcher.deduplication.accepted_ids import RedisAcceptedIds
 from tests.waiting import eventually_async
 
 SOON = Backoff(first_s=0.001, longest_s=0.002)
@@ -67,8 +67,8 @@ def watch_of(redis: FakeRedis, again: Backoff = SOON, timeout_s: float = 3_600.0
     return RedisWatch(redis, timeout_s, again)  # type: ignore[arg-type]  # the part that is used
 
 
-def index_of(redis: FakeRedis, watch: RedisWatch) -> RedisDuplicateIndex:
-    return RedisDuplicateIndex(redis, 60, watch, 1_000)  # type: ignore[arg-type]  # the part that is used
+def index_of(redis: FakeRedis, watch: RedisWatch) -> RedisAcceptedIds:
+    return RedisAcceptedIds(redis, 60, watch, 1_000)  # type: ignore[arg-type]  # the part that is used
 
 
 def quotas_of(redis: FakeRedis, watch: RedisWatch) -> RedisQuotas:

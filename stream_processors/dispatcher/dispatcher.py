@@ -174,6 +174,7 @@ class Dispatcher:
         self.repeats.discard(is_current)
         self.answers.discard(is_current)
         self._given = {claim: queued for claim, queued in self._given.items() if is_current(claim)}
+        self._tried_again = [one for one in self._tried_again if is_current(one[1].claim)]
         gone = self.scheduler.discard(claim for claim in self.scheduler.claims() if not is_current(claim))
         gone += self.context.take_back(lambda queued: not is_current(queued.claim))
         for queued in gone:
@@ -452,6 +453,8 @@ class Dispatcher:
         firsts = await self.duplicates.first_seen([queued.seen for queued in fresh])
         kept = []
         for queued, first in zip(fresh, firsts, strict=True):
+            if not self.ownership.is_current(queued.claim):
+                continue
             if first is not None:
                 self.repeats.add(arrivals[queued.claim], queued, first)
             else:

@@ -41,8 +41,10 @@ class AdmissionStage:
     """Admitted requests whose admission is not audited yet."""
 
     async def admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, ReceivedRecord]) -> None:
-        """Queue each request or answer it."""
-        await self._admit(await self._in_time(fresh), arrivals)
+        """Queue each request or answer it. Requests of partitions that moved on are left to their new owner, which may
+        have accepted them by now: their ids stay."""
+        current = [queued for queued in fresh if self.ownership.is_current(queued.claim)]
+        await self._admit(await self._in_time(current), arrivals)
 
     def audited(self, claim: Claim) -> Admitted | None:
         """Take out the admission not yet audited, if any: the caller writes it into the event of the next decision."""

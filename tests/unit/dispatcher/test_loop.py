@@ -204,6 +204,19 @@ def test_a_revocation_during_intake_purges_what_is_being_admitted() -> None:
     assert not bench.run(encoded(1))
 
 
+def test_a_late_request_of_a_partition_that_moved_on_keeps_its_id() -> None:
+    """Its new owner may have accepted it under that id, at the same place."""
+    bench = Bench()
+
+    def move_on() -> None:
+        bench.ownership.revoke_all()
+        bench.now_ms += 10_000
+
+    bench.seen.meanwhile = move_on
+    assert not bench.run(encoded(1, timeout_ms=1_000))
+    assert not bench.seen.forgotten
+
+
 def test_a_record_of_a_partition_that_moved_on_is_not_taken() -> None:
     bench = Bench()
     bench.ownership.revoke_all()

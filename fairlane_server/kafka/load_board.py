@@ -11,9 +11,7 @@ from typing import TypeVar
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport, DispatchReport, PoolLoad, TenantLoad, TenantSpec
-
-CAPACITY_TTL_MS = 3_000
-"""How long a consumer's report counts, by the watcher's clock."""
+from fairlane_server.heartbeats import CAPACITY_TTL_MS
 
 DISPATCH_TTL_MS = 2_000
 """How long a dispatcher's report counts. Longer than among dispatchers: a display must not flicker."""

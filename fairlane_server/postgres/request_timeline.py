@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from fairlane.names import is_returned
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate, UsageEvent
-
-OUTPUT_TOKEN_COST = 2
-"""Cost of one generated token, in cost tokens; a prompt token costs 1."""
+from fairlane_server.cost_tokens import cost_tokens
 
 # Order of events within one millisecond; events not named here come in the middle.
 _RANK: Mapping[str, int] = {
@@ -282,7 +280,7 @@ def _costs(usage: UsageEvent) -> dict[str, object]:
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens or None,
         "estimated_cost_tokens": usage.cost_tokens,
-        "spent_cost_tokens": 0 if usage.cached else usage.prompt_tokens + OUTPUT_TOKEN_COST * usage.completion_tokens,
+        "spent_cost_tokens": 0 if usage.cached else cost_tokens(usage.prompt_tokens, usage.completion_tokens),
     }
 
 

@@ -16,7 +16,7 @@ from fairlane.clock import now_ms
 from fairlane.names import backfill_topic, requests_topic
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
-from stream_processors.dispatcher.scheduling.capacity import STALE_AFTER_MS
+from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from tests.kit.load_kit import ENV, NO_ENGINE_TIME, POOL, Load, check_promise
 from tests.kit.pipeline import Pipeline
 from tests.waiting import eventually, until_ms
@@ -142,7 +142,7 @@ def check_refusals(refused: Sequence[Observed], messages: dict[str, str], lost_a
     assert {one.code for one in refused} == {Code.DEADLINE_UNMEETABLE}
     assert median(times) <= _MEDIAN_REFUSAL_MS
     # Before it called the pool lost the dispatcher had not heard of it for that long.
-    heard_at_ms = lost_at_ms - STALE_AFTER_MS
+    heard_at_ms = lost_at_ms - CAPACITY_TTL_MS
     for one in refused:
         if one.submitted_at_ms >= lost_at_ms:
             assert (one.retry_after_ms or 0) >= one.submitted_at_ms - heard_at_ms

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from fairlane.backoff import spread_ms
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Code, Task
 from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
-from fairlane_server.kafka.load_board import CAPACITY_TTL_MS, LoadView, PoolRow, TenantRow
+from fairlane_server.heartbeats import CAPACITY_TTL_MS, LEAST_OUTAGE_MS
+from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
 
 NO_CAPACITY = "no_capacity"
 """The gateway's own code: the pool has lost its last consumer."""
@@ -21,9 +22,6 @@ FRESH_MS = 2_500
 
 SLACK_MS = 2_000
 """Longest delay of a heartbeat: as much work may have drained since."""
-
-LEAST_OUTAGE_MS = 10_000
-"""As in the dispatcher: a pool that has just lost its consumers is not expected back sooner."""
 
 _FULL_AGAIN_PART = 0.1
 _LEAST_RETRY_MS = 500

@@ -10,11 +10,9 @@ from math import inf, isfinite
 
 from fairlane.backoff import spread_ms
 from fairlane.outcomes import Code
+from fairlane_server.heartbeats import LEAST_OUTAGE_MS
 from stream_processors.dispatcher.admission.shared_bound import SharedBound
 from stream_processors.dispatcher.scheduling.capacity import CapacityState, PoolCapacity
-
-LEAST_OUTAGE_MS = 10_000
-"""A pool that was just lost is not expected back sooner: a consumer needs that long to restart and load its model."""
 
 LEAST_RETRY_MS = 100
 MOST_RETRY_MS = 300_000

@@ -1,6 +1,6 @@
 """What each pool can do, from the reports of its inference consumers. Pure: every method is handed ``now_ms``.
 
-A consumer counts from its report until the report is older than ``STALE_AFTER_MS``, by when it was *received*: the
+A consumer counts from its report until the report is older than ``CAPACITY_TTL_MS``, by when it was *received*: the
 clocks of consumers are not trusted. A report with ``draining`` takes it out at once.
 """
 
@@ -10,9 +10,7 @@ from enum import StrEnum
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
-
-STALE_AFTER_MS = 3_000
-"""A consumer reports every 250 ms; one that was silent for longer than this is gone."""
+from fairlane_server.heartbeats import CAPACITY_TTL_MS
 
 
 class CapacityState(StrEnum):
@@ -153,13 +151,13 @@ def _assess(pool: _Pool, now_ms: int) -> None:
     off what is there.
     """
     pool.is_stale = False
-    stale_before_ms = now_ms - STALE_AFTER_MS
+    stale_before_ms = now_ms - CAPACITY_TTL_MS
     for instance_id in [i for i, consumer in pool.consumers.items() if consumer.received_at_ms < stale_before_ms]:
         del pool.consumers[instance_id]
     if not pool.consumers:
         pool.live = None
         return
-    pool.live_until_ms = min(consumer.received_at_ms for consumer in pool.consumers.values()) + STALE_AFTER_MS
+    pool.live_until_ms = min(consumer.received_at_ms for consumer in pool.consumers.values()) + CAPACITY_TTL_MS
     reports = [consumer.report for consumer in pool.consumers.values()]
     counted = [report for report in reports if report.health != Health.FAILING] or reports
     measured = [report.cost_tokens_per_s for report in counted if report.cost_tokens_per_s > 0]

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import Code
+from fairlane_server.heartbeats import LEAST_OUTAGE_MS
 from stream_processors.dispatcher.admission.rules import (
-    LEAST_OUTAGE_MS,
     LEAST_RETRY_MS,
     MOST_RETRY_MS,
     AdmissionPolicy,

@@ -22,12 +22,12 @@ from fairlane.records import (
     SourceCoordinate,
     TenantSpec,
 )
+from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from fairlane_server.kafka.transactions import OutRecord
 from stream_processors.dispatcher.admission.decision import Admitted
 from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.scheduling.capacity import STALE_AFTER_MS
 from stream_processors.dispatcher.scheduling.in_flight import Reserved
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, request
 
@@ -358,7 +358,7 @@ def never_reported(_bench: Bench) -> None: ...
 
 def lost(bench: Bench) -> None:
     bench.report(1_000.0, pool="small-pool")
-    bench.now_ms += STALE_AFTER_MS + 1
+    bench.now_ms += CAPACITY_TTL_MS + 1
 
 
 def busier(bench: Bench) -> None:

@@ -8,13 +8,8 @@ from hypothesis import strategies as st
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
-from stream_processors.dispatcher.scheduling.capacity import (
-    STALE_AFTER_MS,
-    BatchLimits,
-    CapacityBoard,
-    CapacityState,
-    PoolCapacity,
-)
+from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from stream_processors.dispatcher.scheduling.capacity import BatchLimits, CapacityBoard, CapacityState, PoolCapacity
 
 T0 = 1_700_000_000_000
 
@@ -80,19 +75,19 @@ def test_a_newer_report_replaces_the_older_one() -> None:
 
 def test_a_report_counts_for_three_seconds_after_it_was_received() -> None:
     board = board_of([report()])
-    board.report(report(pool="other"), T0 + STALE_AFTER_MS)
-    assert board.pool("llm", T0 + STALE_AFTER_MS).state is CapacityState.LIVE
-    gone = board.pool("llm", T0 + STALE_AFTER_MS + 1)
+    board.report(report(pool="other"), T0 + CAPACITY_TTL_MS)
+    assert board.pool("llm", T0 + CAPACITY_TTL_MS).state is CapacityState.LIVE
+    gone = board.pool("llm", T0 + CAPACITY_TTL_MS + 1)
     assert (gone.state, gone.consumers, gone.cost_tokens_per_s) == (CapacityState.LOST, 0, 0)
-    assert (gone.lost_for_ms, gone.last_cost_tokens_per_s) == (STALE_AFTER_MS + 1, 1_000)
+    assert (gone.lost_for_ms, gone.last_cost_tokens_per_s) == (CAPACITY_TTL_MS + 1, 1_000)
     assert board.pool("llm", T0 + 60_000).lost_for_ms == 60_000
 
 
 def test_one_that_falls_silent_leaves_the_others() -> None:
     board = board_of([report("a", 1_000), report("b", 3_000)])
-    board.report(report("b", 3_000), T0 + STALE_AFTER_MS)
-    assert board.pool("llm", T0 + STALE_AFTER_MS).consumers == 2
-    capacity = board.pool("llm", T0 + STALE_AFTER_MS + 1)
+    board.report(report("b", 3_000), T0 + CAPACITY_TTL_MS)
+    assert board.pool("llm", T0 + CAPACITY_TTL_MS).consumers == 2
+    capacity = board.pool("llm", T0 + CAPACITY_TTL_MS + 1)
     assert (capacity.consumers, capacity.cost_tokens_per_s) == (1, 3_000)
 
 
@@ -154,11 +149,11 @@ def test_partitions_belong_to_those_that_live() -> None:
     board = board_of([report("a", partitions=(0, 2)), report("b", partitions=(1,))])
     assert board.pool("llm", T0).owned_partitions == board.pool("llm", T0).work_partitions == frozenset({0, 1, 2})
     board.report(report("b", partitions=(1,)), T0 + 10)
-    assert board.pool("llm", T0 + STALE_AFTER_MS + 1).owned_partitions == frozenset({1})
-    board.report(report("b", partitions=(0, 1, 2)), T0 + STALE_AFTER_MS + 2)
-    assert board.pool("llm", T0 + STALE_AFTER_MS + 2).owned_partitions == frozenset({0, 1, 2})
-    board.report(report("b", draining=True, partitions=(0, 1, 2)), T0 + STALE_AFTER_MS + 3)
-    lost = board.pool("llm", T0 + STALE_AFTER_MS + 3)
+    assert board.pool("llm", T0 + CAPACITY_TTL_MS + 1).owned_partitions == frozenset({1})
+    board.report(report("b", partitions=(0, 1, 2)), T0 + CAPACITY_TTL_MS + 2)
+    assert board.pool("llm", T0 + CAPACITY_TTL_MS + 2).owned_partitions == frozenset({0, 1, 2})
+    board.report(report("b", draining=True, partitions=(0, 1, 2)), T0 + CAPACITY_TTL_MS + 3)
+    lost = board.pool("llm", T0 + CAPACITY_TTL_MS + 3)
     assert (lost.owned_partitions, lost.work_partitions) == (None, None)
 
 
@@ -214,10 +209,10 @@ def test_the_board_is_what_the_reports_say(steps: list[tuple[int, str, float, bo
         newest.pop(instance_id, None)
         if not draining:
             newest[instance_id] = (now_ms, rate)
-        fresh = [at_ms for at_ms, _ in newest.values() if now_ms - at_ms <= STALE_AFTER_MS]
+        fresh = [at_ms for at_ms, _ in newest.values() if now_ms - at_ms <= CAPACITY_TTL_MS]
         assert board.pool("llm", now_ms).consumers == len(fresh)
     now_ms += later_ms
-    rates = [rate for at_ms, rate in newest.values() if now_ms - at_ms <= STALE_AFTER_MS]
+    rates = [rate for at_ms, rate in newest.values() if now_ms - at_ms <= CAPACITY_TTL_MS]
     capacity = board.pool("llm", now_ms)
     assert capacity == board.pool("llm", now_ms)
     assert capacity.consumers == len(rates)

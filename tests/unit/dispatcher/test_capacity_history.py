@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import CapacityReport
+from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from stream_processors.dispatcher.feedback.capacity_history import CapacityHistory
-from stream_processors.dispatcher.scheduling.capacity import STALE_AFTER_MS, CapacityBoard, CapacityState, PoolCapacity
+from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState, PoolCapacity
 
 NOW_MS = 1_700_000_000_000
 
@@ -74,7 +75,7 @@ def test_nothing_was_ever_reported() -> None:
         st.tuples(st.sampled_from("abc"), st.sampled_from((0.0, 10.0, 30.0)), st.booleans(), st.integers(0, 2_000)),
         max_size=60,
     ),
-    st.integers(0, 2 * STALE_AFTER_MS),
+    st.integers(0, 2 * CAPACITY_TTL_MS),
 )
 def test_it_tells_the_same_as_the_whole_log(log: list[tuple[str, float, bool, int]], later_ms: int) -> None:
     """Who lives, who is gone, since when; of the rates, those of the living that have measured one."""

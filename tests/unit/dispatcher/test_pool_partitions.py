@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fairlane.names import priority_topic
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
-from stream_processors.dispatcher.scheduling.capacity import STALE_AFTER_MS
+from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, WorkId
 from tests.kit.scheduler_kit import DISPATCHER, POOL, Kit, capacity_report, source_of
 
@@ -67,7 +67,7 @@ def test_what_a_dead_consumer_left_does_not_keep_the_living_from_work() -> None:
     pool.report("c0", "c1")
     pool.kit.push_many(400)
     assert sorted(pool.dispatch()) == [0] * 20 + [1] * 20
-    pool.kit.now_ms = STALE_AFTER_MS
+    pool.kit.now_ms = CAPACITY_TTL_MS
     pool.report("c0")
     pool.kit.now_ms += 1
     assert pool.dispatch() == [], "its window is full"
@@ -108,7 +108,7 @@ def test_a_prediction_leaves_out_what_a_dead_consumer_left() -> None:
     pool.dispatch()
     waiting = pool.kit.request()
     assert pool.kit.scheduler.predict(waiting)[0].in_flight_tokens == 2 * WINDOW_PER_CONSUMER
-    pool.kit.now_ms = STALE_AFTER_MS
+    pool.kit.now_ms = CAPACITY_TTL_MS
     pool.report("c0")
     pool.kit.now_ms += 1
     pool.kit.scheduler.refresh(pool.kit.now_ms)
@@ -144,7 +144,7 @@ def test_a_pool_whose_consumers_do_not_name_their_partitions_is_as_before() -> N
     pool.report("c0", "c1")
     pool.kit.push_many(400)
     assert sorted(pool.dispatch()) == [0] * 20 + [1] * 20
-    pool.kit.now_ms = STALE_AFTER_MS
+    pool.kit.now_ms = CAPACITY_TTL_MS
     pool.report("c0")
     pool.kit.now_ms += 1
     assert pool.dispatch() == []
@@ -168,7 +168,7 @@ def test_the_living_always_have_their_window_full_and_no_more(data: st.DataObjec
                 failing.add(name)
             pool.report(name, failing=tuple(failing))
             pool.serve(name, data.draw(st.integers(0, 30)))
-        live = [name for name, at_ms in heard_at_ms.items() if pool.kit.now_ms - at_ms <= STALE_AFTER_MS]
+        live = [name for name, at_ms in heard_at_ms.items() if pool.kit.now_ms - at_ms <= CAPACITY_TTL_MS]
         counted = [name for name in live if name not in failing] or live
         before = pool.tokens_of(*live)
         chosen = pool.dispatch()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fairlane.outcomes import Code
 from fairlane.records import InferenceRequest, ModelVersion, RequestInput, TenantSpec
-from fairlane_server.kafka.load_board import CAPACITY_TTL_MS, LoadView, PoolRow, TenantRow
+from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
 from producers.gateway.pipeline.early_rejection import (
     FRESH_MS,
     NO_CAPACITY,

@@ -1,0 +1,7 @@
+"""Times that the senders and all readers of heartbeats agree on."""
+
+CAPACITY_TTL_MS = 3_000
+"""How long a consumer's report counts, from when it was received. It sends one every 250 ms."""
+
+LEAST_OUTAGE_MS = 10_000
+"""A pool that has just lost its consumers is not expected back sooner: one needs that long to restart and load."""

@@ -23,7 +23,7 @@ from benchmarks.load import MODEL
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT
 from deploy.local.services import Service
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import backfill_topic, replies_topic
 from fairlane.outcomes import Priority, Task
 from fairlane.records import InferenceRequest, Parameters, RequestInput

@@ -8,7 +8,7 @@ import sys
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from fairlane.kafka import read_committed_consumer, transactional_producer
+from fairlane.kafka_config import read_committed_consumer, transactional_producer
 from fairlane.settings import Settings
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from fairlane.kafka import idempotent_producer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.settings import KafkaSettings
 
 PATH = "/submit"

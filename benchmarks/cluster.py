@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from deploy.local.services import MODELS_FILE, Service, Step
 from deploy.local.stack import LocalStack
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.settings import Settings
 from fairlane_server.processes.restarts import RestartPolicy
 

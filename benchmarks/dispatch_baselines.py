@@ -17,7 +17,7 @@ from typing import Any
 import faust
 from confluent_kafka import Producer
 
-from fairlane.kafka import idempotent_producer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings

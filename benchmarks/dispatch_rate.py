@@ -15,7 +15,7 @@ from benchmarks.load import MODEL
 from benchmarks.open_window import open_window
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from deploy.local.services import Service
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import priority_topic, requests_topic
 from fairlane.records import InferenceRequest, Message, Parameters, RequestInput
 from fairlane.schema_files import default_codec

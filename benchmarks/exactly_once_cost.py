@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.models import load_models
 from fairlane.names import priority_topic, replies_topic
 from fairlane.offsets import MAX_SPAN
@@ -22,7 +22,7 @@ from fairlane.ownership import Ownership
 from fairlane.records import InferenceRequest, Parameters, RequestInput, SourceCoordinate, WorkItem
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from fairlane_server.kafka.transactions import Batch, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Settlement, TransactionBatch, TransactionLoop
 from inference_consumers.app import ConsumerApp
 
 NAME = "exactly-once-cost"
@@ -44,7 +44,7 @@ class PlainLoop(TransactionLoop):
         self._thread = threading.Thread(target=self._run, name="plain", daemon=True)
         self._thread.start()
 
-    def _commit(self, batch: Batch) -> Sequence[Settlement]:
+    def _commit(self, batch: TransactionBatch) -> Sequence[Settlement]:
         plan = self.ownership.plan((settlement.claim for settlement in batch.settlements), 1 << 20)
         if plan is None:
             return ()

@@ -25,7 +25,7 @@ from benchmarks.cluster import Cluster, cluster, create_topics
 from benchmarks.result import Figure, Result
 from deploy.local.services import Service
 from fairlane.codec import Codec
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.names import requests_topic
 from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest, Message, Parameters, RequestInput

@@ -20,7 +20,7 @@ from benchmarks.observed import Observed
 from benchmarks.trace import RequestSize, TraceSampler
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import LEDGER_USAGE, backfill_topic, replies_topic, requests_topic
 from fairlane.outcomes import Outcome, Priority, Task
 from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput, UsageEvent

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from benchmarks.load import MODEL
 from benchmarks.simulated_pool import POOL
 from fairlane.clock import now_ms
-from fairlane.kafka import idempotent_producer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.names import CONTROL_CAPACITY
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport

@@ -6,7 +6,7 @@ from time import monotonic, sleep
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.names import requests_topic
 from fairlane.settings import Settings
 

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.result import Figure, Result
 from deploy.local.services import Service
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import replies_topic, requests_topic
 from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput
 from fairlane.schema_files import default_codec

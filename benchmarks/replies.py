@@ -8,7 +8,7 @@ from typing import Self
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import replies_topic, requests_topic
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.schema_files import default_codec

@@ -26,7 +26,7 @@ from benchmarks.trace import TraceRow, TraceSampler
 from benchmarks.waiting import wait_until
 from deploy.local.services import Service
 from fairlane.clock import now_ms
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.names import pool_group, priority_topic
 from fairlane.outcomes import Priority
 

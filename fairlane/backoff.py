@@ -26,7 +26,7 @@ class Backoff:
         return delay_s * (1 - self.jitter * chance)
 
 
-def spread_ms(least_ms: float, jitter: float, key: str) -> int:
+def jittered_ms(least_ms: float, jitter: float, key: str) -> int:
     """``least_ms`` plus up to ``jitter`` times itself, rounded up, so that clients rejected together do not retry
     together. The same key always gets the same delay."""
     digest = blake2b(key.encode(), digest_size=8).digest()

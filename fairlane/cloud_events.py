@@ -5,7 +5,7 @@ the record's timestamp is the time of the event; the broker sets that of a reque
 """
 
 from fairlane import headers
-from fairlane.letter import place_name
+from fairlane.letter import position_name
 from fairlane.records import InferenceReply
 
 EventHeaders = tuple[tuple[str, bytes], ...]
@@ -30,7 +30,7 @@ def of_cancellation(tenant: str, request_id: str) -> EventHeaders:
 def of_reply(reply: InferenceReply) -> EventHeaders:
     """Headers of a reply. The event id is the log position of the request, because one request id may be rejected, sent
     again and then answered. A copy of a reply for a duplicate request is the same event as the original."""
-    answered = reply.request_id if reply.source is None else place_name(reply.source)
+    answered = reply.request_id if reply.source is None else position_name(reply.source)
     return ((headers.CE_ID, answered.encode()), _source(reply.tenant), REPLY, *_EVERYWHERE)
 
 

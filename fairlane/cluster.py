@@ -7,7 +7,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
-from fairlane.kafka import ClientConfig, connection
+from fairlane.kafka_config import ClientConfig, connection
 from fairlane.settings import KafkaSettings
 
 CONNECT_TIMEOUT_S = 8.0
@@ -18,7 +18,7 @@ class ClusterError(Exception):
     """A Kafka call failed. The message is one line and contains no secret."""
 
 
-class LastError:
+class LastConnectionError:
     """An ``error_cb`` that keeps the reason why a client cannot connect; librdkafka's timeout error lacks it."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class LastError:
         return self._text
 
 
-def quiet(config: ClientConfig, errors: LastError) -> ClientConfig:
+def quiet_config(config: ClientConfig, errors: LastConnectionError) -> ClientConfig:
     """The configuration with librdkafka's output on stderr off and connection errors kept in ``errors``."""
     return config | {"log_level": 0, "error_cb": errors}
 
@@ -57,11 +57,11 @@ class Cluster:
         """Build the client without contacting a broker. Raises ClusterError for invalid settings."""
         self._settings = settings
         self._connect_timeout_s = CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s
-        self._errors = LastError()
+        self._errors = LastConnectionError()
         if settings.kafka_ssl_ca_file is not None and not settings.kafka_ssl_ca_file.is_file():
             raise ClusterError(f"KAFKA_SSL_CA_FILE={settings.kafka_ssl_ca_file}: no such file")
         try:
-            self.admin = AdminClient(quiet(connection(settings), self._errors))
+            self.admin = AdminClient(quiet_config(connection(settings), self._errors))
         except (KafkaException, ValueError) as error:
             raise ClusterError(f"Kafka client: {reason_of(error)}") from None
 

@@ -15,14 +15,14 @@ from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, ge
 
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
-from fairlane.avro_scan import Fault, RecordScan, ScanError
+from fairlane.avro_validation import RecordScan, ScanError, ScanFault
 from fairlane.record_bounds import max_items, max_record_bytes
 from fairlane.records import MOST_INPUT_ITEMS, type_by_name
-from fairlane.schema_judgement import SchemaRefusedError, judge
+from fairlane.schema_safety import SchemaRefusedError, check_schema
 
 MAGIC_BYTE = 0
 _FRAME = struct.Struct(">bI")
-_ALWAYS_SMALL_BYTES = MOST_INPUT_ITEMS
+_UNSCANNED_BYTES = MOST_INPUT_ITEMS
 """Records up to this size are decoded without a scan, which would cost more than it could save: a list item takes at
 least one byte (``judge`` ensures that), so they hold no more items than a request may have."""
 
@@ -234,7 +234,7 @@ class Codec:
         try:
             name, writer_schema = self._source.reader(schema_id)
             record_type = type_by_name[name]
-            judge(writer_schema)
+            check_schema(writer_schema)
         except KeyError:
             raise DecodeError(DecodeProblem.UNKNOWN_SCHEMA_ID, f"schema id {schema_id}") from None
         except SchemaRefusedError as error:
@@ -253,7 +253,7 @@ class Codec:
 
 
 def _decoded(data: bytes, reader: _Reader) -> object:
-    if len(data) > _ALWAYS_SMALL_BYTES:
+    if len(data) > _UNSCANNED_BYTES:
         _check_size(data, reader)
     body = io.BytesIO(data)
     body.seek(_FRAME.size)
@@ -291,9 +291,9 @@ def _undecodable(data: bytes, reader: _Reader, error: Exception) -> DecodeError:
 
 
 def _of_scan(error: ScanError, data: bytes, reader: _Reader) -> DecodeError:
-    if error.fault is Fault.TOO_MANY_ITEMS:
+    if error.fault is ScanFault.TOO_MANY_ITEMS:
         return _too_large(DecodeProblem.TOO_MANY_ITEMS, error.field, error.reason, data, reader)
-    ends_early = error.fault is Fault.ENDS_EARLY
+    ends_early = error.fault is ScanFault.ENDS_EARLY
     problem = DecodeProblem.TRUNCATED_BODY if ends_early else DecodeProblem.INVALID_BODY
     detail = f"{reader.record_type.__name__}.{error.field}: {error.reason}"
     return DecodeError(problem, detail, field=error.field, reason=error.reason)

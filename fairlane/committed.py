@@ -12,7 +12,7 @@ from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane.offsets import CommitPoint, MetadataError
 from fairlane.ownership import PartitionId
-from fairlane.resume import Finding, Log, read_on
+from fairlane.resume import LogPosition, PartitionLog, resume_offset
 
 log = get_logger(__name__)
 
@@ -29,12 +29,12 @@ class OffsetSource(Protocol):
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]: ...
 
 
-AskTopicIds = Callable[[Collection[str], float], Mapping[str, str]]
+TopicIdLookup = Callable[[Collection[str], float], Mapping[str, str]]
 """Look up topic ids by name, with a timeout in seconds: see :class:`fairlane.topic_ids.TopicIds`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumePoint:
     """Resume point of a partition.
 
     Attributes:
@@ -55,8 +55,8 @@ def resume_points(
     source: OffsetSource,
     partitions: Iterable[PartitionId],
     timeout_s: float,
-    topic_ids: AskTopicIds | None = None,
-) -> dict[PartitionId, Resume]:
+    topic_ids: TopicIdLookup | None = None,
+) -> dict[PartitionId, ResumePoint]:
     """Determine where to resume each partition.
 
     A committed offset that is not in the log is counted and logged as an alarm; ``fairlane.resume`` decides where to
@@ -78,21 +78,21 @@ def resume_points(
     }
 
 
-def ids_of(found: Mapping[PartitionId, Resume]) -> dict[str, str]:
+def topic_ids_of(found: Mapping[PartitionId, ResumePoint]) -> dict[str, str]:
     """Topic ids by topic; "" when unknown."""
     return {partition.topic: resume.topic_id for partition, resume in found.items()}
 
 
-def stale_in(found: Mapping[PartitionId, Resume]) -> frozenset[PartitionId]:
+def stale_partitions(found: Mapping[PartitionId, ResumePoint]) -> frozenset[PartitionId]:
     """The partitions whose commit is not in the log."""
     return frozenset(partition for partition, resume in found.items() if resume.lost)
 
 
-def alarm(finding: Finding, topic: str, partition: int, position: int, log_now: Log) -> None:
+def alarm(finding: LogPosition, topic: str, partition: int, position: int, log_now: PartitionLog) -> None:
     """Count and log any finding except IN_LOG."""
-    if finding is Finding.IN_LOG:
+    if finding is LogPosition.IN_LOG:
         return
-    if finding is Finding.HEAD_REMOVED:
+    if finding is LogPosition.HEAD_REMOVED:
         metrics.LOG_TRUNCATED.labels(topic=topic).inc()
     else:
         metrics.LOG_REPLACED.labels(topic=topic, finding=finding).inc()
@@ -107,7 +107,7 @@ def alarm(finding: Finding, topic: str, partition: int, position: int, log_now: 
     )
 
 
-def _ids(ask: AskTopicIds, topics: Collection[str], deadline: float) -> Mapping[str, str]:
+def _ids(ask: TopicIdLookup, topics: Collection[str], deadline: float) -> Mapping[str, str]:
     while True:
         try:
             return ask(topics, min(_CALL_TIMEOUT_S, deadline - monotonic()))
@@ -138,28 +138,28 @@ def _raise_errors(found: list[TopicPartition]) -> None:
             raise KafkaException(partition.error)
 
 
-def _resume(source: OffsetSource, found: TopicPartition, topic_id: str, deadline: float) -> Resume:
+def _resume(source: OffsetSource, found: TopicPartition, topic_id: str, deadline: float) -> ResumePoint:
     remaining = deadline - monotonic()
     if remaining <= 0:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the positions were not found in time"))
     first, end = source.get_watermark_offsets(found, timeout=min(_CALL_TIMEOUT_S, remaining))
     if found.offset < 0:
-        return Resume(None, first, topic_id)
+        return ResumePoint(None, first, topic_id)
     try:
         point = CommitPoint.parse(found.offset, found.metadata)
     except MetadataError as error:
         # Another tool has reset the group's offsets: the offset is intended, the bitmap is lost.
         log.error("offset_metadata_unreadable", topic=found.topic, partition=found.partition, error=str(error))
         point = CommitPoint(found.offset)
-    log_now = Log(first, end, topic_id)
-    position, finding = read_on(point.offset, point.topic_id, log_now)
-    if finding is Finding.IN_LOG and point.cut_at(end) != point:
+    log_now = PartitionLog(first, end, topic_id)
+    position, finding = resume_offset(point.offset, point.topic_id, log_now)
+    if finding is LogPosition.IN_LOG and point.cut_at(end) != point:
         # The first undone record is still in the log; done records behind it are not.
-        finding = Finding.CUT
+        finding = LogPosition.CUT
     alarm(finding, found.topic, found.partition, point.offset, log_now)
-    if finding is Finding.RECREATED or position < point.offset:
-        return Resume(None, position, topic_id, lost=True)
-    return Resume(replace(point.cut_at(end), topic_id=topic_id), position, topic_id)
+    if finding is LogPosition.RECREATED or position < point.offset:
+        return ResumePoint(None, position, topic_id, lost=True)
+    return ResumePoint(replace(point.cut_at(end), topic_id=topic_id), position, topic_id)
 
 
 _ASK_AGAIN = frozenset(

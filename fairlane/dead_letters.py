@@ -20,7 +20,7 @@ class DeadLetterError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class LetterWriter:
     """Writer of a dead letter: INSTANCE_ID of the process, and the consumer group in which it read the record."""
 
     instance_id: str
@@ -44,7 +44,7 @@ def dead_letter_headers(
     coordinate: SourceCoordinate,
     timestamp_ms: int | None,
     error: Exception,
-    by: Signature,
+    by: LetterWriter,
     *,
     tenant: str | None = None,
     model: str | None = None,

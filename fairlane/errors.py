@@ -163,7 +163,7 @@ _BY_OUTCOME: dict[str, type[Unsuccessful]] = {
 }
 
 
-def error_of(reply: InferenceReply) -> Unsuccessful | None:
+def unsuccessful_error(reply: InferenceReply) -> Unsuccessful | None:
     """The error for a reply; None when it is ``ok``. An outcome unknown to this version becomes Failed."""
     if reply.outcome == Outcome.OK:
         return None

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from fairlane import headers
 from fairlane.codec import Codec, DecodeError
-from fairlane.names import tenant_of_source
+from fairlane.names import tenant_of_request_topic
 from fairlane.records import InferenceReply, InferenceRequest, SourceCoordinate, WorkItem
 
 _NO_OFFSET = -1
 _MOST_DIGITS = 18
 
 
-def place_name(place: SourceCoordinate) -> str:
+def position_name(place: SourceCoordinate) -> str:
     """Notation of a log position: ``dead-letter.work-0@12``."""
     return f"{place.topic}-{place.partition}@{place.offset}"
 
@@ -87,7 +87,7 @@ class Letter:
         if (said := self.header(headers.TENANT)) is not None:
             return said
         try:
-            return tenant_of_source(self.header(headers.DLT_ORIGINAL_TOPIC) or "")
+            return tenant_of_request_topic(self.header(headers.DLT_ORIGINAL_TOPIC) or "")
         except ValueError:
             return None
 

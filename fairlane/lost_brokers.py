@@ -8,7 +8,7 @@ no error. Only its statistics show it.
 
 from confluent_kafka import KafkaError, KafkaException
 
-from fairlane.kafka import ClientConfig
+from fairlane.kafka_config import ClientConfig
 
 STATISTICS_INTERVAL_MS = 15_000
 _BROKER_SOURCES = ('"source":"learned"', '"source":"configured"')
@@ -36,6 +36,6 @@ class BrokersWatch:
             raise LostBrokersError(KafkaError(KafkaError._ALL_BROKERS_DOWN, reason, fatal=True))
 
 
-def watched(config: ClientConfig) -> ClientConfig:
+def with_broker_check(config: ClientConfig) -> ClientConfig:
     """Add the check to the configuration of a client that is polled continuously; without polls, reports pile up."""
     return config | {"statistics.interval.ms": STATISTICS_INTERVAL_MS, "stats_cb": BrokersWatch()}

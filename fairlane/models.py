@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from fairlane.outcomes import Task
 from fairlane.records import ModelVersion
-from fairlane.yaml_config import Node, circle_from, load_yaml_with_lines
+from fairlane.yaml_config import YamlNode, cycle_from, load_yaml_with_lines
 
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # No dots: a pool is one part of a topic name, and dots separate the parts.
@@ -50,17 +50,17 @@ def load_models(path: Path) -> tuple[ModelVersion, ...]:
     return tuple(models.values())
 
 
-def _check_smaller(node: Node, model: ModelVersion, models: Mapping[str, ModelVersion]) -> None:
+def _check_smaller(node: YamlNode, model: ModelVersion, models: Mapping[str, ModelVersion]) -> None:
     name = node.string(_MODEL)
     if name not in models:
         raise node.error(f"unknown model {name!r}; known here: {', '.join(models)}")
     if missing := [task for task in model.tasks if task not in models[name].tasks]:
         raise node.error(f"{name!r} does not serve {', '.join(missing)}")
-    if circle := circle_from(model.model, {one.model: one.smaller_model for one in models.values()}):
+    if circle := cycle_from(model.model, {one.model: one.smaller_model for one in models.values()}):
         raise node.error(f"the smaller models go round in a circle: {' -> '.join(circle)}")
 
 
-def _model(entry: Node) -> ModelVersion:
+def _model(entry: YamlNode) -> ModelVersion:
     fields = entry.mapping(_MODEL_KEYS, _OPTIONAL_MODEL_KEYS)
     limits = fields["limits"].mapping(_LIMIT_KEYS, _OPTIONAL_LIMIT_KEYS)
     defaults = {name: limits[name].integer(1) for name in _OPTIONAL_LIMIT_KEYS if name in limits}
@@ -82,14 +82,14 @@ def _model(entry: Node) -> ModelVersion:
     )
 
 
-def _dtype(node: Node) -> str:
+def _dtype(node: YamlNode) -> str:
     dtype = node.string()
     if dtype not in _DTYPES:
         raise node.error(f"unknown data type {dtype!r}; known: {', '.join(_DTYPES)}")
     return dtype
 
 
-def _dedicated_pools(fields: Mapping[str, Node]) -> tuple[str, ...]:
+def _dedicated_pools(fields: Mapping[str, YamlNode]) -> tuple[str, ...]:
     node = fields["dedicated_pools"]
     pools = node.strings(_POOL)
     for item, pool in zip(node.items, pools, strict=True):
@@ -98,7 +98,7 @@ def _dedicated_pools(fields: Mapping[str, Node]) -> tuple[str, ...]:
     return pools
 
 
-def _tasks(node: Node) -> tuple[str, ...]:
+def _tasks(node: YamlNode) -> tuple[str, ...]:
     tasks = node.strings()
     if not tasks:
         raise node.error("at least one task is needed")
@@ -108,7 +108,7 @@ def _tasks(node: Node) -> tuple[str, ...]:
     return tasks
 
 
-def _relative_path(node: Node) -> str:
+def _relative_path(node: YamlNode) -> str:
     path = PurePosixPath(node.string())
     if path.is_absolute() or ".." in path.parts:
         raise node.error(f"{node.value!r} must be a path inside the models folder")

@@ -83,7 +83,7 @@ def is_returned(topic: str) -> bool:
     return topic.startswith(_RETURNED)
 
 
-def tenant_of_source(topic: str) -> str:
+def tenant_of_request_topic(topic: str) -> str:
     """Tenant of a request or backfill topic. Raises ValueError for any other topic."""
     for prefix in (_REQUESTS, _BACKFILL):
         tenant = topic.removeprefix(prefix)

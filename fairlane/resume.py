@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Finding(StrEnum):
+class LogPosition(StrEnum):
     """How a stored position fits the current log."""
 
     IN_LOG = "in_log"
@@ -17,7 +17,7 @@ class Finding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class PartitionLog:
     """A partition's log: first offset, end offset, and topic id ("" when unknown)."""
 
     first: int
@@ -25,7 +25,7 @@ class Log:
     topic_id: str = ""
 
 
-def read_on(position: int, topic_id: str, log: Log) -> tuple[int, Finding]:
+def resume_offset(position: int, topic_id: str, log: PartitionLog) -> tuple[int, LogPosition]:
     """The offset to resume from, and why.
 
     A truncated log is resumed at its end: all that is left of it was read before. A topic that was deleted and created
@@ -37,9 +37,9 @@ def read_on(position: int, topic_id: str, log: Log) -> tuple[int, Finding]:
         log: the current log.
     """
     if topic_id and log.topic_id and topic_id != log.topic_id:
-        return log.first, Finding.RECREATED
+        return log.first, LogPosition.RECREATED
     if position > log.end:
-        return log.end, Finding.CUT
+        return log.end, LogPosition.CUT
     if position < log.first:
-        return log.first, Finding.HEAD_REMOVED
-    return position, Finding.IN_LOG
+        return log.first, LogPosition.HEAD_REMOVED
+    return position, LogPosition.IN_LOG

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicCollection as Topics
 from confluent_kafka.admin import AdminClient
 
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.settings import KafkaSettings
 
 _CALL_TIMEOUT_S = 5.0

@@ -1,7 +1,7 @@
 """YAML configuration files: plain values with their source lines.
 
-A loader walks the tree through `Node` and asks for what it expects; a value that is missing, unknown or of the wrong
-kind raises a `ConfigError` with the file, the line and the key.
+A loader walks the tree through `YamlNode` and asks for what it expects; a value that is missing, unknown or of the
+wrong kind raises a `ConfigError` with the file, the line and the key.
 """
 
 import re
@@ -27,15 +27,15 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """One value and its position. ``key`` is its dotted path, such as ``models[1].limits``; "" is the whole file."""
 
     file: Path
     line: int
     key: str
     value: object
-    fields: dict[str, "Node"] = field(default_factory=dict)
-    items: tuple["Node", ...] = ()
+    fields: dict[str, "YamlNode"] = field(default_factory=dict)
+    items: tuple["YamlNode", ...] = ()
 
     def error(self, message: str) -> ConfigError:
         """Build an error about this value, for the caller to raise."""
@@ -55,7 +55,7 @@ class Node:
                 break
         return node.line
 
-    def mapping(self, required: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, "Node"]:
+    def mapping(self, required: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, "YamlNode"]:
         """The fields by name. Raises ConfigError for an unknown or missing one."""
         if not isinstance(self.value, dict):
             raise self.error("must be a mapping")
@@ -68,7 +68,7 @@ class Node:
             raise self.error(f"missing: {', '.join(sorted(missing))}")
         return self.fields
 
-    def sequence(self) -> tuple["Node", ...]:
+    def sequence(self) -> tuple["YamlNode", ...]:
         """The items of a list."""
         if not isinstance(self.value, list):
             raise self.error("must be a list")
@@ -113,7 +113,7 @@ class Node:
         return float(self.value)
 
 
-def load_yaml_with_lines(path: Path) -> Node:
+def load_yaml_with_lines(path: Path) -> YamlNode:
     """Read one YAML document. Raises ConfigError for an unreadable file, invalid YAML, duplicate or non-string keys."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -135,7 +135,7 @@ def load_yaml_with_lines(path: Path) -> Node:
         loader.dispose()
 
 
-def circle_from(name: str, next_of: Mapping[str, str | None]) -> tuple[str, ...]:
+def cycle_from(name: str, next_of: Mapping[str, str | None]) -> tuple[str, ...]:
     """The cycle from ``name`` back to itself, both ends included; empty when the chain ends or cycles elsewhere."""
     way = [name]
     while (following := next_of.get(way[-1])) is not None:
@@ -152,7 +152,7 @@ class _Builder:
     file: Path
     loader: yaml.SafeLoader
 
-    def build(self, node: yaml.Node, key: str, line: int, parents: tuple[yaml.Node, ...]) -> Node:
+    def build(self, node: yaml.Node, key: str, line: int, parents: tuple[yaml.Node, ...]) -> YamlNode:
         """``line`` is that of the key of the value, which is where a person looks."""
         if node in parents:
             raise ConfigError(self.file, line, f"{key}: an alias refers to a value that contains it")
@@ -162,14 +162,14 @@ class _Builder:
                 name: self.build(value, f"{key}.{name}" if key else name, at, inside)
                 for name, value, at in self._pairs(node)
             }
-            return Node(self.file, line, key, {name: child.value for name, child in fields.items()}, fields)
+            return YamlNode(self.file, line, key, {name: child.value for name, child in fields.items()}, fields)
         if isinstance(node, yaml.SequenceNode):
             items = tuple(
                 self.build(item, f"{key}[{index}]", item.start_mark.line + 1, inside)
                 for index, item in enumerate(node.value)
             )
-            return Node(self.file, line, key, [item.value for item in items], items=items)
-        return Node(self.file, line, key, self.loader.construct_object(node))
+            return YamlNode(self.file, line, key, [item.value for item in items], items=items)
+        return YamlNode(self.file, line, key, self.loader.construct_object(node))
 
     def _pairs(self, node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, int]]:
         seen: dict[Hashable, int] = {}

@@ -40,6 +40,6 @@ def estimated_tokens(text: str) -> int:
     return len(TOKEN.findall(text))
 
 
-def room_of(text: str) -> int:
+def reserved_tokens(text: str) -> int:
     """Tokens to reserve for a text: the estimate, and at least one per CHARACTERS_OF_A_TOKEN characters."""
     return max(estimated_tokens(text), -(-len(text) // CHARACTERS_OF_A_TOKEN))

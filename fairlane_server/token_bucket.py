@@ -34,7 +34,7 @@ def full_in_ms(capacity: float, per_ms: float, amount: float) -> int:
     return math.ceil((capacity - amount) / per_ms) if amount < capacity else 0
 
 
-class Levels(Generic[LevelT]):
+class BucketLevels(Generic[LevelT]):
     """Levels of the owners that have a bucket which is not full. Every operation is O(1). Not thread-safe.
 
     Args:

@@ -11,16 +11,16 @@ from prometheus_client import REGISTRY
 
 from fairlane import logs
 from fairlane.clock import now_ms
-from fairlane.kafka import chunk_producer, heartbeat_producer, transactional_producer
+from fairlane.kafka_config import chunk_producer, heartbeat_producer, transactional_producer
 from fairlane.models import load_models
 from fairlane.names import pool_group
 from fairlane.ownership import Ownership
 from fairlane.records import CapacityReport, ModelVersion
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.kafka.transactions import TransactionLoop
-from fairlane_server.processes.restarts import NOT_AGAIN
+from fairlane_server.processes.restarts import EXIT_NO_RESTART
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
 from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS, BatchLimits, MicroBatcher
 from inference_consumers.batching.waiting_work import Waiting
@@ -138,7 +138,7 @@ class ConsumerApp:
         if self._failure is not None:
             log.error("consumer_failed", error=str(self._failure), kind=type(self._failure).__name__)
             # Started again, it would bury the next few.
-            return NOT_AGAIN if isinstance(self._failure, TooManyDeadLettersError) else 1
+            return EXIT_NO_RESTART if isinstance(self._failure, TooManyDeadLettersError) else 1
         return 0
 
     def _load_engines(self, driver: EngineDriver) -> bool:

@@ -14,8 +14,8 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code, Health
 from fairlane.ownership import Claim, Ownership
 from fairlane.records import TokenUsage, WorkItem
+from fairlane.skipping_consumer import SkippedRange, message_headers
 from fairlane.trace_context import trace_headers
-from fairlane.unreadable import UnreadableRange, message_headers
 from fairlane_server.kafka.transactions import TransactionLoop
 from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ReceivedWork
@@ -39,7 +39,7 @@ _SILENT_MS = 1_000
 class Member(Protocol):
     """The consumer group as this loop needs it; see :class:`inference_consumers.group.PoolMember`."""
 
-    def poll(self, timeout_s: float) -> list[tuple[Claim, Message | UnreadableRange]]: ...
+    def poll(self, timeout_s: float) -> list[tuple[Claim, Message | SkippedRange]]: ...
 
     def pause_priorities(self, full: set[str]) -> None: ...
 
@@ -131,7 +131,7 @@ class InferenceConsumer:
                 held_tokens=driver.waiting.cost_tokens + engines.runs.cost_tokens,
             )
 
-    def _receive(self, arrived: Sequence[tuple[Claim, Message | UnreadableRange]], now_ms: int) -> None:
+    def _receive(self, arrived: Sequence[tuple[Claim, Message | SkippedRange]], now_ms: int) -> None:
         taken: list[ReceivedWork] = []
         for claim, message in arrived:
             work = self._read(claim, message, now_ms)
@@ -152,8 +152,8 @@ class InferenceConsumer:
             self.driver.changed.notify_all()
         self._drop(unwanted, now_ms)
 
-    def _read(self, claim: Claim, message: Message | UnreadableRange, now_ms: int) -> ReceivedWork | None:
-        if isinstance(message, UnreadableRange):
+    def _read(self, claim: Claim, message: Message | SkippedRange, now_ms: int) -> ReceivedWork | None:
+        if isinstance(message, SkippedRange):
             self._keep_unreadable(claim, None, None, None, problem=message.problem, why=str(message))
             return None
         key, raw, appended_at_ms = message.key(), message.value(), message.timestamp()[1]

@@ -6,15 +6,15 @@ from functools import partial
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
-from fairlane.committed import ids_of, resume_points, stale_in
-from fairlane.kafka import ClientConfig, read_committed_consumer
+from fairlane.committed import resume_points, stale_partitions, topic_ids_of
+from fairlane.kafka_config import ClientConfig, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import pool_group, priority_topic
 from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.settings import Settings
+from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
 from fairlane.topic_ids import TopicIds
-from fairlane.unreadable import PassingConsumer, UnreadableRange
 
 log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ class PoolMember:
         self._topics = {priority_topic(pool, priority): str(priority) for priority in Priority}
         self._incremental = settings.consumer_group_protocol == "consumer"
         config = _config(settings, pool_group(settings.group_prefix, pool), max_poll_interval_ms)
-        self._consumer = PassingConsumer(config, READER)
+        self._consumer = SkippingConsumer(config, READER)
         self._topic_ids = TopicIds(settings)
         self._assigned: set[PartitionId] | None = None
         """By the group since the last poll began, and not read yet; None when it assigned nothing."""
@@ -60,7 +60,7 @@ class PoolMember:
             on_lost=partial(self._on_revoke, lost=True),
         )
 
-    def poll(self, timeout_s: float) -> list[tuple[Claim, Message | UnreadableRange]]:
+    def poll(self, timeout_s: float) -> list[tuple[Claim, Message | SkippedRange]]:
         """Records to work on, at once when there are any. Serves rebalances; what it was assigned in them is read from
         the next call on. Raises KafkaException when fatal.
 
@@ -81,8 +81,8 @@ class PoolMember:
         """Leave the group."""
         self._consumer.close()
 
-    def _claim(self, message: Message | UnreadableRange) -> Claim | None:
-        if isinstance(message, UnreadableRange):
+    def _claim(self, message: Message | SkippedRange) -> Claim | None:
+        if isinstance(message, SkippedRange):
             return self._claim_range(message)
         error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
         if topic is None or partition is None or offset is None:
@@ -104,7 +104,7 @@ class PoolMember:
             log.warning("consumer_error", error=error.name(), topic=topic)
         return None
 
-    def _claim_range(self, passed: UnreadableRange) -> Claim | None:
+    def _claim_range(self, passed: SkippedRange) -> Claim | None:
         """Of what cannot be read, the first offset that is not done stands for all: the others count as done with it,
         like those of a gap. None when a predecessor has kept them already."""
         place = PartitionId(passed.topic, passed.partition)
@@ -133,7 +133,7 @@ class PoolMember:
             return  # lost meanwhile, as this poll will say
         self._assigned = None
         points = {partition: resume.committed for partition, resume in found.items()}
-        self._ownership.assign(points, membership, topic_ids=ids_of(found), stale=stale_in(found))
+        self._ownership.assign(points, membership, topic_ids=topic_ids_of(found), stale=stale_partitions(found))
         start = [TopicPartition(*partition, found[partition].position) for partition in wanted]
         for partition in wanted:
             # A group that never committed here begins at this position, whatever is handed on first.

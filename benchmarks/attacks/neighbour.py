@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from fairlane import names
 from fairlane.codec import Codec
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.settings import KafkaSettings

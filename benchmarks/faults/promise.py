@@ -11,7 +11,7 @@ from benchmarks.faults.deployed import Deployed, dispatcher_group, pool_of, sour
 from deploy.demo.checks import check, committed_records
 from fairlane import names
 from fairlane.committed import resume_points
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.offsets import CommitPoint, OffsetTracker
 from fairlane.outcomes import Outcome, Priority
 from fairlane.ownership import PartitionId

@@ -23,7 +23,7 @@ from deploy.local.lifecycle import ProcessView, State
 from deploy.local.procfs import ProcessId
 from deploy.local.run_record import RunRecord
 from deploy.local.stack import LocalStack
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.names import backfill_topic, priority_topic, replies_topic, requests_topic
 from fairlane.outcomes import Priority, Task
 

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message,
 from benchmarks.faults import QUIET
 from benchmarks.faults.deployed import Deployed, model_for
 from benchmarks.waiting import wait_until
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import replies_topic, requests_topic
 from fairlane.outcomes import CacheMode, Outcome, Priority, Task
 from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput

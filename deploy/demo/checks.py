@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import replies_topic
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec

@@ -8,7 +8,7 @@ from deploy.local.endpoints import Endpoints, mask
 from deploy.local.errors import StackError
 from deploy.local.layout import PROJECT_ROOT, DataDir, write_private
 from deploy.local.services import MODELS_FILE
-from fairlane_server.api_keys.registry import ApiKeys, ApiKeysError
+from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
 
 KEY_FILE = "demo-key"
 """In the data directory, readable by its owner only."""

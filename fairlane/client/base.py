@@ -16,7 +16,7 @@ from fairlane.clock import now_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import Unavailable
-from fairlane.kafka import MAX_MESSAGE_BYTES
+from fairlane.kafka_config import MAX_MESSAGE_BYTES
 from fairlane.names import dead_letter_replies_topic, is_name, is_replies_of, replies_topic
 from fairlane.records import InferenceRequest
 from fairlane.settings import KafkaSettings
@@ -140,7 +140,7 @@ class BaseClient:
         return self._core.stats
 
     def _make_codec(self) -> Codec:
-        from fairlane.registry import RegistryError, codec_for
+        from fairlane.schema_registry import RegistryError, codec_for
 
         try:
             return codec_for(self._settings)

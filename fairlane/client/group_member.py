@@ -14,14 +14,14 @@ from fairlane.client.seams import log
 from fairlane.client.sequence import Sequence
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec, DecodeError, DecodeProblem
-from fairlane.committed import AskTopicIds, resume_points
+from fairlane.committed import TopicIdLookup, resume_points
 from fairlane.errors import Unavailable
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import PartitionId
 from fairlane.records import InferenceReply
-from fairlane.registry import RegistryError
+from fairlane.schema_registry import RegistryError
+from fairlane.skipping_consumer import SkippedRange, message_headers
 from fairlane.trace_context import TraceHeaders, trace_headers
-from fairlane.unreadable import UnreadableRange, message_headers
 
 _READER = "reply_member"
 _POLL_S = 0.1
@@ -93,7 +93,7 @@ class GroupMember:
         on_undecodable: OnUndecodable | None,
         idle_timeout_s: float | None,
         start_timeout_s: float,
-        topic_ids: AskTopicIds | None = None,
+        topic_ids: TopicIdLookup | None = None,
     ) -> None:
         self.topic = topic
         self.undecodable = 0
@@ -115,7 +115,7 @@ class GroupMember:
         self._current: ReadRecord | None = None
         self._current_end = 0
         """The offset to go on from when it is done."""
-        self._passed: deque[UnreadableRange] = deque()
+        self._passed: deque[SkippedRange] = deque()
         """What could not be read, and was told to nobody yet."""
         # The next offset to read per partition, for all replies done; and what of that was sent to the broker.
         self._done: dict[int, int] = {}
@@ -168,7 +168,7 @@ class GroupMember:
                     return None
             return None
 
-    def passed_over(self, passed: UnreadableRange) -> None:
+    def passed_over(self, passed: SkippedRange) -> None:
         """The consumer goes on behind these; called within its ``poll``."""
         self._passed.append(passed)
 
@@ -255,7 +255,7 @@ class GroupMember:
         self._current, self._current_end = record, record.offset + 1
         return content
 
-    def _unreadable(self, passed: UnreadableRange) -> UndecodableReply:
+    def _unreadable(self, passed: SkippedRange) -> UndecodableReply:
         self.undecodable += 1
         record = ReadRecord(self.topic, passed.partition, passed.first, 0, None, None)
         self._current, self._current_end = record, passed.end

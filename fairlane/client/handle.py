@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fairlane.client.promise import Promise
-from fairlane.errors import FairlaneError, Timeout, error_of
+from fairlane.errors import FairlaneError, Timeout, unsuccessful_error
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.trace_context import TraceHeaders
 
@@ -164,7 +164,7 @@ class Handle:
 
 def successful(reply: InferenceReply) -> InferenceReply:
     """The reply, or the error it stands for."""
-    if (error := error_of(reply)) is not None:
+    if (error := unsuccessful_error(reply)) is not None:
         raise error
     return reply
 

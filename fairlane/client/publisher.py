@@ -17,7 +17,7 @@ from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import Backpressure, FairlaneError, PublishFailed
-from fairlane.kafka import MAY_BE_PUBLISHED
+from fairlane.kafka_config import UNCERTAIN_DELIVERY_ERRORS
 from fairlane.records import InferenceReply, InferenceRequest, SourceCoordinate
 from fairlane.trace_context import TraceHeaders
 
@@ -196,7 +196,7 @@ class Publisher:
             where = SourceCoordinate(self._topic, message.partition() or 0, message.offset() or 0)
             handle.keep_published(where, self._clock())
             return
-        uncertain = error.code() in MAY_BE_PUBLISHED
+        uncertain = error.code() in UNCERTAIN_DELIVERY_ERRORS
         failure = PublishFailed(handle.request_id, self._topic, error.str(), uncertain=uncertain)
         if not (uncertain and self._retrier.keeps_lost(handle, failure)):
             self.end(handle, failure)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fairlane.kafka import MAX_MESSAGE_BYTES
+from fairlane.kafka_config import MAX_MESSAGE_BYTES
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, ReplyChunk
 

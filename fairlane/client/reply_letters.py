@@ -11,7 +11,7 @@ from fairlane.client.group_member import ReadRecord
 from fairlane.client.positions import MetadataSource, existing_partitions
 from fairlane.client.seams import LETTER_TIMEOUT_MS, ProducerSeam
 from fairlane.cluster import reason_of
-from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers, letter_content
+from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers, letter_content
 from fairlane.errors import Unavailable
 from fairlane.names import dead_letter_replies_topic
 from fairlane.records import InferenceReply, SourceCoordinate
@@ -61,7 +61,7 @@ class ReplyLetters:
         self.topic = dead_letter_replies_topic(tenant)
         self._producer = producer
         self._tenant = tenant
-        self._signature = Signature(f"{group}-{uuid4()}", group)
+        self._signature = LetterWriter(f"{group}-{uuid4()}", group)
 
     def check(self, timeout_s: float) -> None:
         """Raises Unavailable when there is no such topic, it may not be used, or no broker answers."""

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 
-from fairlane.cluster import LastError, quiet
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.cluster import LastConnectionError, quiet_config
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.settings import KafkaSettings
-from fairlane.unreadable import PassingConsumer
+from fairlane.skipping_consumer import SkippingConsumer
 
 # A library says what it has to say through the application's logging; nothing of it goes to stdout or stderr by itself.
 log = logging.getLogger("fairlane.client")
@@ -84,7 +84,7 @@ class KafkaConnector:
 
     def producer(self, max_messages: int, max_bytes: int) -> ProducerSeam:
         """A producer whose own queue holds at least this much. Raises KafkaException for settings it refuses."""
-        config = quiet(idempotent_producer(self._settings), self._errors) | {
+        config = quiet_config(idempotent_producer(self._settings), self._errors) | {
             "queue.buffering.max.messages": max_messages,
             "queue.buffering.max.kbytes": -(-max_bytes // 1024),
             "topic.metadata.propagation.max.ms": _TOPIC_PROPAGATION_MS,
@@ -94,35 +94,37 @@ class KafkaConnector:
 
     def letter_producer(self) -> Producer:
         """A producer of a few records at a time. Raises KafkaException for settings it refuses."""
-        config = quiet(idempotent_producer(self._settings), self._errors)
+        config = quiet_config(idempotent_producer(self._settings), self._errors)
         return Producer(config | {"linger.ms": 0, "delivery.timeout.ms": LETTER_TIMEOUT_MS})
 
     def reader(self, group_id: str) -> ReaderSeam:
         """A consumer that joins no group. Raises KafkaException for settings it refuses."""
-        return PassingConsumer(quiet(read_committed_consumer(self._settings, group_id), self._errors), "client_replies")
+        return SkippingConsumer(
+            quiet_config(read_committed_consumer(self._settings, group_id), self._errors), "client_replies"
+        )
 
     def chunk_reader(self, group_id: str) -> ReaderSeam:
         """A consumer of chunks, which stand in no transaction. Raises KafkaException for settings it refuses."""
-        config = quiet(read_committed_consumer(self._settings, group_id), self._errors)
-        return PassingConsumer(config | {"isolation.level": "read_uncommitted"} | _CHUNK_BUFFERS, "chunks")
+        config = quiet_config(read_committed_consumer(self._settings, group_id), self._errors)
+        return SkippingConsumer(config | {"isolation.level": "read_uncommitted"} | _CHUNK_BUFFERS, "chunks")
 
-    def member(self, group_id: str, max_poll_interval_ms: int, session_timeout_ms: int) -> PassingConsumer:
+    def member(self, group_id: str, max_poll_interval_ms: int, session_timeout_ms: int) -> SkippingConsumer:
         """A consumer to join its group with. Raises KafkaException for settings it refuses."""
-        config = quiet(read_committed_consumer(self._settings, group_id), self._errors)
+        config = quiet_config(read_committed_consumer(self._settings, group_id), self._errors)
         config |= {
             "max.poll.interval.ms": max_poll_interval_ms,
             "session.timeout.ms": session_timeout_ms,
             # A member learns from its heartbeat that another joined; until then neither reads on.
             "heartbeat.interval.ms": 1_000,
         }
-        return PassingConsumer(config, "reply_member")
+        return SkippingConsumer(config, "reply_member")
 
     def last_error(self) -> str | None:
         """Why it last could not connect, if it could not."""
         return self._errors.text
 
 
-class _LoggedLastError(LastError):
+class _LoggedLastError(LastConnectionError):
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()

@@ -137,7 +137,7 @@ def distinctive_words(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def wording(text: str) -> tuple[bytes, bytes]:
+def word_digests(text: str) -> tuple[bytes, bytes]:
     """Digests of a text's words, sorted and in order: an embedder that adds word vectors cannot tell reordered words
     apart."""
     words = [match[0].casefold() for match in _WORD.finditer(text)]
@@ -204,7 +204,7 @@ def decode_answer(payload: bytes) -> CachedAnswer | None:
     return answer if _is_finite(answer.output, answer.passages) else None
 
 
-def may_be_kept(request: InferenceRequest) -> bool:
+def is_cacheable(request: InferenceRequest) -> bool:
     """Whether the request can have a key at all, whatever the version of its collection."""
     return _is_repeatable(request, 0)
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 
 from fairlane.cluster import ClusterError
-from fairlane.registry import RegistryError
+from fairlane.schema_registry import RegistryError
 from fairlane.yaml_config import ConfigError
 from fairlane_server.cli import (
     collections,

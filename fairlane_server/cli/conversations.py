@@ -15,7 +15,7 @@ from fairlane_server.postgres.migrations import missing_extra
 
 if TYPE_CHECKING:
     from fairlane_server.conversations.conversations import Conversations
-    from fairlane_server.conversations.turns import Turn
+    from fairlane_server.conversations.turns import StoredTurn
 
 Name = Annotated[str, typer.Argument(metavar="ID", help="Of the conversation.", show_default=False)]
 Tenant = Annotated[
@@ -96,7 +96,7 @@ def opened(tenant: str) -> "Iterator[Conversations]":
         fail(printable(str(error)))
 
 
-def _show(turn: "Turn") -> None:
+def _show(turn: "StoredTurn") -> None:
     say(f"--- {_time(turn.replied_at_ms)} UTC, request {printable(turn.request_id)}")
     for message in turn.messages:
         _say_lines(message.role, message.content)

@@ -8,7 +8,7 @@ import typer
 
 from fairlane.letter import Letter
 from fairlane.records import SourceCoordinate
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane_server.cli import dlq_purge, dlq_replay
 from fairlane_server.cli.dlq_options import (
     ExceptionClass,
@@ -28,7 +28,7 @@ from fairlane_server.cli.options import AsJson, BootstrapServers, settings_with
 from fairlane_server.cli.output import fail, printable, say, show_json, show_table
 from fairlane_server.cli.progress import progress_bar
 from fairlane_server.dead_letters.describe import contents, facts, flat
-from fairlane_server.dead_letters.log import LetterLog, Stretch
+from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.selection import Selection
 
 _COLUMNS = ("letter", "died (UTC)", "tenant", "model", "request", "exception", "message", "replayed")
@@ -72,7 +72,7 @@ def list_command(
     )
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     listing = _Listing(selection, limit)
-    with LetterLog(settings, codec_for(settings)) as log:
+    with DeadLetterReader(settings, codec_for(settings)) as log:
         for stretch in log.stretches(topics_of(topic), since_ms=selection.since_ms, partition=partition):
             listing.read(log, stretch, as_json=as_json)
     if as_json:
@@ -98,7 +98,7 @@ def show_command(
 ) -> None:
     """Show one dead letter: its headers, and of the record in it what is no text of the tenant's."""
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
-    with LetterLog(settings, codec_for(settings)) as log:
+    with DeadLetterReader(settings, codec_for(settings)) as log:
         places = [SourceCoordinate(name, partition, offset) for name in topics_of(topic)]
         found = [letter for place in places if (letter := log.find(place)) is not None]
     if not found:
@@ -136,7 +136,7 @@ class _Listing:
         self._limit = limit
         self._replays: dict[SourceCoordinate, list[str]] = {}
 
-    def read(self, log: LetterLog, stretch: Stretch, *, as_json: bool) -> None:
+    def read(self, log: DeadLetterReader, stretch: PartitionRange, *, as_json: bool) -> None:
         """Take in a partition. Raises ClusterError."""
         with progress_bar(f"reading {stretch.name}", len(stretch), as_json=as_json) as advance:
             for offset, found in log.read(stretch):

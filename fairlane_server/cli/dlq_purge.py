@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane_server.cli.dlq_options import DeadLetters, DryRun, Partition, Until, select, topics_of
 from fairlane_server.cli.options import AsJson, BootstrapServers, settings_with
 from fairlane_server.cli.output import fail, say, show_json
 from fairlane_server.cli.progress import progress_bar
-from fairlane_server.dead_letters.log import LetterLog, Stretch
+from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.selection import OffsetRange, Selection
 from fairlane_server.dead_letters.survey import Survey
 
@@ -69,7 +69,7 @@ def purge_command(
     if selection.offsets.first > 0:
         fail(f"--offsets {offsets}: {_WHY_NOT}")
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
-    with LetterLog(settings, codec_for(settings)) as log:
+    with DeadLetterReader(settings, codec_for(settings)) as log:
         stretches = log.stretches(topics_of(topic), partition=partition)
         cuts = [cut for stretch in stretches if (cut := _cut(log, stretch, selection, as_json=as_json)).before_offset]
         letters, replayed = sum(cut.letters for cut in cuts), sum(cut.replayed for cut in cuts)
@@ -89,7 +89,7 @@ def purge_command(
         say(f"{'would delete' if dry_run else 'deleted'} {what}")
 
 
-def _cut(log: LetterLog, stretch: Stretch, selection: Selection, *, as_json: bool) -> _Cut:
+def _cut(log: DeadLetterReader, stretch: PartitionRange, selection: Selection, *, as_json: bool) -> _Cut:
     """Where to cut a partition, and what goes; before offset 0 when nothing does."""
     end = stretch.end
     if selection.offsets.last is not None:

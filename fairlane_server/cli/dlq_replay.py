@@ -15,9 +15,9 @@ import typer
 
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
-from fairlane.letter import Letter, place_name
+from fairlane.letter import Letter, position_name
 from fairlane.records import SourceCoordinate
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.cli.dlq_options import (
     DryRun,
@@ -37,8 +37,8 @@ from fairlane_server.cli.dlq_options import (
 from fairlane_server.cli.options import AsJson, BootstrapServers, settings_with
 from fairlane_server.cli.output import fail, printable, say, warn
 from fairlane_server.cli.progress import progress_bar
-from fairlane_server.dead_letters.log import LetterLog, Stretch
-from fairlane_server.dead_letters.replay import NotReplayableError, Pace, Replay, make_replay
+from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
+from fairlane_server.dead_letters.replay import NotReplayableError, Replay, ReplayRate, make_replay
 from fairlane_server.dead_letters.replayer import NotReplayedError, Replayer
 from fairlane_server.dead_letters.selection import Selection
 from fairlane_server.dead_letters.survey import OffsetSet, Survey
@@ -91,8 +91,8 @@ def replay_command(
         fail("say what to replay: --topic or another filter, --limit, or --all")
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     codec = codec_for(settings)
-    run = _Run(selection, Pace(rate), limit, again=again, as_json=as_json)
-    with LetterLog(settings, codec) as log, _replayer(settings, codec, dry_run=dry_run) as replayer:
+    run = _Run(selection, ReplayRate(rate), limit, again=again, as_json=as_json)
+    with DeadLetterReader(settings, codec) as log, _replayer(settings, codec, dry_run=dry_run) as replayer:
         # Not before nobody else replays: what they did is then there to be read, up to the very end of the log.
         stretches = log.stretches(
             topics_of(topic), since_ms=selection.since_ms, partition=partition, whole=replayer is not None
@@ -123,7 +123,7 @@ class _Run:
     """One run of the command, and what it came to."""
 
     selection: Selection
-    pace: Pace
+    pace: ReplayRate
     limit: int | None
     again: bool
     as_json: bool
@@ -136,7 +136,7 @@ class _Run:
     left: int = 0
     """Letters that are due and were not come to."""
 
-    def survey(self, log: LetterLog, stretch: Stretch) -> OffsetSet:
+    def survey(self, log: DeadLetterReader, stretch: PartitionRange) -> OffsetSet:
         """The letters of a partition that are due. Raises ClusterError."""
         survey = Survey.begin(self.selection, stretch.first)
         with progress_bar(f"reading {stretch.name}", len(stretch), as_json=self.as_json) as advance:
@@ -150,7 +150,9 @@ class _Run:
                 due.discard(offset)
         return due
 
-    def replay(self, log: LetterLog, due: list[tuple[Stretch, OffsetSet]], replayer: Replayer | None) -> None:
+    def replay(
+        self, log: DeadLetterReader, due: list[tuple[PartitionRange, OffsetSet]], replayer: Replayer | None
+    ) -> None:
         """Send what is due; only say so without a replayer. Raises ClusterError when it cannot go on."""
         self.left = sum(len(offsets) for _, offsets in due)
         total = self.left if self.limit is None else min(self.left, self.limit)
@@ -229,30 +231,30 @@ class _Run:
 
     def _tell(self, place: SourceCoordinate, result: str, reason: str) -> None:
         if self.as_json:
-            _line({"letter": place_name(place), "result": result, "reason": reason})
+            _line({"letter": position_name(place), "result": result, "reason": reason})
         else:
             warn(f"{short_name(place)}: {result}: {printable(reason)}")
 
     def _tell_replay(self, replay: Replay, place: SourceCoordinate | None) -> None:
         request = replay.request
         if self.as_json:
-            done = {} if place is None else {"request_id": request.request_id, "place": place_name(place)}
-            told = {"letter": place_name(replay.letter), "result": "replayed" if place else "would be replayed"}
+            done = {} if place is None else {"request_id": request.request_id, "place": position_name(place)}
+            told = {"letter": position_name(replay.letter), "result": "replayed" if place else "would be replayed"}
             _line({**told, "topic": replay.topic, "replay_of": request.replay_of, **done})
         elif place is None:
             say(f"{short_name(replay.letter)}: would go to {replay.topic}, replay of {request.replay_of}")
         else:
             say(
-                f"{short_name(replay.letter)}: sent as {request.request_id} to {place_name(place)}, "
+                f"{short_name(replay.letter)}: sent as {request.request_id} to {position_name(place)}, "
                 f"replay of {request.replay_of}"
             )
 
 
-def _letters(log: LetterLog, due: list[tuple[Stretch, OffsetSet]]) -> Iterator[Letter]:
+def _letters(log: DeadLetterReader, due: list[tuple[PartitionRange, OffsetSet]]) -> Iterator[Letter]:
     for stretch, offsets in due:
         if not len(offsets):
             continue
-        due_stretch = Stretch(stretch.topic, stretch.partition, min(offsets), max(offsets) + 1)
+        due_stretch = PartitionRange(stretch.topic, stretch.partition, min(offsets), max(offsets) + 1)
         for offset, found in log.read(due_stretch):
             if offset in offsets and isinstance(found, Letter):
                 yield found

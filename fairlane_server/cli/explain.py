@@ -11,7 +11,7 @@ from fairlane.names import is_name
 from fairlane_server.cli.options import AsJson, settings_with
 from fairlane_server.cli.output import fail, printable, say, show_json, show_table
 from fairlane_server.postgres.request_history import read_history
-from fairlane_server.postgres.request_timeline import Place, StoryEvent, tell
+from fairlane_server.postgres.request_timeline import Publication, TimelineEvent, tell
 
 # The longest first: a name ends in exactly one of them.
 _UNITS = (
@@ -54,7 +54,7 @@ def explain_command(request_id: RequestId, tenant: Tenant = None, *, as_json: As
         _show(request_id, place, f" ({number} of {len(places)} places with this id)" if len(places) > 1 else "")
 
 
-def _as_json(place: Place) -> dict[str, object]:
+def _as_json(place: Publication) -> dict[str, object]:
     began_at_ms = place.began_at_ms
     return {
         "tenant": place.tenant,
@@ -65,12 +65,12 @@ def _as_json(place: Place) -> dict[str, object]:
     }
 
 
-def _event_as_json(event: StoryEvent) -> dict[str, object]:
+def _event_as_json(event: TimelineEvent) -> dict[str, object]:
     values = asdict(event)
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _show(request_id: str, place: Place, which: str) -> None:
+def _show(request_id: str, place: Publication, which: str) -> None:
     source = place.source
     began = datetime.fromtimestamp(place.began_at_ms / 1_000, UTC)
     where = f"{source.topic}-{source.partition}@{source.offset}" if source.topic else "a place that is not known"
@@ -91,7 +91,7 @@ def _show(request_id: str, place: Place, which: str) -> None:
     )
 
 
-def _words(event: StoryEvent, began_at_ms: int) -> Iterable[str]:
+def _words(event: TimelineEvent, began_at_ms: int) -> Iterable[str]:
     if event.code is not None:
         yield event.code
     if event.message is not None:

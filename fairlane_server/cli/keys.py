@@ -18,7 +18,7 @@ from fairlane_server.postgres.migrations import missing_extra
 from fairlane_server.time_spans import span_ms
 
 if TYPE_CHECKING:
-    from fairlane_server.api_keys.registry import ApiKey, ApiKeys, IssuedKey
+    from fairlane_server.api_keys.key_store import ApiKey, ApiKeys, IssuedKey
 
 _LONGEST_MS = 3_660 * 86_400_000
 
@@ -111,7 +111,7 @@ def opened() -> "Iterator[ApiKeys]":
     """The keys, as whoever owns the tables; ends the command with one line for what is somebody's to mend."""
     settings = settings_with()
     try:
-        from fairlane_server.api_keys.registry import ApiKeys, ApiKeysError
+        from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
     except ImportError as error:
         fail(str(missing_extra(error)))
     # What is done to keys is logged, on stderr.

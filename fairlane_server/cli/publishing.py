@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from fairlane.cluster import Cluster
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.cli.output import say, show_json, warn
 from fairlane_server.cli.topics import (

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fairlane.registry import Registry
 from fairlane.schema_files import committed_schemas
+from fairlane.schema_registry import RegistryClient
 from fairlane_server.cli.options import AsJson, settings_with
 from fairlane_server.cli.output import fail, show_json, show_table
 
@@ -33,7 +33,7 @@ def register_command(
     settings = settings_with(schema_registry_url=registry_url)
     if settings.schema_registry_url is None:
         fail("SCHEMA_REGISTRY_URL is not set, and there is no --registry-url")
-    registry = Registry(settings.schema_registry_url)
+    registry = RegistryClient(settings.schema_registry_url)
     committed = committed_schemas()
     registered = [item for name in committed.record_names for item in registry.register(name, committed.versions(name))]
     if as_json:

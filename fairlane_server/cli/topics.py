@@ -24,7 +24,7 @@ from fairlane_server.cli.output import FAILURE, fail, say, show_json, show_table
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
-from fairlane_server.topics.plan import Change, Finding, Permissions, Plan, plan, unknown_override_tenants
+from fairlane_server.topics.plan import Change, Deviation, Permissions, TopicPlan, plan, unknown_override_tenants
 
 CHANGES_PENDING = 2
 
@@ -116,7 +116,7 @@ def make_plan(
     wanted: tuple[TopicSpec, ...],
     replication_factor: int | None,
     allowed: Permissions | None = None,
-) -> Plan:
+) -> TopicPlan:
     """Read the cluster and decide. Raises ClusterError."""
     state = read_state(cluster, [topic.name for topic in wanted])
     return plan(
@@ -129,7 +129,7 @@ def make_plan(
     )
 
 
-def carry_out(cluster: Cluster, made: Plan, *, force: bool) -> tuple[Applied, ...]:
+def carry_out(cluster: Cluster, made: TopicPlan, *, force: bool) -> tuple[Applied, ...]:
     """Apply a plan, unless it holds an error and nobody insists. Raises ClusterError."""
     if made.errors and not force:
         fail(f"{made.errors[0].message} (--force applies all the same)")
@@ -147,7 +147,7 @@ def show_applied(applied: tuple[Applied, ...], topics: int) -> None:
     )
 
 
-def show_findings(findings: Iterable[Finding]) -> None:
+def show_findings(findings: Iterable[Deviation]) -> None:
     """Warnings and errors, a line each, on stderr."""
     for finding in findings:
         if finding.level == "error":
@@ -174,7 +174,7 @@ def applied_json(item: Applied) -> dict[str, Any]:
 
 def _wanted(
     settings: Settings, topics_file: Path | None
-) -> tuple[tuple[TopicFamily, ...], tuple[TopicSpec, ...], tuple[Finding, ...]]:
+) -> tuple[tuple[TopicFamily, ...], tuple[TopicSpec, ...], tuple[Deviation, ...]]:
     families = load_families(topics_file)
     tenants = load_tenants(settings.tenants_file)
     wanted = expand(families, tenants, load_models(settings.models_file))

@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastError, quiet, reason_of
+from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.settings import KafkaSettings
-from fairlane.unreadable import PassingConsumer
+from fairlane.skipping_consumer import SkippingConsumer
 
 RecordT = TypeVar("RecordT")
 
@@ -96,11 +96,11 @@ def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:
     found = Cluster(settings).metadata().topics.get(topic)
     if found is None:
         raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
-    errors = LastError()
+    errors = LastConnectionError()
     # The group is never joined and nothing is committed: partitions are assigned by hand.
     config = read_committed_consumer(settings, "fairlane-control-reader")
     config |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
-    consumer = PassingConsumer(quiet(config, errors), "control")
+    consumer = SkippingConsumer(quiet_config(config, errors), "control")
     latest: dict[str, bytes] = {}
     unread = set(found.partitions)
     deadline = time.monotonic() + _READ_TIMEOUT_S
@@ -151,7 +151,7 @@ def _take(message: Message, latest: dict[str, bytes], unread: set[int]) -> None:
 
 
 def _publish(settings: KafkaSettings, topic: str, values: Mapping[str, bytes | None]) -> None:
-    errors = LastError()
+    errors = LastConnectionError()
     failures: list[str] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
@@ -159,7 +159,7 @@ def _publish(settings: KafkaSettings, topic: str, values: Mapping[str, bytes | N
             failures.append(f"{(message.key() or b'').decode(errors='replace')}: {error.str()}")
 
     try:
-        producer = Producer(quiet(idempotent_producer(settings), errors))
+        producer = Producer(quiet_config(idempotent_producer(settings), errors))
         for key, value in values.items():
             producer.produce(topic, key=key.encode(), value=value, on_delivery=delivered)
         unsent = producer.flush(_FLUSH_TIMEOUT_S)

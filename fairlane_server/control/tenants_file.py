@@ -6,7 +6,7 @@ from pathlib import Path
 from fairlane.names import TENANT_PATTERN
 from fairlane.outcomes import CacheMode, Degradation, Priority
 from fairlane.records import TenantGroup, TenantSpec
-from fairlane.yaml_config import Node, circle_from, load_yaml_with_lines
+from fairlane.yaml_config import YamlNode, cycle_from, load_yaml_with_lines
 
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _REQUIRED = frozenset({"tenant"})
@@ -65,7 +65,7 @@ def check_numbers(spec: TenantSpec) -> None:
             raise ValueError(f"{name}: must be at least 1, not {count}")
 
 
-def _tenant(entry: Node) -> TenantSpec:
+def _tenant(entry: YamlNode) -> TenantSpec:
     fields = entry.mapping(_REQUIRED, _OPTIONAL)
     queue = fields["queue"].mapping(frozenset(), _QUEUE) if "queue" in fields else {}
     quotas = fields["quotas"].mapping(frozenset(), _QUOTAS) if "quotas" in fields else {}
@@ -91,15 +91,15 @@ def _tenant(entry: Node) -> TenantSpec:
     )
 
 
-def _rate(node: Node) -> float:
+def _rate(node: YamlNode) -> float:
     rate = node.number(above=0)
     if not _LEAST_RATE <= rate <= _LARGEST_RATE:
         raise node.error(f"must be from {_LEAST_RATE} to {_LARGEST_RATE}, not {node.value}")
     return rate
 
 
-def _groups(node: Node) -> tuple[TenantGroup, ...]:
-    nodes: dict[str, Node] = {}
+def _groups(node: YamlNode) -> tuple[TenantGroup, ...]:
+    nodes: dict[str, YamlNode] = {}
     groups: dict[str, TenantGroup] = {}
     for entry in node.sequence():
         fields = entry.mapping(frozenset({"group"}), frozenset({"weight", "parent"}))
@@ -119,12 +119,12 @@ def _groups(node: Node) -> tuple[TenantGroup, ...]:
             raise nodes[name].fields["parent"].error(f"unknown group {group.parent!r}; known here: {known}")
     parents = {name: group.parent for name, group in groups.items()}
     for name in groups:
-        if circle := circle_from(name, parents):
+        if circle := cycle_from(name, parents):
             raise nodes[name].fields["parent"].error(f"the parents go round in a circle: {' -> '.join(circle)}")
     return tuple(groups.values())
 
 
-def _degradations(node: Node) -> tuple[str, ...]:
+def _degradations(node: YamlNode) -> tuple[str, ...]:
     names = node.strings()
     for item, name in zip(node.items, names, strict=True):
         if name not in FORBIDDABLE:
@@ -132,18 +132,18 @@ def _degradations(node: Node) -> tuple[str, ...]:
     return names
 
 
-def _cache(node: Node) -> str:
+def _cache(node: YamlNode) -> str:
     mode = node.string()
     if mode not in set(CacheMode):
         raise node.error(f"unknown cache {mode!r}; known: {', '.join(CacheMode)}")
     return mode
 
 
-def _whole(fields: dict[str, Node], name: str) -> int | None:
+def _whole(fields: dict[str, YamlNode], name: str) -> int | None:
     return fields[name].integer(1) if name in fields else None
 
 
-def _classes(node: Node) -> tuple[str, ...]:
+def _classes(node: YamlNode) -> tuple[str, ...]:
     classes = node.strings()
     for item, name in zip(node.items, classes, strict=True):
         if name not in set(Priority):

@@ -16,9 +16,9 @@ from typing import Self
 import psycopg
 
 from fairlane.names import is_name
-from fairlane_server.conversations.turn_reader import stored_name, turn_of
-from fairlane_server.conversations.turns import Turn
-from fairlane_server.postgres.connection import KeptConnection, reason
+from fairlane_server.conversations.pg_turn_store import stored_name, turn_of
+from fairlane_server.conversations.turns import StoredTurn
+from fairlane_server.postgres.connection import ReconnectingConnection, reason
 from fairlane_server.store_error import StoreError
 
 APPLICATION_NAME = "fairlane-conversations"
@@ -42,7 +42,7 @@ class ConversationNotFoundError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ConversationSummary:
     """Summary of a stored conversation; times in milliseconds since the epoch, tokens estimated."""
 
     tenant: str
@@ -61,7 +61,7 @@ class Conversations:
         if not is_name(tenant):
             raise ValueError(f"no tenant can have the name {tenant!r}")
         self._tenant = tenant
-        self._kept = KeptConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
+        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -73,13 +73,13 @@ class Conversations:
         """Close the connection; the next call opens another."""
         self._kept.close()
 
-    def list(self, most: int = 1_000) -> Sequence[Conversation]:
+    def list(self, most: int = 1_000) -> Sequence[ConversationSummary]:
         """The ``most`` conversations continued last, latest first. Raises StoreError."""
         with self._transaction() as connection:
             rows = connection.execute(_LIST, (self._tenant, most)).fetchall()
-        return [Conversation(self._tenant, *row) for row in rows]
+        return [ConversationSummary(self._tenant, *row) for row in rows]
 
-    def turns(self, conversation_id: str, most: int = 1_000) -> Sequence[Turn]:
+    def turns(self, conversation_id: str, most: int = 1_000) -> Sequence[StoredTurn]:
         """The newest turns of a conversation, oldest first. Raises ConversationNotFoundError, StoreError."""
         with self._transaction() as connection:
             parameters = (self._tenant, stored_name(conversation_id), most)

@@ -6,14 +6,14 @@ from typing import Protocol
 
 from fairlane.outcomes import HistoryReason
 from fairlane.records import HistoryUse, Message
-from fairlane_server.text import room_of
+from fairlane_server.text import reserved_tokens
 
 MOST_TURNS = 32
 """Most turns of a conversation that go into one prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StoredTurn:
     """What one request added to its conversation, and the answer.
 
     Attributes:
@@ -32,7 +32,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class StoredTurns:
     """The newest turns of a conversation, oldest first.
 
     Attributes:
@@ -41,7 +41,7 @@ class Turns:
         has_after: the required turn is recorded, or none was required.
     """
 
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[StoredTurn, ...] = ()
     is_whole: bool = True
     has_after: bool = True
 
@@ -51,7 +51,7 @@ class TurnStore(Protocol):
 
     async def turns(
         self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
-    ) -> Turns:
+    ) -> StoredTurns:
         """Read the newest MOST_TURNS turns, without older ones once newer ones have ``max_tokens`` in all.
 
         Args:
@@ -66,13 +66,13 @@ class TurnStore(Protocol):
 
     async def turns_with(
         self, tenant: str, conversation_id: str, after: str, max_tokens: int, timeout_s: float
-    ) -> Turns | None:
+    ) -> StoredTurns | None:
         """Like ``turns`` if the turn ``after`` is recorded; else None, without reading any turn."""
 
 
 def turn_tokens(messages: Iterable[Message], answer: str) -> int:
     """Token estimate of a turn."""
-    return room_of(answer) + sum(room_of(message.content) for message in messages)
+    return reserved_tokens(answer) + sum(reserved_tokens(message.content) for message in messages)
 
 
 def newest_half(history: Sequence[Message]) -> tuple[Message, ...]:
@@ -82,7 +82,7 @@ def newest_half(history: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(history[begins[-kept] :]) if kept else ()
 
 
-def use_of_less(use: HistoryUse | None, before: Sequence[Message], kept: Sequence[Message]) -> HistoryUse | None:
+def shortened_use(use: HistoryUse | None, before: Sequence[Message], kept: Sequence[Message]) -> HistoryUse | None:
     """The history use when only ``kept`` of the messages ``before`` is used; an earlier reason for gaps is
     preserved."""
     if use is None or len(kept) == len(before):

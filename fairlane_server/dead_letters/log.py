@@ -10,13 +10,21 @@ from typing import Self
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from fairlane.cluster import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Cluster, ClusterError, LastError, quiet, reason_of
+from fairlane.cluster import (
+    CONNECT_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    Cluster,
+    ClusterError,
+    LastConnectionError,
+    quiet_config,
+    reason_of,
+)
 from fairlane.codec import Codec
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.letter import Letter, ReplayMark, StoredRecord, headers_of, read_record
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings
-from fairlane.unreadable import PassingConsumer, message_headers
+from fairlane.skipping_consumer import SkippingConsumer, message_headers
 
 SILENCE_S = 30.0
 """A read that gets nothing for so long gives up; the broker aborts an abandoned transaction sooner."""
@@ -29,7 +37,7 @@ _NO_RIGHT_TO_THE_GROUP = KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PartitionRange:
     """Offsets of a partition from ``first`` up to but not including ``end``."""
 
     topic: str
@@ -46,18 +54,18 @@ class Stretch:
         return max(0, self.end - self.first)
 
 
-class LetterLog:
+class DeadLetterReader:
     """The dead-letter topics as they can be read now. For one thread; a context manager, or call ``close``."""
 
     def __init__(self, settings: KafkaSettings, codec: Codec) -> None:
         """Connect without reading. Raises ClusterError when no broker answers."""
         self._codec = codec
-        self._errors = LastError()
+        self._errors = LastConnectionError()
         self._cluster = Cluster(settings)
         self._topics = self._cluster.metadata().topics
         # The group is never joined and nothing is committed: partitions are assigned by hand.
         config = read_committed_consumer(settings, "fairlane-dead-letters") | {"enable.partition.eof": True}
-        self._consumer = PassingConsumer(quiet(config, self._errors), _READER)
+        self._consumer = SkippingConsumer(quiet_config(config, self._errors), _READER)
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +81,7 @@ class LetterLog:
 
     def stretches(
         self, topics: Iterable[str], *, since_ms: int | None = None, partition: int | None = None, whole: bool = False
-    ) -> list[Stretch]:
+    ) -> list[PartitionRange]:
         """The offsets of these topics that can be read now, by default everything committed.
 
         ``since_ms`` leaves out an older beginning. With ``whole``, reading waits for a transaction that is still open
@@ -100,7 +108,7 @@ class LetterLog:
             raise ClusterError(f"{topic}: {found.error.str()}")
         return found.offset if found.offset >= 0 else None
 
-    def read(self, stretch: Stretch) -> Iterator[tuple[int, Letter | ReplayMark]]:
+    def read(self, stretch: PartitionRange) -> Iterator[tuple[int, Letter | ReplayMark]]:
         """The letters and marks of a stretch in order, each with its offset; holds one at a time.
 
         Raises ClusterError when Kafka falls silent or retention removed records of the stretch.
@@ -117,7 +125,7 @@ class LetterLog:
         ]
         if not known:
             return None
-        one = Stretch(place.topic, place.partition, place.offset, place.offset + 1)
+        one = PartitionRange(place.topic, place.partition, place.offset, place.offset + 1)
         for _, found in self.read(one):
             return found if isinstance(found, Letter) else None
         return None
@@ -143,7 +151,7 @@ class LetterLog:
             raise ClusterError(f"{topic}: it has no partition {only}")
         return sorted(found.partitions) if only is None else [only]
 
-    def _stretch(self, topic: str, partition: int, since_ms: int | None, *, whole: bool) -> Stretch:
+    def _stretch(self, topic: str, partition: int, since_ms: int | None, *, whole: bool) -> PartitionRange:
         bounds = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
         if bounds is None:
             raise ClusterError(f"{topic}: no answer within {CONNECT_TIMEOUT_S:g} s")
@@ -153,7 +161,7 @@ class LetterLog:
         if since_ms is not None:
             since = self.offset_at(topic, partition, since_ms)
             first = end if since is None else max(first, since)
-        return Stretch(topic, partition, first, end)
+        return PartitionRange(topic, partition, first, end)
 
     def _end_of_everything(self, topic: str, partition: int) -> int:
         """The end of the log, including open transactions."""
@@ -168,7 +176,7 @@ class LetterLog:
         except FutureTimeout:
             raise ClusterError(f"{topic}: no answer within {CONNECT_TIMEOUT_S:g} s") from None
 
-    def _messages(self, stretch: Stretch) -> Iterator[Message]:
+    def _messages(self, stretch: PartitionRange) -> Iterator[Message]:
         if not len(stretch):
             return
         position = stretch.first
@@ -188,7 +196,7 @@ class LetterLog:
         finally:
             self._consumer.unassign()
 
-    def _next(self, stretch: Stretch) -> Message:
+    def _next(self, stretch: PartitionRange) -> Message:
         """The next record, or the current end of the partition. Raises ClusterError."""
         deadline = time.monotonic() + SILENCE_S
         while time.monotonic() < deadline:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from fairlane import names
 from fairlane.codec import Codec
-from fairlane.letter import Letter, mark_headers, place_name
-from fairlane.names import is_request_id, tenant_of_source
+from fairlane.letter import Letter, mark_headers, position_name
+from fairlane.names import is_request_id, tenant_of_request_topic
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceRequest, SourceCoordinate, WorkItem
-from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.kafka.settlement import OutputRecord
 
 
 class NotReplayableError(Exception):
@@ -51,7 +51,7 @@ def make_replay(letter: Letter, new_id: str) -> Replay:
     if source is None:
         raise NotReplayableError("its headers do not say where it stood")
     try:
-        tenant = tenant_of_source(source.topic)
+        tenant = tenant_of_request_topic(source.topic)
     except ValueError:
         raise NotReplayableError("it did not stand on a tenant's topic, so nobody knows whose it is") from None
     if any(said is not None and said != tenant for said in (letter.tenant, request.tenant)):
@@ -79,23 +79,23 @@ def _why_not(letter: Letter) -> str:
     return f"it holds no request ({letter.kind})"
 
 
-def request_record(replay: Replay, codec: Codec) -> OutRecord:
+def request_record(replay: Replay, codec: Codec) -> OutputRecord:
     """The record of the new request."""
-    return OutRecord(replay.topic, replay.request.request_id.encode(), codec.encode(replay.request))
+    return OutputRecord(replay.topic, replay.request.request_id.encode(), codec.encode(replay.request))
 
 
-def mark_record(replay: Replay) -> OutRecord:
+def mark_record(replay: Replay) -> OutputRecord:
     """The mark behind the letter, which keeps it from being replayed twice."""
     letter = replay.letter
     marks = mark_headers(letter, replay.request.request_id)
-    return OutRecord(letter.topic, replay.key, b"", marks, letter.partition)
+    return OutputRecord(letter.topic, replay.key, b"", marks, letter.partition)
 
 
 def audit_records(
     replay: Replay, place: SourceCoordinate, codec: Codec, actor: str, now_ms: int
-) -> tuple[OutRecord, OutRecord]:
+) -> tuple[OutputRecord, OutputRecord]:
     """The audit events of both ids: of the new request, written at ``place``, and of the one in the letter."""
-    letter = place_name(replay.letter)
+    letter = position_name(replay.letter)
     exception = {} if replay.exception is None else {"exception": replay.exception}
     begun = AuditEvent(
         request_id=replay.request.request_id,
@@ -119,12 +119,12 @@ def audit_records(
     )
     key = replay.tenant.encode()
     return (
-        OutRecord(names.LEDGER_AUDIT, key, codec.encode(begun)),
-        OutRecord(names.LEDGER_AUDIT, key, codec.encode(ended)),
+        OutputRecord(names.LEDGER_AUDIT, key, codec.encode(begun)),
+        OutputRecord(names.LEDGER_AUDIT, key, codec.encode(ended)),
     )
 
 
-class Pace:
+class ReplayRate:
     """Rate limiter without bursts: unused time is not saved up."""
 
     def __init__(self, per_s: float) -> None:

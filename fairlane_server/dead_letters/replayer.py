@@ -9,13 +9,13 @@ from itertools import count
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane.clock import ClockMs
-from fairlane.cluster import ClusterError, LastError, one_line, quiet, reason_of
+from fairlane.cluster import ClusterError, LastConnectionError, one_line, quiet_config, reason_of
 from fairlane.codec import Codec
-from fairlane.kafka import transactional_producer
+from fairlane.kafka_config import transactional_producer
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings
 from fairlane_server.dead_letters.replay import Replay, audit_records, mark_record, request_record
-from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.kafka.settlement import OutputRecord
 from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
 
 TRANSACTIONAL_ID = "fairlane-dead-letter-replay"
@@ -46,10 +46,10 @@ class Replayer:
         self._codec = codec
         self._actor = actor
         self._clock = clock
-        self._errors = LastError()
+        self._errors = LastConnectionError()
         self._known: set[str] = set()
         config = transactional_producer(settings, TRANSACTIONAL_ID, _TIMEOUT_MS)
-        self._producer = Producer(quiet(config, self._errors))
+        self._producer = Producer(quiet_config(config, self._errors))
         try:
             self._repeat(partial(self._producer.init_transactions, _CALL_TIMEOUT_S))
         except KafkaException as error:
@@ -105,7 +105,7 @@ class Replayer:
             raise NotReplayedError(f"{topic}: {reason}")
         self._known.add(topic)
 
-    def _deliver(self, record: OutRecord) -> SourceCoordinate:
+    def _deliver(self, record: OutputRecord) -> SourceCoordinate:
         """Write a record and wait for its acknowledgement. Raises KafkaException."""
         results: list[tuple[KafkaError | None, SourceCoordinate]] = []
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim
-from fairlane_server.kafka.settlement import OutRecord, Settlement
+from fairlane_server.kafka.settlement import OutputRecord, Settlement
 from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
 
 _TRIES = 3
@@ -47,7 +47,7 @@ class RetryQueue:
     failures: int = 0
     given_up: bool = False
     closed: bool = True
-    notes: deque[OutRecord] = field(default_factory=deque)
+    notes: deque[OutputRecord] = field(default_factory=deque)
     waiting: deque[Settlement] = field(default_factory=deque)
     alone: deque[Settlement] = field(default_factory=deque)
 
@@ -107,7 +107,7 @@ class BlockedTopics:
             settlement = instead
         return settlement
 
-    def divert_note(self, note: OutRecord) -> bool:
+    def divert_note(self, note: OutputRecord) -> bool:
         """Queue or drop the note if its topic is closed. Returns whether it was."""
         line = self._lines.get(note.topic)
         if line is None or not line.closed:
@@ -118,7 +118,9 @@ class BlockedTopics:
             self._add_notes(line, (note,))
         return True
 
-    def probe(self, now: float, can_settle: Callable[[Claim], bool]) -> tuple[str, list[OutRecord], list[Settlement]]:
+    def probe(
+        self, now: float, can_settle: Callable[[Claim], bool]
+    ) -> tuple[str, list[OutputRecord], list[Settlement]]:
         """Take what to try now: a topic with its next notes and settlements; an empty topic when nothing is due."""
         due = [line for line in self._lines.values() if line and line.due_at <= now]
         for line in sorted(due, key=lambda one: one.due_at):
@@ -134,7 +136,7 @@ class BlockedTopics:
             line.due_at = now + 1.0  # none of it can be settled before others are
         return "", [], []
 
-    def put_back(self, topic: str, notes: Sequence[OutRecord], settlements: Sequence[Settlement]) -> None:
+    def put_back(self, topic: str, notes: Sequence[OutputRecord], settlements: Sequence[Settlement]) -> None:
         """Put back at the front what a probe took and did not commit."""
         line = self._lines[topic]
         self._add_notes(line, notes, front=True)
@@ -168,7 +170,7 @@ class BlockedTopics:
         self,
         topic: str,
         refusal: TopicRefusal,
-        notes: Sequence[OutRecord],
+        notes: Sequence[OutputRecord],
         settlements: Sequence[Settlement],
         now: float,
         took_s: float,
@@ -335,7 +337,7 @@ class BlockedTopics:
             where.extend(settlements)
         self._account(settlements, 1)
 
-    def _add_notes(self, line: RetryQueue, notes: Sequence[OutRecord], *, front: bool = False) -> None:
+    def _add_notes(self, line: RetryQueue, notes: Sequence[OutputRecord], *, front: bool = False) -> None:
         self.count += len(notes)
         if front:
             line.notes.extendleft(reversed(notes))

@@ -13,11 +13,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.codec import Codec, DecodeError
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.logs import get_logger
-from fairlane.registry import RegistryError
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
-from fairlane.unreadable import PassingConsumer
+from fairlane.skipping_consumer import SkippingConsumer
 from fairlane_server.kafka.catch_up import CatchUp
 
 log = get_logger(__name__)
@@ -81,7 +81,7 @@ class TopicFollower(ABC):
             self._thread.join(_METADATA_TIMEOUT_S)
 
     def _run(self) -> None:
-        consumer = PassingConsumer(
+        consumer = SkippingConsumer(
             connection(self._settings)
             | {
                 "group.id": f"feed-{uuid4()}",

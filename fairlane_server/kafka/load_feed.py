@@ -6,13 +6,13 @@ from collections.abc import Callable
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.clock import now_ms
-from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastError, quiet, reason_of
+from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS
 from fairlane.records import CapacityReport, DispatchReport, TenantSpec
 from fairlane.settings import KafkaSettings
-from fairlane.unreadable import PassingConsumer
+from fairlane.skipping_consumer import SkippingConsumer
 from fairlane_server.kafka.catch_up import CatchUp
 from fairlane_server.kafka.load_board import RATE_WINDOW_MS, LoadBoard
 
@@ -34,7 +34,7 @@ class LoadFeed:
         """
         self._codec = codec
         self._board = board
-        self._errors = LastError()
+        self._errors = LastConnectionError()
         self._live = False
         self._heard_at = time.monotonic()
         found = Cluster(settings).metadata().topics
@@ -47,7 +47,7 @@ class LoadFeed:
             CONTROL_DISPATCH: self._dispatch,
         }
         config = read_committed_consumer(settings, "fairlane-top") | {"enable.partition.eof": True}
-        self._consumer = PassingConsumer(quiet(config, self._errors), "top")
+        self._consumer = SkippingConsumer(quiet_config(config, self._errors), "top")
         try:
             deadline = time.monotonic() + CONNECT_TIMEOUT_S
             places = [

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from fairlane.ownership import Claim
 
-__all__ = ["OutRecord", "Settlement"]
+__all__ = ["OutputRecord", "Settlement"]
 
 
 @dataclass(frozen=True, slots=True)
-class OutRecord:
+class OutputRecord:
     """A record to write in a transaction. Without ``partition``, its key decides."""
 
     topic: str
@@ -24,7 +24,7 @@ class Settlement:
     """One source record and its output records: all are committed, or none."""
 
     claim: Claim
-    outputs: tuple[OutRecord, ...] = ()
+    outputs: tuple[OutputRecord, ...] = ()
 
     @property
     def size_bytes(self) -> int:

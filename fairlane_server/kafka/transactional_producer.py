@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 
 from fairlane.backoff import Backoff
 from fairlane.ownership import CommitPlan
-from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.kafka.settlement import OutputRecord
 from fairlane_server.processes.watchdog import Watchdog
 
 _CALL_TIMEOUT_S = 10.0
@@ -112,7 +112,7 @@ class TransactionalProducer:
         """Whether this topic need not be looked up."""
         return topic in self._proven
 
-    def commit(self, records: Sequence[OutRecord], plan: CommitPlan | None) -> None:
+    def commit(self, records: Sequence[OutputRecord], plan: CommitPlan | None) -> None:
         """Run one transaction; without a plan it commits no offsets. Raises RefusedTransactionError or
         FatalTransactionError."""
         self._errors.clear()
@@ -158,7 +158,7 @@ class TransactionalProducer:
             lambda: self.producer.send_offsets_to_transaction(offsets, group_metadata, _CALL_TIMEOUT_S),
         )
 
-    def _produce(self, record: OutRecord) -> None:
+    def _produce(self, record: OutputRecord) -> None:
         deadline = monotonic() + _CALL_TIMEOUT_S
         while True:
             try:

@@ -20,7 +20,7 @@ from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane.ownership import Ownership
 from fairlane_server.kafka.blocked_topics import BlockedTopics, Fallback
-from fairlane_server.kafka.settlement import OutRecord, Settlement
+from fairlane_server.kafka.settlement import OutputRecord, Settlement
 from fairlane_server.kafka.transactional_producer import (
     FatalTransactionError,
     RefusedTransactionError,
@@ -29,7 +29,7 @@ from fairlane_server.kafka.transactional_producer import (
 )
 from fairlane_server.processes.watchdog import Watchdog
 
-__all__ = ["Committed", "FatalTransactionError", "OutRecord", "Settlement", "TransactionLoop"]
+__all__ = ["Committed", "FatalTransactionError", "OutputRecord", "Settlement", "TransactionLoop"]
 
 log = get_logger(__name__)
 
@@ -43,11 +43,11 @@ _MAX_NEW_TOPICS = 32
 
 
 @dataclass(slots=True)
-class Batch:
+class TransactionBatch:
     """Content of one transaction attempt."""
 
     settlements: list[Settlement]
-    notes: list[OutRecord] = field(default_factory=list)
+    notes: list[OutputRecord] = field(default_factory=list)
     probed: str = ""
     """The refused topic that this batch tries again; empty for any other batch."""
 
@@ -93,7 +93,7 @@ class TransactionLoop:
     while the group coordinator is unavailable (librdkafka issues 5456 and 5511: also when the group has a new one by
     then). Only a little above the timeouts of the calls, because the work waits until this process ends."""
     _pending: deque[Settlement] = field(default_factory=deque)
-    _notes: deque[OutRecord] = field(default_factory=deque)
+    _notes: deque[OutputRecord] = field(default_factory=deque)
     _taken: int = 0
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _transaction: threading.Lock = field(default_factory=threading.Lock)
@@ -139,7 +139,7 @@ class TransactionLoop:
             self._pending.extend(settlements)
             self._wake.notify_all()
 
-    def note(self, records: Sequence[OutRecord]) -> None:
+    def note(self, records: Sequence[OutputRecord]) -> None:
         """Write these records with the next transaction; they settle no offsets. They are written at least once while
         this process lives, before anything submitted later. A crash may lose them: callers must tolerate that."""
         with self._wake:
@@ -254,7 +254,7 @@ class TransactionLoop:
                 self._await_more()
                 passed_over = 0
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self) -> TransactionBatch | None:
         """Wait for something to commit. Returns None when the loop stops."""
         with self._wake:
             while not self._stopping and not self._failed:
@@ -268,7 +268,7 @@ class TransactionLoop:
                 self._wake.wait(None if due_at is None else min(max(due_at - now, 0.001), _RECHECK_S))
             return None
 
-    def _take(self, now: float) -> Batch | None:
+    def _take(self, now: float) -> TransactionBatch | None:
         """The next batch: a probe of a refused topic when one is due and other work had its time, else the oldest other
         work."""
         metrics.PARKED_SETTLEMENTS.set(self._parked.count)
@@ -276,12 +276,12 @@ class TransactionLoop:
         if now >= self._probe_from or not has_others:
             topic, notes, settlements = self._parked.probe(now, self.ownership.can_settle)
             if topic:
-                return Batch(settlements, notes, topic)
+                return TransactionBatch(settlements, notes, topic)
         positions_wanted, self._positions_wanted = self._positions_wanted, False
         notes = [self._notes.popleft() for _ in range(min(len(self._notes), self._size_limit))]
         notes = [note for note in notes if not self._parked.divert_note(note)]
         settlements = self._oldest(now)
-        return Batch(settlements, notes) if settlements or notes or positions_wanted else None
+        return TransactionBatch(settlements, notes) if settlements or notes or positions_wanted else None
 
     def _oldest(self, now: float) -> list[Settlement]:
         """The next settlements for topics that refuse nothing, as many as one transaction takes."""
@@ -312,7 +312,7 @@ class TransactionLoop:
         metrics.STALE_SETTLEMENTS.inc(gone)
         self._wake.notify_all()
 
-    def _commit(self, batch: Batch) -> Sequence[Settlement]:
+    def _commit(self, batch: TransactionBatch) -> Sequence[Settlement]:
         """Run one transaction. Returns what it settled. Raises RefusedTransactionError or FatalTransactionError."""
         with self._transaction:
             plan = (
@@ -339,7 +339,7 @@ class TransactionLoop:
             metrics.TRANSACTION_RECORDS.observe(len(planned))
             return planned
 
-    def _refused(self, batch: Batch, refusal: RefusedTransactionError, failures: int, took_s: float) -> int:
+    def _refused(self, batch: TransactionBatch, refusal: RefusedTransactionError, failures: int, took_s: float) -> int:
         """Decide what to try next. Returns the consecutive failures not attributed to a topic, this one included."""
         settlements = batch.settlements
         metrics.TRANSACTIONS_ABORTED.labels(reason=refusal.reason).inc()
@@ -372,7 +372,7 @@ class TransactionLoop:
             self._wake.wait_for(lambda: self._stopping or self._failed, backoff_s(failures))
         return failures
 
-    def _is_to_blame(self, batch: Batch, refusal: RefusedTransactionError, failures: int) -> bool:
+    def _is_to_blame(self, batch: TransactionBatch, refusal: RefusedTransactionError, failures: int) -> bool:
         """Whether some topics caused the refusal, and not an outage, which fails all topics and passes."""
         if any(one.lasting for one in refusal.topics.values()):
             return True
@@ -381,7 +381,7 @@ class TransactionLoop:
         others = [*batch.settlements, *self._pending]
         return any(not any(out.topic in refusal.topics for out in one.outputs) for one in others)
 
-    def _park(self, batch: Batch, refusal: RefusedTransactionError, took_s: float) -> None:
+    def _park(self, batch: TransactionBatch, refusal: RefusedTransactionError, took_s: float) -> None:
         """Park what goes to the refusing topics; the rest is tried again at once, without it."""
         notes, settlements = batch.notes, self._current(batch.settlements)
         replacements: list[Settlement] = []
@@ -396,7 +396,7 @@ class TransactionLoop:
                 if batch.probed and batch.probed != topic:
                     self._parked.move(batch.probed, topic)
             if batch.probed:
-                self._return_probe(Batch(settlements, notes, batch.probed))
+                self._return_probe(TransactionBatch(settlements, notes, batch.probed))
                 self._probe_from = now + took_s
             else:
                 self._notes.extendleft(reversed(notes))
@@ -407,19 +407,21 @@ class TransactionLoop:
             self._taken = 0
             self._wake.notify_all()
 
-    def _return_probe(self, batch: Batch) -> None:
+    def _return_probe(self, batch: TransactionBatch) -> None:
         current = self._current(batch.settlements)
         if current or batch.notes:
             self._parked.put_back(batch.probed, batch.notes, current)
         self._taken = 0
         self._wake.notify_all()
 
-    def _passed(self, batch: Batch, committed: Sequence[Settlement], started: float) -> None:
+    def _passed(self, batch: TransactionBatch, committed: Sequence[Settlement], started: float) -> None:
         """Handle a probe that was not refused."""
         done = {settlement.claim for settlement in committed}
         with self._wake:
             now = monotonic()
-            self._return_probe(Batch([one for one in batch.settlements if one.claim not in done], [], batch.probed))
+            self._return_probe(
+                TransactionBatch([one for one in batch.settlements if one.claim not in done], [], batch.probed)
+            )
             if committed or batch.notes:
                 self._parked.passed(batch.probed, now)
             else:

@@ -82,7 +82,7 @@ def deadline(connection: "psycopg.Connection", timeout_s: float) -> Iterator[Non
             raise psycopg.errors.QueryCanceled(f"no answer within {timeout_s:g} s") from error
 
 
-class KeptConnection:
+class ReconnectingConnection:
     """One connection: opened on first use, kept, and replaced after any failure of it.
 
     For one thread at a time. A psycopg pool of size one would connect on its own thread, report a timeout instead of
@@ -142,7 +142,7 @@ class KeptConnection:
         except psycopg.Error as error:
             # Otherwise reconnect: the server may have become read-only, or a prepared statement may no longer fit its
             # table.
-            is_sound = is_of_values(error)
+            is_sound = is_value_error(error)
             raise
         finally:
             # Also close a connection that was left inside a transaction.
@@ -168,7 +168,7 @@ class KeptConnection:
         return connection
 
 
-def is_of_values(error: "psycopg.Error") -> bool:
+def is_value_error(error: "psycopg.Error") -> bool:
     """Whether the values are at fault, so that a retry cannot help; the text of such an error may quote them."""
     import psycopg
 
@@ -197,7 +197,7 @@ def explain(error: "psycopg.Error") -> str:
 
 def reason(error: "psycopg.Error") -> str:
     """Postgres's reason in one line that quotes no value; only class and SQLSTATE where the message could."""
-    return f"{type(error).__name__} ({error.sqlstate})" if is_of_values(error) else explain(error)
+    return f"{type(error).__name__} ({error.sqlstate})" if is_value_error(error) else explain(error)
 
 
 def _ms(seconds: float) -> str:

@@ -35,7 +35,7 @@ Question = tuple[bytes, tuple[Any, ...]]
 Ask = Callable[[Connection], Awaitable[None]]
 
 
-class PromptPool:
+class DeadlinePool:
     """Connections shared by any number of callers, at most ``max_connections``; other callers wait within their time.
 
     Args:
@@ -126,7 +126,7 @@ class PromptPool:
             await self._pool.drain()
 
 
-async def rows_for(pool: PromptPool, tenant: str, questions: Sequence[Question], timeout_s: float) -> list[Rows]:
+async def rows_for(pool: DeadlinePool, tenant: str, questions: Sequence[Question], timeout_s: float) -> list[Rows]:
     """Run these statements in one transaction that sees this tenant's rows only. Returns the rows of each.
 
     Raises StoreError or TimeoutError when not all of them were answered.
@@ -143,7 +143,7 @@ async def rows_for(pool: PromptPool, tenant: str, questions: Sequence[Question],
     answers = [await rows_of(cursor) for cursor in tuple(cursors)]
     complete = [rows for rows in answers if rows is not None]
     if len(complete) < len(questions):
-        raise explained(error, timeout_s)
+        raise failure_of(error, timeout_s)
     return complete
 
 
@@ -157,7 +157,7 @@ def server_timeout(timeout_s: float) -> str:
     return f"{max(1, round(timeout_s * 1000))}ms"
 
 
-def explained(error: psycopg.Error | None, timeout_s: float) -> Exception:
+def failure_of(error: psycopg.Error | None, timeout_s: float) -> Exception:
     """The exception for a call without rows: TimeoutError or StoreError."""
     match error:
         case None | PoolTimeout() | psycopg.errors.QueryCanceled():

@@ -51,7 +51,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class StoryEvent:
+class TimelineEvent:
     """One event of a timeline. Keys of ``details`` end in their units (``_ms``, ``_tokens``, ``_at_ms``)."""
 
     at_ms: int
@@ -63,7 +63,7 @@ class StoryEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Publication:
     """One publication of the request id: a tenant may send an id again, and other tenants may use it too.
 
     ``state`` is the outcome once it was answered; before, it is waiting, dispatched, handed_back, or the last decision.
@@ -72,7 +72,7 @@ class Place:
     tenant: str
     source: SourceCoordinate
     state: str
-    events: tuple[StoryEvent, ...]
+    events: tuple[TimelineEvent, ...]
 
     @property
     def began_at_ms(self) -> int:
@@ -104,7 +104,7 @@ class _Gathered:
         return min(times, default=None)
 
 
-def tell(history: History) -> tuple[Place, ...]:
+def tell(history: History) -> tuple[Publication, ...]:
     """The timeline of every publication of the id, earliest first; empty when nothing is recorded."""
     places = _gather(history)
     told = [_place(tenant, source, gathered) for (tenant, source), gathered in places.items()]
@@ -168,7 +168,7 @@ def _latest(places: Mapping[tuple[str, SourceCoordinate], _Gathered], tenant: st
     return max(known, key=lambda gathered: gathered.began_at_ms, default=None)
 
 
-def _place(tenant: str, source: SourceCoordinate, gathered: _Gathered) -> Place:
+def _place(tenant: str, source: SourceCoordinate, gathered: _Gathered) -> Publication:
     final = _final_usage(gathered)
     events = [_decided(decision) for decision in gathered.decisions]
     events += [_settled(usage) for usage in gathered.usage if usage is not final]
@@ -181,7 +181,7 @@ def _place(tenant: str, source: SourceCoordinate, gathered: _Gathered) -> Place:
         # Until there is a reply, only the accepted decision holds the time of arrival.
         events += _arrivals(gathered.decisions)
     ordered = sorted(events, key=lambda event: (event.at_ms, _RANK.get(event.event, _MIDDLE)))
-    return Place(tenant, source, _state(gathered), tuple(ordered))
+    return Publication(tenant, source, _state(gathered), tuple(ordered))
 
 
 def _final_usage(gathered: _Gathered) -> UsageEvent | None:
@@ -205,16 +205,16 @@ def _state(gathered: _Gathered) -> str:
     return "waiting" if last in {Decision.ACCEPTED, Decision.DEGRADED} else last
 
 
-def _arrivals(decisions: Iterable[AuditEvent]) -> list[StoryEvent]:
+def _arrivals(decisions: Iterable[AuditEvent]) -> list[TimelineEvent]:
     for decision in decisions:
         submitted = decision.inputs.get("submitted_at_ms", "")
         if submitted.isdecimal():
-            return [StoryEvent(int(submitted), "arrived")]
+            return [TimelineEvent(int(submitted), "arrived")]
     return []
 
 
-def _decided(decision: AuditEvent) -> StoryEvent:
-    return StoryEvent(
+def _decided(decision: AuditEvent) -> TimelineEvent:
+    return TimelineEvent(
         decision.occurred_at_ms,
         decision.decision,
         decision.actor,
@@ -224,7 +224,7 @@ def _decided(decision: AuditEvent) -> StoryEvent:
     )
 
 
-def _stages(reply: InferenceReply, decided: set[str]) -> list[StoryEvent]:
+def _stages(reply: InferenceReply, decided: set[str]) -> list[TimelineEvent]:
     """Events from the reply's timings, without those that a recorded decision already gives."""
     timings = reply.timings
     ran_ms = _difference(timings.engine_started_at_ms, timings.engine_finished_at_ms)
@@ -236,11 +236,13 @@ def _stages(reply: InferenceReply, decided: set[str]) -> list[StoryEvent]:
         (timings.engine_started_at_ms, "engine_started", {"engine": reply.engine, "batch_size": reply.batch_size}),
         (timings.engine_finished_at_ms, "engine_finished", {"engine_ms": ran_ms}),
     )
-    return [StoryEvent(at_ms, name, details=_details(details)) for at_ms, name, details in stages if at_ms is not None]
+    return [
+        TimelineEvent(at_ms, name, details=_details(details)) for at_ms, name, details in stages if at_ms is not None
+    ]
 
 
-def _settled(usage: UsageEvent) -> StoryEvent:
-    return StoryEvent(
+def _settled(usage: UsageEvent) -> TimelineEvent:
+    return TimelineEvent(
         usage.occurred_at_ms,
         "settled",
         code=usage.code,
@@ -248,7 +250,7 @@ def _settled(usage: UsageEvent) -> StoryEvent:
     )
 
 
-def _replied(recorded: RecordedReply, usage: UsageEvent | None, said: set[str | None]) -> StoryEvent:
+def _replied(recorded: RecordedReply, usage: UsageEvent | None, said: set[str | None]) -> TimelineEvent:
     reply = recorded.reply
     details: dict[str, object] = {
         "outcome": reply.outcome,
@@ -271,7 +273,7 @@ def _replied(recorded: RecordedReply, usage: UsageEvent | None, said: set[str | 
         details["final_replies_seen"] = recorded.replies_seen
     details["copies_sent"] = recorded.replays_seen or None
     message = None if reply.message in said else reply.message
-    return StoryEvent(recorded.replied_at_ms, "replied", None, reply.code, message, _details(details))
+    return TimelineEvent(recorded.replied_at_ms, "replied", None, reply.code, message, _details(details))
 
 
 def _costs(usage: UsageEvent) -> dict[str, object]:

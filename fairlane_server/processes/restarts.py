@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NOT_AGAIN = 78
+EXIT_NO_RESTART = 78
 """Exit status of a process that would fail again and do harm each time: EX_CONFIG of sysexits.h."""
 
 
@@ -56,7 +56,7 @@ class RestartPolicy:
             chance: a random number in [0, 1).
             status: exit status of the last death.
         """
-        if status == NOT_AGAIN:
+        if status == EXIT_NO_RESTART:
             return GiveUp("asked not to be started again")
         recent = len(self.within_window(deaths, now))
         if recent > self.max_deaths:

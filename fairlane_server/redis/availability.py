@@ -19,7 +19,7 @@ _STEADY_S = 5.0
 _REST_S = 2.0
 
 
-class RedisWatch:
+class RedisAvailability:
     """Availability of one Redis, shared by its callers on the request path.
 
     The first failed call marks Redis as down. From then on only a task of the watch contacts it, until a PING is
@@ -93,7 +93,7 @@ def _ended(task: "asyncio.Task[None]") -> None:
         log.error("redis_watch_failed", kind=type(error).__name__)
 
 
-class RedisTurns:
+class RedisCaller:
     """One caller of a watched Redis: decides whether to call it now, and logs once when it stops calling.
 
     Args:
@@ -101,7 +101,7 @@ class RedisTurns:
         event: name of the log event.
     """
 
-    def __init__(self, watch: RedisWatch, event: str) -> None:
+    def __init__(self, watch: RedisAvailability, event: str) -> None:
         self._watch = watch
         self._event = event
         self._rests_until = 0.0

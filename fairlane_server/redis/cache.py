@@ -69,7 +69,7 @@ return 1
 """
 
 
-class Result(StrEnum):
+class LookUpResult(StrEnum):
     """Result of a look-up; also the label of its metric."""
 
     HIT = "hit"
@@ -79,10 +79,10 @@ class Result(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked(Generic[ValueT]):
+class LookUp(Generic[ValueT]):
     """A look-up; ``value`` is set for a hit only."""
 
-    result: Result
+    result: LookUpResult
     value: ValueT | None = None
 
 
@@ -123,7 +123,7 @@ class RedisCache:
         """Whether there is a Redis and its circuit breaker is closed."""
         return self._redis is not None and not self._breaker.is_open
 
-    async def look_up(self, key: CacheKey, decode: Callable[[bytes], ValueT | None]) -> Looked[ValueT]:
+    async def look_up(self, key: CacheKey, decode: Callable[[bytes], ValueT | None]) -> LookUp[ValueT]:
         """Read the entry under this key and verify that it was sealed for it. Not counted, unlike ``get``.
 
         Args:
@@ -132,16 +132,16 @@ class RedisCache:
         """
         redis = self._redis
         if redis is None:
-            return Looked(Result.UNAVAILABLE)
+            return LookUp(LookUpResult.UNAVAILABLE)
         # One byte more than allowed is enough to detect an oversized entry.
         answer = await self._ask(lambda: cast(Awaitable[object], redis.getrange(key.name, 0, self._most_entry_bytes)))
-        if isinstance(answer, Result):
-            return Looked(answer)
+        if isinstance(answer, LookUpResult):
+            return LookUp(answer)
         if not answer:
-            return Looked(Result.MISS)
+            return LookUp(LookUpResult.MISS)
         payload = unseal(key, answer, self._most_entry_bytes) if isinstance(answer, bytes) else None
         value = None if payload is None else decode(payload)
-        return Looked(Result.POISONED) if value is None else Looked(Result.HIT, value)
+        return LookUp(LookUpResult.POISONED) if value is None else LookUp(LookUpResult.HIT, value)
 
     async def get(self, key: CacheKey, decode: Callable[[bytes], ValueT | None]) -> ValueT | None:
         """``look_up``, counted; None for everything but a hit."""
@@ -157,7 +157,7 @@ class RedisCache:
             return _wrote(key, "unavailable" if redis is None else "too_large")
         ttl_ms = jittered_ttl_ms(self._ttl_s, random())  # noqa: S311 - jitter, no secret
         answer = await self._ask(lambda: cast(Awaitable[object], redis.set(key.name, entry, px=ttl_ms)))
-        return _wrote(key, "unavailable" if isinstance(answer, Result) else "stored")
+        return _wrote(key, "unavailable" if isinstance(answer, LookUpResult) else "stored")
 
     async def put_all(self, entries: Sequence[tuple[CacheKey, bytes]]) -> None:
         """Store these payloads in one round trip and count each; all that fit the size limit succeed or fail
@@ -169,28 +169,28 @@ class RedisCache:
                 _wrote(key, "too_large")
         if not fitting:
             return
-        answer: object = Result.UNAVAILABLE
+        answer: object = LookUpResult.UNAVAILABLE
         if self._redis is not None:
             names = [key.name for key, _ in fitting]
             args: list[bytes | int] = []
             for _, entry in fitting:
                 args += (entry, jittered_ttl_ms(self._ttl_s, random()))  # noqa: S311 - jitter, no secret
             answer = await self._ask(lambda: self._set_all(keys=names, args=args))
-        result = "unavailable" if isinstance(answer, Result) else "stored"
+        result = "unavailable" if isinstance(answer, LookUpResult) else "stored"
         for name, written in Counter(key.cache for key, _ in fitting).items():
             metrics.CACHE_WRITES.labels(cache=name, result=result).inc(written)
 
-    async def rows(self, key: CacheKey, most: int) -> Result | list[bytes | None]:
+    async def rows(self, key: CacheKey, most: int) -> LookUpResult | list[bytes | None]:
         """Payloads of a list's newest rows, newest first; None for a row that was not sealed for this key. A missing
         list is a miss."""
         if self._redis is None:
-            return Result.UNAVAILABLE
+            return LookUpResult.UNAVAILABLE
         answer = await self._ask(lambda: self._rows(keys=[key.name], args=[most, MOST_ROW_BYTES]))
-        if isinstance(answer, Result):
+        if isinstance(answer, LookUpResult):
             return answer
         if not isinstance(answer, bytes):
-            return Result.POISONED
-        return [unseal(key, row, MOST_ROW_BYTES) for row in _split(answer)] or Result.MISS
+            return LookUpResult.POISONED
+        return [unseal(key, row, MOST_ROW_BYTES) for row in _split(answer)] or LookUpResult.MISS
 
     async def add_row(self, key: CacheKey, payload: bytes, most: int) -> bool:
         """Prepend a row to a list that keeps its ``most`` newest rows. Returns whether it was stored."""
@@ -200,7 +200,7 @@ class RedisCache:
         # The full TTL: no entry that a row refers to lives longer.
         args: list[bytes | int] = [row, most, jittered_ttl_ms(self._ttl_s, 0.0)]
         answer = await self._ask(lambda: self._add_row(keys=[key.name], args=args))
-        return _wrote(key, "unavailable" if isinstance(answer, Result) else "stored")
+        return _wrote(key, "unavailable" if isinstance(answer, LookUpResult) else "stored")
 
     def soon(self, key: CacheKey, write: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Write in the background; dropped when too many writes are running."""
@@ -226,10 +226,10 @@ class RedisCache:
             log.error("cache_write_failed", kind=type(error).__name__)
 
     async def _ask(self, call: Callable[[], Awaitable[object]]) -> object:
-        """Redis's reply, or a Result when Redis is unavailable or the key holds another type."""
+        """Redis's reply, or a LookUpResult when Redis is unavailable or the key holds another type."""
         breaker = self._breaker
         if not breaker.lets_through(1_000 * self._clock_s()):
-            return Result.UNAVAILABLE
+            return LookUpResult.UNAVAILABLE
         try:
             async with asyncio.timeout(self._timeout_s), self._turns:
                 answer = await call()
@@ -237,12 +237,12 @@ class RedisCache:
             if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
                 # Redis answered: the key holds a value of another type.
                 breaker.succeeded()
-                return Result.POISONED
+                return LookUpResult.POISONED
             was_open = breaker.is_open
             breaker.failed(1_000 * self._clock_s(), random())  # noqa: S311 - jitter, no secret
             if breaker.is_open and not was_open:
                 log.warning("cache_unavailable", error=type(error).__name__)
-            return Result.UNAVAILABLE
+            return LookUpResult.UNAVAILABLE
         except BaseException:
             breaker.abandoned()
             raise
@@ -250,7 +250,7 @@ class RedisCache:
         return answer
 
 
-def count(cache: str, result: Result) -> None:
+def count(cache: str, result: LookUpResult) -> None:
     """Count a look-up."""
     metrics.CACHE_LOOKUPS.labels(cache=cache, result=result).inc()
 

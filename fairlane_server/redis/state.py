@@ -17,7 +17,7 @@ log = get_logger(__name__)
 _EVERY_S = 15.0
 _TIMEOUT_S = 2.0
 
-TENANT_ROOM = """
+TENANT_COUNTER_FUNCTIONS = """
 local function room_in(key, most, ttl_s)
   local span_s = math.ceil(ttl_s / 24)
   local span = math.floor(tonumber(redis.call('TIME')[1]) / span_s)
@@ -60,7 +60,7 @@ Redis refuses only the first write of a script. ``set_or_refuse`` returns whethe
 """
 
 
-class Kind(StrEnum):
+class StateKind(StrEnum):
     """Kind of state that is kept."""
 
     SEEN_IDS = "seen_ids"
@@ -69,7 +69,7 @@ class Kind(StrEnum):
     RATE_LIMITS = "rate_limits"
 
 
-class Refusal(StrEnum):
+class RefusedWrite(StrEnum):
     """Why a write was refused."""
 
     MEMORY = "memory"
@@ -77,22 +77,22 @@ class Refusal(StrEnum):
     TENANT_BOUND = "tenant_bound"
 
 
-def refusal_of(error: Exception) -> Refusal | None:
+def refusal_of(error: Exception) -> RefusedWrite | None:
     """Why Redis refused a write while it answers reads; None for any other error."""
     if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "OOM command" in str(error)):
-        return Refusal.MEMORY
+        return RefusedWrite.MEMORY
     if isinstance(error, ReadOnlyError) or (isinstance(error, ResponseError) and "MISCONF" in str(error)):
-        return Refusal.NOT_WRITABLE
+        return RefusedWrite.NOT_WRITABLE
     return None
 
 
-def count_refusal_of(kind: Kind, error: Exception) -> None:
+def count_refusal_of(kind: StateKind, error: Exception) -> None:
     """Count the error if it is a refused write."""
     if (refusal := refusal_of(error)) is not None:
         count_refusals(kind, refusal)
 
 
-def count_refusals(kind: Kind, refusal: Refusal, writes: int = 1) -> None:
+def count_refusals(kind: StateKind, refusal: RefusedWrite, writes: int = 1) -> None:
     """Count refused writes."""
     if writes:
         metrics.REDIS_REFUSED_WRITES.labels(kind=kind, reason=refusal).inc(writes)

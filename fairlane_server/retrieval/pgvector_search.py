@@ -6,7 +6,7 @@ import psycopg
 
 from fairlane.logs import get_logger
 from fairlane_server.postgres.connection import reason
-from fairlane_server.postgres.pool import Connection, Cursor, PromptPool, Rows, explained, rows_of, server_timeout
+from fairlane_server.postgres.pool import Connection, Cursor, DeadlinePool, Rows, failure_of, rows_of, server_timeout
 from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.pgvector_rows import (
     SELECT_COLLECTIONS,
@@ -52,7 +52,7 @@ class PgVectorSearch:
     """
 
     def __init__(self, dsn: str, max_connections: int = 8) -> None:
-        self.pool = PromptPool(dsn, APPLICATION_NAME, max_connections, register)
+        self.pool = DeadlinePool(dsn, APPLICATION_NAME, max_connections, register)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -84,7 +84,7 @@ class PgVectorSearch:
         rows = await rows_of(answers.nearest)
         if rows is None:
             # A table that is missing here is that of all collections, and nobody's fault who asks for one.
-            raise explained(error, LOOK_UP_TIMEOUT_S)
+            raise failure_of(error, LOOK_UP_TIMEOUT_S)
         return collection_of(rows[0] if rows else None, name)
 
     async def search(
@@ -123,7 +123,7 @@ class PgVectorSearch:
         if isinstance(error, psycopg.errors.UndefinedTable) and (near is None or matched is None):
             raise CollectionNotFoundError("there is no such collection any more")
         if near is None:
-            raise explained(error, timeout_s)
+            raise failure_of(error, timeout_s)
         if words is not None and matched is None and not isinstance(error, psycopg.errors.QueryCanceled | None):
             log.warning("full_text_failed", tenant=collection.tenant, reason=reason(error))
         return Found(

@@ -10,7 +10,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from fairlane_server.postgres.connection import DsnError, KeptConnection, reason
+from fairlane_server.postgres.connection import DsnError, ReconnectingConnection, reason
 from fairlane_server.retrieval.pgvector_rows import (
     SELECT_COLLECTIONS,
     Wire,
@@ -81,7 +81,7 @@ class PgVectorCollections:
             "lock_timeout": min(LOCK_TIMEOUT_S, call_timeout_s),
             "idle_in_transaction_session_timeout": _IDLE_TIMEOUT_S,
         }
-        self._kept = KeptConnection(
+        self._kept = ReconnectingConnection(
             dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=server_timeouts_s, prepare=self._prepare
         )
         self._vector_oid = 0

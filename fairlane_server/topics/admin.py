@@ -26,8 +26,8 @@ from fairlane_server.topics.plan import (
     CreateTopic,
     DeleteTopic,
     ExistingTopic,
-    Plan,
     Setting,
+    TopicPlan,
 )
 
 # One request for thousands of topics would exceed its timeout on a small controller.
@@ -88,7 +88,7 @@ def read_state(cluster: Cluster, describe: Iterable[str]) -> ClusterState:
     return ClusterState(len(metadata.brokers), topics, _broker_config(cluster, metadata))
 
 
-def apply_plan(cluster: Cluster, plan: Plan, visible_timeout_s: float = _VISIBLE_TIMEOUT_S) -> tuple[Applied, ...]:
+def apply_plan(cluster: Cluster, plan: TopicPlan, visible_timeout_s: float = _VISIBLE_TIMEOUT_S) -> tuple[Applied, ...]:
     """Apply the changes, then wait until new topics and partitions have leaders and deleted topics are gone.
 
     A failed change does not stop the others. Raises ClusterError when the cluster cannot be reached or the changes do

@@ -10,7 +10,7 @@ from fairlane.data_files import data_path
 from fairlane.names import TENANT_PATTERN
 from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec, type_by_name
-from fairlane.yaml_config import Node, load_yaml_with_lines
+from fairlane.yaml_config import YamlNode, load_yaml_with_lines
 
 DELETE = "delete"
 COMPACT = "compact"
@@ -164,7 +164,7 @@ def _fillings(
     return [{}]
 
 
-def _family(key: str, node: Node) -> TopicFamily:
+def _family(key: str, node: YamlNode) -> TopicFamily:
     fields = node.mapping(_REQUIRED, _OPTIONAL)
     name = _name(fields["name"])
     cleanup = _one_of(fields["cleanup"], _CLEANUPS) if "cleanup" in fields else DELETE
@@ -194,7 +194,7 @@ def _family(key: str, node: Node) -> TopicFamily:
     )
 
 
-def _name(node: Node) -> str:
+def _name(node: YamlNode) -> str:
     name = node.string()
     for part in name.split("."):
         if _PART.fullmatch(part) is None:
@@ -212,7 +212,7 @@ def _name(node: Node) -> str:
     return name
 
 
-def _records(node: Node) -> tuple[str, ...]:
+def _records(node: YamlNode) -> tuple[str, ...]:
     records = node.strings()
     for item, name in zip(node.items, records, strict=True):
         if name not in type_by_name:
@@ -220,7 +220,7 @@ def _records(node: Node) -> tuple[str, ...]:
     return records
 
 
-def _roles(node: Node) -> tuple[str, ...]:
+def _roles(node: YamlNode) -> tuple[str, ...]:
     roles = node.strings()
     if not roles:
         raise node.error("at least one role is needed")
@@ -229,17 +229,17 @@ def _roles(node: Node) -> tuple[str, ...]:
     return roles
 
 
-def _one_of(node: Node, allowed: tuple[str, ...]) -> str:
+def _one_of(node: YamlNode, allowed: tuple[str, ...]) -> str:
     return _check(node, node.string(), allowed)
 
 
-def _check(node: Node, value: str, allowed: tuple[str, ...]) -> str:
+def _check(node: YamlNode, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise node.error(f"unknown value {value!r}; known: {', '.join(allowed)}")
     return value
 
 
-def _partitions_by_tenant(node: Node) -> dict[str, int]:
+def _partitions_by_tenant(node: YamlNode) -> dict[str, int]:
     if not isinstance(node.value, dict):
         raise node.error("must be a mapping of tenants to partitions")
     for tenant, entry in node.fields.items():

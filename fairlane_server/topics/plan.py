@@ -100,7 +100,7 @@ class DeleteTopic:
 Change = CreateTopic | AddPartitions | ChangeConfig | DeleteTopic
 
 
-class Problem(StrEnum):
+class DeviationKind(StrEnum):
     """Subject of a finding."""
 
     EXTRA_TOPIC = "extra_topic"
@@ -112,11 +112,11 @@ class Problem(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Deviation:
     """A deviation that no planned change corrects."""
 
     level: Literal["warning", "error"]
-    problem: Problem
+    problem: DeviationKind
     topic: str | None
     message: str
 
@@ -130,14 +130,14 @@ class Permissions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TopicPlan:
     """Changes in the order to make them, and findings that no change corrects."""
 
     changes: tuple[Change, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Deviation, ...]
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[Deviation, ...]:
         return tuple(finding for finding in self.findings if finding.level == "error")
 
 
@@ -149,7 +149,7 @@ def plan(
     broker_config: Mapping[str, str] | None,
     replication_factor: int,
     allowed: Permissions | None = None,
-) -> Plan:
+) -> TopicPlan:
     """Compare the desired topics with the existing ones.
 
     ``existing`` holds all topics of the cluster; those of no family are ignored. ``families`` are those that ``wanted``
@@ -158,7 +158,7 @@ def plan(
     """
     wanted, families, allowed = tuple(wanted), tuple(families), allowed or Permissions()
     changes: list[Change] = []
-    findings: list[Finding] = []
+    findings: list[Deviation] = []
     for topic in wanted:
         found = existing.get(topic.name)
         if found is None:
@@ -171,24 +171,24 @@ def plan(
             findings.extend([] if finding is None else [finding])
         if found.replication_factor < replication_factor:
             replicas = f"has {found.replication_factor} replicas, wanted {replication_factor}; reassign its partitions"
-            findings.append(_warning(Problem.REPLICATION_FACTOR, topic.name, replicas))
+            findings.append(_warning(DeviationKind.REPLICATION_FACTOR, topic.name, replicas))
     for name, family in _extra_topics({topic.name for topic in wanted}, existing, families):
         if allowed.delete:
             changes.append(DeleteTopic(name, family))
         else:
             message = f"of family {family}, but of no tenant or pool that is named; `topics apply --delete` removes it"
-            findings.append(_warning(Problem.EXTRA_TOPIC, name, message))
+            findings.append(_warning(DeviationKind.EXTRA_TOPIC, name, message))
     findings.extend(_check_offsets_retention(wanted, broker_config))
-    return Plan(tuple(changes), tuple(findings))
+    return TopicPlan(tuple(changes), tuple(findings))
 
 
-def unknown_override_tenants(families: Iterable[TopicFamily], tenants: Iterable[str]) -> tuple[Finding, ...]:
+def unknown_override_tenants(families: Iterable[TopicFamily], tenants: Iterable[str]) -> tuple[Deviation, ...]:
     """Findings for partition overrides of unknown tenants, most likely misspelt names."""
     known = frozenset(tenants)
     return tuple(
-        Finding(
+        Deviation(
             "warning",
-            Problem.UNKNOWN_TENANT,
+            DeviationKind.UNKNOWN_TENANT,
             None,
             f"{family.family}: partitions_by_tenant names {tenant!r}, no tenant",
         )
@@ -198,29 +198,31 @@ def unknown_override_tenants(families: Iterable[TopicFamily], tenants: Iterable[
     )
 
 
-def _warning(problem: Problem, topic: str, message: str) -> Finding:
-    return Finding("warning", problem, topic, f"{topic}: {message}")
+def _warning(problem: DeviationKind, topic: str, message: str) -> Deviation:
+    return Deviation("warning", problem, topic, f"{topic}: {message}")
 
 
 def _partitions(
     topic: TopicSpec, found: ExistingTopic, _allowed: Permissions
-) -> tuple[AddPartitions | None, Finding | None]:
+) -> tuple[AddPartitions | None, Deviation | None]:
     if found.partitions < topic.partitions:
         return AddPartitions(topic.name, found.partitions, topic.partitions), None
     if found.partitions > topic.partitions:
         message = f"has {found.partitions} partitions, wanted {topic.partitions}; Kafka cannot remove any"
-        return None, _warning(Problem.FEWER_PARTITIONS, topic.name, message)
+        return None, _warning(DeviationKind.FEWER_PARTITIONS, topic.name, message)
     return None, None
 
 
-def _config(topic: TopicSpec, found: ExistingTopic, allowed: Permissions) -> tuple[ChangeConfig | None, Finding | None]:
+def _config(
+    topic: TopicSpec, found: ExistingTopic, allowed: Permissions
+) -> tuple[ChangeConfig | None, Deviation | None]:
     settings = _changed_settings(_with_durability(topic.config, found.replication_factor), found)
     losing = tuple(item for item in settings if _loses_records(item)) if not allowed.shrink else ()
     kept = tuple(item for item in settings if item not in losing)
     finding = None
     if losing:
         message = f"{ChangeConfig(topic.name, losing).detail} would delete records; `topics apply --shrink` does it"
-        finding = _warning(Problem.SHORTER_RETENTION, topic.name, message)
+        finding = _warning(DeviationKind.SHORTER_RETENTION, topic.name, message)
     return ChangeConfig(topic.name, kept) if kept else None, finding
 
 
@@ -263,13 +265,13 @@ def _extra_topics(
 
 def _check_offsets_retention(
     wanted: tuple[TopicSpec, ...], broker_config: Mapping[str, str] | None
-) -> tuple[Finding, ...]:
+) -> tuple[Deviation, ...]:
     kept = {topic.name: int(topic.config[_RETENTION]) for topic in wanted if _RETENTION in topic.config}
     if not kept:
         return ()
     if broker_config is None or OFFSETS_RETENTION not in broker_config:
         message = f"the broker does not show {OFFSETS_RETENTION}; make sure it is longer than every topic's retention"
-        return (Finding("warning", Problem.OFFSETS_RETENTION, None, message),)
+        return (Deviation("warning", DeviationKind.OFFSETS_RETENTION, None, message),)
     minutes = int(broker_config[OFFSETS_RETENTION])
     too_long = sorted((name for name in kept if kept[name] >= minutes * _MS_PER_MINUTE), key=kept.__getitem__)
     if not too_long:
@@ -280,4 +282,4 @@ def _check_offsets_retention(
         f"the broker's {OFFSETS_RETENTION}={minutes} is not longer than the retention of {longest}{more}: a group that"
         f" rests would lose its offsets before the records; set it above {kept[longest] // _MS_PER_MINUTE}"
     )
-    return (Finding("error", Problem.OFFSETS_RETENTION, longest, message),)
+    return (Deviation("error", DeviationKind.OFFSETS_RETENTION, longest, message),)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 from fairlane import names
-from fairlane.backoff import spread_ms
+from fairlane.backoff import jittered_ms
 from fairlane.codec import Codec
-from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers, letter_content
-from fairlane.kafka import MAX_MESSAGE_BYTES
+from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers, letter_content
+from fairlane.kafka_config import MAX_MESSAGE_BYTES
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim
 from fairlane.records import (
@@ -23,7 +23,7 @@ from fairlane.records import (
 )
 from fairlane.trace_context import trace_headers
 from fairlane_server.kafka.reply_record import reply_record
-from fairlane_server.kafka.transactions import OutRecord, Settlement
+from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
 
@@ -108,7 +108,7 @@ class AnswerWriter:
         return Settlement(
             work.claim,
             (
-                OutRecord(topic, key, self.codec.encode(returned), work.trace_headers),
+                OutputRecord(topic, key, self.codec.encode(returned), work.trace_headers),
                 self._usage(work, _reply(work, Failure(Code.OVERLOADED, why), run), run),
                 self._audit(returned, work.claim, Decision.HANDED_BACK, Code.OVERLOADED, why, run.finished_at_ms),
             ),
@@ -160,16 +160,16 @@ class AnswerWriter:
         timestamp_ms: int | None,
         error: DeadLetterError,
         item: WorkItem | None = None,
-    ) -> OutRecord:
+    ) -> OutputRecord:
         letter_headers = dead_letter_headers(
             SourceCoordinate(*claim.partition, claim.offset),
             timestamp_ms,
             error,
-            Signature(self.consumer_id, self.group),
+            LetterWriter(self.consumer_id, self.group),
             tenant=None if item is None else item.tenant,
             model=None if item is None else item.request.model,
         )
-        return OutRecord(names.DEAD_LETTER_WORK, *letter_content(key, value, letter_headers))
+        return OutputRecord(names.DEAD_LETTER_WORK, *letter_content(key, value, letter_headers))
 
     def _not_handed_back(self, settlement: Settlement, why: str) -> Settlement:
         item = self.codec.decode_as(WorkItem, settlement.outputs[0].value)
@@ -203,7 +203,7 @@ class AnswerWriter:
 
     def _audit(
         self, item: WorkItem, claim: Claim, decision: Decision, code: Code | None, why: str, now_ms: int
-    ) -> OutRecord:
+    ) -> OutputRecord:
         event = AuditEvent(
             request_id=item.request.request_id,
             tenant=item.tenant,
@@ -223,12 +223,12 @@ class AnswerWriter:
                 "handed_back": str(item.handed_back),
             },
         )
-        return OutRecord(names.LEDGER_AUDIT, item.tenant.encode(), self.codec.encode(event))
+        return OutputRecord(names.LEDGER_AUDIT, item.tenant.encode(), self.codec.encode(event))
 
-    def _reply_record(self, work: ReceivedWork, reply: InferenceReply, value: bytes) -> OutRecord:
+    def _reply_record(self, work: ReceivedWork, reply: InferenceReply, value: bytes) -> OutputRecord:
         return reply_record(work.item.reply_topic, reply, value, work.trace_headers)
 
-    def _usage(self, work: ReceivedWork, reply: InferenceReply, run: EngineRun | None) -> OutRecord:
+    def _usage(self, work: ReceivedWork, reply: InferenceReply, run: EngineRun | None) -> OutputRecord:
         item = work.item
         event = UsageEvent(
             request_id=reply.request_id,
@@ -247,7 +247,7 @@ class AnswerWriter:
             occurred_at_ms=work.received_at_ms if run is None else run.finished_at_ms,
             work=SourceCoordinate(*work.claim.partition, work.claim.offset),
         )
-        return OutRecord(names.LEDGER_USAGE, item.tenant.encode(), self.codec.encode(event))
+        return OutputRecord(names.LEDGER_USAGE, item.tenant.encode(), self.codec.encode(event))
 
 
 def outcome_of(outcome: ItemOutcome) -> Outcome:
@@ -306,7 +306,7 @@ def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Inferenc
 def _retry_after_ms(item: WorkItem, engine_ms: int) -> int:
     """When an item that there was no memory for may come again, given how long the engine tried."""
     least_ms = min(max(_LEAST_RETRY_MS, _RETRY_AFTER_BATCHES * engine_ms), _MOST_RETRY_MS)
-    return spread_ms(least_ms, _RETRY_JITTER, item.request.request_id)
+    return jittered_ms(least_ms, _RETRY_JITTER, item.request.request_id)
 
 
 def _timings(work: ReceivedWork, run: EngineRun | None) -> Timings:

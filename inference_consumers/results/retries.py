@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fairlane.backoff import Backoff
 from fairlane.outcomes import Code, Degradation
 from fairlane.records import Passage
-from fairlane_server.conversations.turns import newest_half, use_of_less
+from fairlane_server.conversations.turns import newest_half, shortened_use
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.engine_process.exits import EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem
@@ -132,7 +132,7 @@ def with_less_context(work: ReceivedWork) -> ReceivedWork:
         item,
         passages=passages,
         history=history,
-        history_use=use_of_less(item.history_use, item.history, history),
+        history_use=shortened_use(item.history_use, item.history, history),
         degradations=(*item.degradations, *(step for step in steps if step not in item.degradations)),
     )
     return replace(work, item=less, shortened=True)
@@ -148,7 +148,7 @@ def without_context(work: ReceivedWork, passages: tuple[Passage, ...] = ()) -> R
         item,
         passages=passages,
         history=(),
-        history_use=use_of_less(item.history_use, item.history, ()),
+        history_use=shortened_use(item.history_use, item.history, ()),
         degradations=(*item.degradations, *(step for step in steps if step not in item.degradations)),
     )
     return replace(work, item=bare, shortened=True)

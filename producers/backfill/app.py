@@ -16,7 +16,7 @@ from fairlane.backoff import Backoff
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.processes.service import StopSignal
 from producers.backfill.budget import Budget

@@ -6,7 +6,7 @@ A row is answered once. Whatever else comes under its id is a copy, of a row tha
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fairlane.backoff import Backoff, spread_ms
+from fairlane.backoff import Backoff, jittered_ms
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 from producers.backfill import answers
@@ -196,7 +196,7 @@ class ChunkLedger:
             return
         pause_ms = max(after_ms, round(1000 * _BACKOFF.delay_s(waiting.tries, 0)))
         waiting.tries += 1
-        waiting.retry_at_ms = now_ms + spread_ms(pause_ms, 0.5, self.ids.id_of(row))
+        waiting.retry_at_ms = now_ms + jittered_ms(pause_ms, 0.5, self.ids.id_of(row))
         number = chunk.plan.number
         self._retries_due[number] = min(waiting.retry_at_ms, self._retries_due.get(number, waiting.retry_at_ms))
 

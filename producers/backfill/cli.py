@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 
 from fairlane import logs
 from fairlane.clock import now_ms
-from fairlane.registry import RegistryError
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
 from fairlane_server.cli.options import AsJson, settings_with
 from fairlane_server.cli.output import FAILURE, fail, say, show_json, show_table

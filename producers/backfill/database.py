@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from fairlane_server.postgres.connection import KeptConnection, explain
+from fairlane_server.postgres.connection import ReconnectingConnection, explain
 from producers.backfill.ports import AwayError, JobFailedError
 
 CALL_TIMEOUT_S = 10.0
@@ -20,7 +20,7 @@ class Database:
     def __init__(self, dsn: str, tenant: str) -> None:
         """``tenant``: whose rows are seen and written; ALL_TENANTS for a trusted service."""
         self._tenant = tenant
-        self._kept = KeptConnection(dsn, _APPLICATION, CALL_TIMEOUT_S, server_timeouts_s=_SERVER_TIMEOUTS_S)
+        self._kept = ReconnectingConnection(dsn, _APPLICATION, CALL_TIMEOUT_S, server_timeouts_s=_SERVER_TIMEOUTS_S)
 
     def close(self) -> None:
         """Give the connection back; the next call opens another."""

@@ -12,15 +12,15 @@ from time import monotonic
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from fairlane import cloud_events
-from fairlane.cluster import LastError, quiet, reason_of
+from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec
-from fairlane.kafka import read_committed_consumer, transactional_producer
+from fairlane.kafka_config import read_committed_consumer, transactional_producer
 from fairlane.names import JOBS_REPLIES, backfill_topic, job_group, job_transactional_id
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import CommitPlan, Membership, PartitionId
 from fairlane.records import CancelRequest
 from fairlane.settings import Settings
-from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.kafka.settlement import OutputRecord
 from fairlane_server.kafka.transactional_producer import (
     FatalTransactionError,
     RefusedTransactionError,
@@ -52,7 +52,7 @@ class KafkaPublisher:
         self._watchdog = Watchdog(_HANG_LIMIT_S, on_hang)
         self._watchdog.start()
         self._producer: TransactionalProducer | None = None
-        self._errors = LastError()
+        self._errors = LastConnectionError()
         self._group: Consumer | None = None
         self._published = 0
         self._refused_since: float | None = None
@@ -89,13 +89,15 @@ class KafkaPublisher:
 
     def _out(
         self, records: Mapping[str, bytes], headers_of: Callable[[str, str], cloud_events.EventHeaders]
-    ) -> list[OutRecord]:
+    ) -> list[OutputRecord]:
         return [
-            OutRecord(self._topic, request_id.encode(), record, headers_of(self._tenant, request_id))
+            OutputRecord(self._topic, request_id.encode(), record, headers_of(self._tenant, request_id))
             for request_id, record in records.items()
         ]
 
-    def _commit(self, producer: TransactionalProducer, records: Sequence[OutRecord], plan: CommitPlan | None) -> None:
+    def _commit(
+        self, producer: TransactionalProducer, records: Sequence[OutputRecord], plan: CommitPlan | None
+    ) -> None:
         try:
             producer.commit(records, plan)
         except RefusedTransactionError as error:
@@ -125,7 +127,7 @@ class KafkaPublisher:
             return self._producer
         transactional_id = job_transactional_id(self._settings.group_prefix, self._job_id)
         config = transactional_producer(self._settings, transactional_id, self._settings.transaction_timeout_ms)
-        producer = Producer(quiet(config, self._errors))
+        producer = Producer(quiet_config(config, self._errors))
         try:
             with self._watchdog.watching("init_transactions"):
                 producer.init_transactions(_CALL_TIMEOUT_S)
@@ -153,7 +155,7 @@ class KafkaPublisher:
         """Names the group; joins nothing and reads nothing."""
         if self._group is None:
             group = job_group(self._settings.group_prefix, self._job_id)
-            self._group = Consumer(quiet(read_committed_consumer(self._settings, group), self._errors))
+            self._group = Consumer(quiet_config(read_committed_consumer(self._settings, group), self._errors))
         return self._group
 
     def _drop_producer(self) -> None:

@@ -3,14 +3,14 @@
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
-from fairlane.cluster import LastError, quiet, reason_of
+from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import JOBS_REPLIES, job_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
-from fairlane.unreadable import PassingConsumer, UnreadableRange
+from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
 from producers.backfill.job import Job
 from producers.backfill.ports import AwayError, JobFailedError
 from producers.backfill.row_ids import RowIds
@@ -25,8 +25,8 @@ _QUEUED_KIB = 16_384
 
 def reply_partitions(settings: Settings, timeout_s: float = _CALL_TIMEOUT_S) -> int:
     """How many partitions the topic of the replies has. Raises AwayError."""
-    errors = LastError()
-    consumer = Consumer(quiet(read_committed_consumer(settings, f"{settings.group_prefix}.jobs"), errors))
+    errors = LastConnectionError()
+    consumer = Consumer(quiet_config(read_committed_consumer(settings, f"{settings.group_prefix}.jobs"), errors))
     try:
         found = consumer.list_topics(JOBS_REPLIES, timeout=timeout_s).topics[JOBS_REPLIES]
         if found.error is not None:
@@ -47,12 +47,12 @@ class KafkaReplies:
         self._prefix = ids.prefix.encode()
         self._partitions = job.partitions
         self._partition = ids.partition
-        self._errors = LastError()
+        self._errors = LastConnectionError()
         config = read_committed_consumer(settings, job_group(settings.group_prefix, job.job_id))
         # Replies come in larger batches than requests, and nobody waits for a single one.
         # Behind the last of them stand the markers of transactions, which only the end of the partition tells of.
         config |= {"queued.max.messages.kbytes": _QUEUED_KIB, "enable.partition.eof": True}
-        self._consumer = PassingConsumer(quiet(config, self._errors), _READER, self._unreadable)
+        self._consumer = SkippingConsumer(quiet_config(config, self._errors), _READER, self._unreadable)
         self._position = 0
         self._losses = 0
         self._is_out_of_range = False
@@ -130,7 +130,7 @@ class KafkaReplies:
             log.error("reply_unreadable", offset=message.offset(), problem=str(problem.problem))
             return None
 
-    def _unreadable(self, passed: UnreadableRange) -> None:
+    def _unreadable(self, passed: SkippedRange) -> None:
         self._position = max(self._position, passed.end)
         self._losses += 1
 

@@ -14,11 +14,11 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
 from fairlane import logs
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.processes.service import Readiness
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.state import report_state
 from producers.backfill.reply_reader import reply_partitions
 from producers.gateway.claim_stores import LocalClaims, RedisClaims
@@ -71,7 +71,7 @@ class Gateway:
         self.failure: BaseException | None = None
         redis = self._redis = _redis(settings, settings.redis_url)
         self._cache = _redis(settings, settings.redis_cache_url)
-        self._watch = None if redis is None else RedisWatch(redis, settings.gateway_redis_timeout_s)
+        self._watch = None if redis is None else RedisAvailability(redis, settings.gateway_redis_timeout_s)
         self._identity = identity.assemble(settings, redis, self._watch)
         self._results = make_results(settings, self._cache)
         self.pipeline = LogPipeline(

@@ -8,8 +8,14 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fairlane.settings import IDEMPOTENCY_TTL_S
-from fairlane_server.redis.availability import RedisTurns, RedisWatch
-from fairlane_server.redis.state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
+from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.state import (
+    TENANT_COUNTER_FUNCTIONS,
+    RefusedWrite,
+    StateKind,
+    count_refusal_of,
+    count_refusals,
+)
 from producers.gateway.tenant_map import TenantMap
 
 MOST_LOCAL_CLAIMS = 20_000
@@ -19,7 +25,7 @@ _PREFIX, _COUNTER = "idempotency:", "idempotency-count:"
 # '' means no claim; a claim is never empty. Returns the claim stored now, and 'memory' or 'tenant_bound' where the new
 # one could not be written.
 _SWAP = (
-    TENANT_ROOM
+    TENANT_COUNTER_FUNCTIONS
     + """
 local there, ttl_s = redis.call('GET', KEYS[1]) or '', tonumber(ARGV[3])
 if there ~= ARGV[1] or (there == '' and ARGV[2] == '') then
@@ -97,7 +103,7 @@ class RedisClaims:
     def __init__(
         self,
         redis: "Redis",
-        watch: RedisWatch,
+        watch: RedisAvailability,
         timeout_s: float,
         most: int,
         ttl_s: int = IDEMPOTENCY_TTL_S,
@@ -106,7 +112,7 @@ class RedisClaims:
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._most = most
-        self._turns = RedisTurns(watch, "idempotency_unavailable")
+        self._turns = RedisCaller(watch, "idempotency_unavailable")
         self._seen = LocalClaims(ttl_s)
         self._own = LocalClaims(ttl_s)
         """Subset of ``_seen`` that this instance wrote: only this instance releases it."""
@@ -133,11 +139,11 @@ class RedisClaims:
                     args=[expected or "", new or "", self._ttl_s, self._most],
                 )
         except (RedisError, OSError, TimeoutError) as error:
-            count_refusal_of(Kind.IDEMPOTENCY_KEYS, error)
+            count_refusal_of(StateKind.IDEMPOTENCY_KEYS, error)
             self._turns.failed(error)
             return await self._seen.swap(tenant, name, expected, new)
         self._turns.succeeded()
         if refusal:
-            count_refusals(Kind.IDEMPOTENCY_KEYS, Refusal(refusal.decode()))
+            count_refusals(StateKind.IDEMPOTENCY_KEYS, RefusedWrite(refusal.decode()))
             return await self._seen.swap(tenant, name, expected, new)
         return (answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)) or None

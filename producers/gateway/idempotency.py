@@ -168,7 +168,7 @@ class Idempotency:
         self._clock_ms = clock_ms
 
     async def begin(self, tenant: str, route: str, key: str | None, body: bytes, new_request_id: str) -> IdempotentCall:
-        """KeyClaim a key for a call, or find the reply of the call that holds it.
+        """Claim a key for a call, or find the reply of the call that holds it.
 
         Args:
             tenant: of the identity.

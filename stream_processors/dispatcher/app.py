@@ -16,12 +16,12 @@ from redis.backoff import NoBackoff
 
 from fairlane import logs, metrics, names
 from fairlane.clock import monotonic_ms, now_ms
-from fairlane.kafka import connection, read_committed_consumer, transactional_producer
+from fairlane.kafka_config import connection, read_committed_consumer, transactional_producer
 from fairlane.ownership import Ownership
 from fairlane.records import DispatchReport, ModelVersion, TenantSpec
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
-from fairlane_server.conversations.turn_reader import PgTurnStore
+from fairlane_server.conversations.pg_turn_store import PgTurnStore
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after
@@ -37,15 +37,14 @@ from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.feedback.work_events import FeedEvent
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
-from stream_processors.dispatcher.model_registry import ModelRegistry
 from stream_processors.dispatcher.output import heartbeat
 from stream_processors.dispatcher.output.dispatch_reporter import HeartbeatPublisher
 from stream_processors.dispatcher.reading.request_topics import RequestTopics
 from stream_processors.dispatcher.reading.stream import RequestStream
+from stream_processors.dispatcher.registries import ModelRegistry, TenantRegistry
 from stream_processors.dispatcher.response_cache.caches import Caches, make_caches
 from stream_processors.dispatcher.response_cache.lookup import CachedAnswers, CacheLookup, NoAnswers
 from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
-from stream_processors.dispatcher.tenant_registry import TenantRegistry
 
 log = logs.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import TransactionLoop
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from stream_processors.dispatcher.admission.decision import AdmissionDecision
 from stream_processors.dispatcher.admission.degradation import Ladder
 from stream_processors.dispatcher.admission.local_quotas import LocalQuotas, Quotas
@@ -61,7 +61,7 @@ class DispatcherParts:
     counts: TenantCounters
     stats: TenantStats
     writer: DecisionWriter
-    redis_watch: RedisWatch | None
+    redis_watch: RedisAvailability | None
 
 
 def assemble(
@@ -96,7 +96,7 @@ def assemble(
     local_quotas = LocalQuotas(clock, scheduler.part)
     quotas: Quotas = local_quotas
     duplicates: AcceptedIds = NoAcceptedIds()
-    redis_watch = None if redis is None else RedisWatch(redis)
+    redis_watch = None if redis is None else RedisAvailability(redis)
     if redis is not None and redis_watch is not None:
         quotas = RedisQuotas(redis, local_quotas, redis_watch)
         duplicates = RedisAcceptedIds(redis, settings.dedupe_ttl_s, redis_watch, settings.dedupe_max_ids)

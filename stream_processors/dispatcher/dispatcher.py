@@ -13,8 +13,8 @@ from fairlane.names import backfill_topic, is_backfill
 from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
-from fairlane.registry import RegistryError
-from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane.schema_registry import RegistryError
+from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.decision import AdmissionDecision
 from stream_processors.dispatcher.admission.stage import AdmissionStage
 from stream_processors.dispatcher.cancellation import CancellationService
@@ -54,7 +54,7 @@ the next transactions."""
 _NOT_REGISTERED = "it is registered under none of the subjects that count, or refused"
 _TOO_MUCH_WAITS = "the schema registry does not answer, and too much waits for it"
 
-_Verdict = QueuedRequest | CancelCommand | tuple[OutRecord, ...]
+_Verdict = QueuedRequest | CancelCommand | tuple[OutputRecord, ...]
 
 
 def _nothing() -> None: ...
@@ -347,7 +347,7 @@ class Dispatcher:
         paused = set(map(backfill_topic, tenants))
         return {partition for partition in self.ownership.partitions() if partition.topic in paused}
 
-    def _turned_away(self, claim: Claim, arrival: ReceivedRecord, outputs: tuple[OutRecord, ...]) -> None:
+    def _turned_away(self, claim: Claim, arrival: ReceivedRecord, outputs: tuple[OutputRecord, ...]) -> None:
         """Submit a rejection or a dead letter, and charge its partition's budget of invalid records."""
         self.transactions.submit(Settlement(claim, outputs))
         if self.invalid_pace.charge(claim.partition, arrival.cost_bytes, self.clock()):

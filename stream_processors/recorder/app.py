@@ -3,7 +3,7 @@
 from confluent_kafka import KafkaException
 
 from fairlane import logs
-from fairlane.registry import codec_for
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import describe
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal

@@ -15,8 +15,8 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
 from fairlane.committed import alarm
 from fairlane.logs import get_logger
-from fairlane.resume import Finding, Log, read_on
-from fairlane.unreadable import UnreadableRange
+from fairlane.resume import LogPosition, PartitionLog, resume_offset
+from fairlane.skipping_consumer import SkippedRange
 from fairlane_server.processes.service import Readiness
 from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize
 from stream_processors.recorder.positions import Move, Partition, Positions, Stored
@@ -154,7 +154,7 @@ class Recorder:
                         records.append(event)
                 case End():
                     self._positions.reach(event.partition, event.offset)
-                case UnreadableRange():
+                case SkippedRange():
                     partition = Partition(event.topic, event.partition)
                     self._positions.reach(partition, event.end)
                     metrics.RECORDER_SKIPPED.labels(event.topic, event.problem).inc(event.end - event.first)
@@ -192,7 +192,7 @@ class Recorder:
                 stored |= self._store.next_offsets(beginnings)
             offsets = {partition: place.next_offset for partition, place in stored.items() if partition not in lost}
             for partition in lost & bounds.keys():
-                log_now = Log(*bounds[partition], ids.get(partition.topic, ""))
+                log_now = PartitionLog(*bounds[partition], ids.get(partition.topic, ""))
                 offsets[partition] = self._back_in_log(partition, stored[partition], log_now)
             # Stored before ids were.
             if unnamed := {
@@ -241,10 +241,10 @@ class Recorder:
                 log.warning("log_bounds_unknown", topic=partition.topic, partition=partition.number, reason=str(error))
         return bounds
 
-    def _back_in_log(self, partition: Partition, stored: Stored, log_now: Log) -> int:
+    def _back_in_log(self, partition: Partition, stored: Stored, log_now: PartitionLog) -> int:
         """The offset to go on from where a stored one may not be in the log. Raises as ``RowStore.write``."""
-        position, finding = read_on(stored.next_offset, stored.topic_id, log_now)
-        if finding is not Finding.IN_LOG:
+        position, finding = resume_offset(stored.next_offset, stored.topic_id, log_now)
+        if finding is not LogPosition.IN_LOG:
             alarm(finding, partition.topic, partition.number, stored.next_offset, log_now)
             topic_ids = {partition: log_now.topic_id} if log_now.topic_id else {}
             self._store.move({partition: Move(stored.next_offset, position)}, topic_ids)

@@ -10,7 +10,7 @@ import psycopg
 from fairlane import metrics
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
-from fairlane_server.postgres.connection import KeptConnection, reason
+from fairlane_server.postgres.connection import ReconnectingConnection, reason
 from stream_processors.recorder.retention import RemovalLag, RemovalSchedule, Rule
 
 log = get_logger(__name__)
@@ -28,7 +28,7 @@ class OldRows:
     """The old rows of the tables, as the role of the recorder."""
 
     def __init__(self, dsn: str, call_timeout_s: float = _CALL_TIMEOUT_S) -> None:
-        self._kept = KeptConnection(dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=_SERVER_TIMEOUTS_S)
+        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=_SERVER_TIMEOUTS_S)
 
     def remove(self, rule: Rule, before_ms: int, most: int) -> tuple[int, int | None]:
         """Remove rows from before this, the oldest first. Returns how many there were, and from when the oldest is that

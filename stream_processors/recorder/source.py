@@ -19,11 +19,11 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.settings import Settings
+from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
 from fairlane.topic_ids import TopicIds
-from fairlane.unreadable import PassingConsumer, UnreadableRange
 from fairlane_server.processes.service import exit_after
 from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import LogRecord
@@ -64,7 +64,7 @@ class OutOfRange:
     partition: Partition
 
 
-Event = LogRecord | End | OutOfRange | UnreadableRange
+Event = LogRecord | End | OutOfRange | SkippedRange
 
 
 class Source:
@@ -79,9 +79,9 @@ class Source:
         self._on_assigned: OnChange = _ignore
         self._on_revoked: OnChange = _ignore
         self._fetched: set[Partition] = set()
-        self._passed: list[UnreadableRange] = []
+        self._passed: list[SkippedRange] = []
         """By the poll under way."""
-        self._consumer = PassingConsumer(
+        self._consumer = SkippingConsumer(
             _config(settings), "recorder", self._passed.append, logger=logging.getLogger("confluent_kafka")
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from fairlane_server.postgres.connection import ALL_TENANTS, KeptConnection, act_for, explain, is_of_values
+from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, act_for, explain, is_value_error
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.tables import ALL_TABLES, Table
@@ -80,7 +80,7 @@ class Store:
     """One connection, opened when it is first needed and again after every failure. Every call is bounded in time."""
 
     def __init__(self, dsn: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self._kept = KeptConnection(dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=_SERVER_TIMEOUTS_S)
+        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=_SERVER_TIMEOUTS_S)
 
     def close(self) -> None:
         """Give the connection back; the next call opens another."""
@@ -137,7 +137,7 @@ class Store:
             with self._kept.transaction() as connection:
                 yield connection
         except psycopg.Error as error:
-            if is_of_values(error):
+            if is_value_error(error):
                 # Its text may quote the row.
                 raise RowsRefusedError(f"{type(error).__name__} ({error.sqlstate})") from None
             if isinstance(error, psycopg.errors.QueryCanceled):

@@ -1,4 +1,4 @@
-"""A test double of a schema registry: the few endpoints that `fairlane.registry` uses, in memory, over real HTTP.
+"""A test double of a schema registry: the endpoints that `fairlane.schema_registry` uses, in memory, over real HTTP.
 
 It is no registry. It stores what it is given, numbers it, and answers in the real one's JSON. Of the rules of real ones
 it knows "same schema, same id" and, from Apicurio, that a subject without a version has no compatibility level and can

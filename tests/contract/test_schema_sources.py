@@ -11,8 +11,15 @@ import pytest
 from fairlane.codec import Codec, DecodeError, DecodeProblem, SchemaNotLoadedError, SchemaSource
 from fairlane.data_files import data_path
 from fairlane.records import ReplyChunk, TenantSpec, type_by_name
-from fairlane.registry import Registry, RegistryError, RegistrySchemas, codec_for, subject_of, without_userinfo
 from fairlane.schema_files import committed_schemas, default_codec
+from fairlane.schema_registry import (
+    RegistryClient,
+    RegistryError,
+    RegistrySchemas,
+    codec_for,
+    subject_of,
+    without_userinfo,
+)
 from fairlane.settings import KafkaSettings
 from tests.contract.examples import all_examples
 from tests.contract.registry_double import RegistryDouble, running_registry
@@ -30,7 +37,7 @@ def empty_registry() -> Iterator[RegistryDouble]:
 @pytest.fixture
 def registry(empty_registry: RegistryDouble) -> RegistryDouble:
     """A registry that holds every committed schema."""
-    client = Registry(empty_registry.url)
+    client = RegistryClient(empty_registry.url)
     for name in committed_schemas().record_names:
         client.register(name, committed_schemas().versions(name))
     empty_registry.requests.clear()
@@ -47,7 +54,7 @@ def source(request: pytest.FixtureRequest) -> SchemaSource:
     if request.param == "files":
         return committed_schemas()
     double: RegistryDouble = request.getfixturevalue("registry")
-    return RegistrySchemas(Registry(double.url), committed_schemas())
+    return RegistrySchemas(RegistryClient(double.url), committed_schemas())
 
 
 def test_source_knows_every_record(source: SchemaSource) -> None:
@@ -86,8 +93,8 @@ def test_codec_for_uses_committed_ids_unless_a_registry_is_named(registry: Regis
 
 def test_register_is_idempotent_and_asks_for_full_compatibility(empty_registry: RegistryDouble) -> None:
     schemas = committed_schemas().versions("ReplyChunk")
-    (first,) = Registry(empty_registry.url).register("ReplyChunk", schemas)
-    (again,) = Registry(empty_registry.url).register("ReplyChunk", schemas)
+    (first,) = RegistryClient(empty_registry.url).register("ReplyChunk", schemas)
+    (again,) = RegistryClient(empty_registry.url).register("ReplyChunk", schemas)
     assert (first.subject, first.version, first.schema_id, first.new) == ("fairlane.ReplyChunk", 1, 100, True)
     assert (again.version, again.schema_id, again.new) == (1, 100, False)
     assert empty_registry.compatibility == {"fairlane.ReplyChunk": "FULL_TRANSITIVE"}
@@ -95,21 +102,21 @@ def test_register_is_idempotent_and_asks_for_full_compatibility(empty_registry: 
 
 def test_a_subject_that_lost_its_compatibility_level_gets_it_back(registry: RegistryDouble) -> None:
     registry.compatibility["fairlane.ReplyChunk"] = "NONE"
-    Registry(registry.url).register("ReplyChunk", committed_schemas().versions("ReplyChunk"))
+    RegistryClient(registry.url).register("ReplyChunk", committed_schemas().versions("ReplyChunk"))
     assert registry.compatibility["fairlane.ReplyChunk"] == "FULL_TRANSITIVE"
 
 
 def test_a_compatibility_level_that_did_not_take_is_told(empty_registry: RegistryDouble) -> None:
     empty_registry.ignores_compatibility = True
     with pytest.raises(RegistryError, match=r"compatibility of fairlane\.ReplyChunk is not set"):
-        Registry(empty_registry.url).register("ReplyChunk", committed_schemas().versions("ReplyChunk"))
+        RegistryClient(empty_registry.url).register("ReplyChunk", committed_schemas().versions("ReplyChunk"))
 
 
 def test_empty_registry_is_refused_at_the_start(empty_registry: RegistryDouble) -> None:
     with pytest.raises(
         RegistryError, match=r"fairlane\.InferenceRequest .*it has no schema.*fairlane schemas register"
     ):
-        RegistrySchemas(Registry(empty_registry.url), committed_schemas())
+        RegistrySchemas(RegistryClient(empty_registry.url), committed_schemas())
 
 
 def test_registry_with_another_schema_is_refused_at_the_start(registry: RegistryDouble) -> None:
@@ -120,7 +127,7 @@ def test_registry_with_another_schema_is_refused_at_the_start(registry: Registry
     with pytest.raises(
         RegistryError, match=rf"fairlane\.WorkItem does not hold the committed schema \(its ids are {ids}\)"
     ):
-        RegistrySchemas(Registry(registry.url), committed_schemas())
+        RegistrySchemas(RegistryClient(registry.url), committed_schemas())
 
 
 def test_schema_text_may_be_spelt_in_another_way(registry: RegistryDouble) -> None:
@@ -128,7 +135,7 @@ def test_schema_text_may_be_spelt_in_another_way(registry: RegistryDouble) -> No
     for schema in registry.schemas.values():
         plain = _respelt(json.loads(schema["schema"]), top=True)
         schema["schema"] = json.dumps(plain, sort_keys=True)
-    source = RegistrySchemas(Registry(registry.url), committed_schemas())
+    source = RegistrySchemas(RegistryClient(registry.url), committed_schemas())
     assert source.writer("WorkItem")[1] == committed_schemas().writer("WorkItem")[1]
 
 
@@ -140,7 +147,7 @@ def _respelt(value: Any, *, top: bool = False) -> Any:
 
 
 def test_id_that_appears_later_is_fetched_once(registry: RegistryDouble) -> None:
-    codec = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    codec = Codec(RegistrySchemas(RegistryClient(registry.url), committed_schemas()))
     newer = json.loads(json.dumps(committed_schemas().writer("ReplyChunk")[1]))
     newer["fields"].insert(0, {"name": "colour", "type": "string", "default": ""})
     schema_id = registry.add(subject_of("ReplyChunk"), json.dumps(newer))
@@ -156,7 +163,7 @@ def test_versions_known_at_the_start_need_no_later_request(registry: RegistryDou
     newer["fields"].append({"name": "colour", "type": "string", "default": ""})
     known = registry_id(registry, "ReplyChunk")
     schema_id = registry.add(subject_of("ReplyChunk"), json.dumps(newer))
-    codec = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    codec = Codec(RegistrySchemas(RegistryClient(registry.url), committed_schemas()))
     registry.answer_with = (500, {"error_code": 500, "message": "down"})
     assert codec.encode(CHUNK)[1:5] == known, "written with the schema this code was made for"
     body = default_codec().encode(CHUNK)[5:]
@@ -165,7 +172,7 @@ def test_versions_known_at_the_start_need_no_later_request(registry: RegistryDou
 
 def test_missing_id_is_not_asked_for_again_at_once(registry: RegistryDouble) -> None:
     now = 0.0
-    source = RegistrySchemas(Registry(registry.url), committed_schemas(), clock=lambda: now)
+    source = RegistrySchemas(RegistryClient(registry.url), committed_schemas(), clock=lambda: now)
     registry.requests.clear()
     for _ in range(3):
         with pytest.raises(KeyError):
@@ -190,7 +197,7 @@ def test_missing_id_is_not_asked_for_again_at_once(registry: RegistryDouble) -> 
     ],
 )
 def test_id_of_a_foreign_schema_is_unknown(registry: RegistryDouble, text: str, schema_type: str) -> None:
-    codec = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    codec = Codec(RegistrySchemas(RegistryClient(registry.url), committed_schemas()))
     schema_id = registry.add("other", text, schema_type)
     with pytest.raises(DecodeError) as caught:
         codec.decode(struct.pack(">bI", 0, schema_id) + b"\x00")
@@ -199,7 +206,7 @@ def test_id_of_a_foreign_schema_is_unknown(registry: RegistryDouble, text: str, 
 
 def test_namesakes_of_our_records_under_other_subjects_are_unknown(registry: RegistryDouble) -> None:
     """Whoever may register a schema somewhere must not decide how our bytes are read."""
-    codec = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    codec = Codec(RegistrySchemas(RegistryClient(registry.url), committed_schemas()))
     newer = json.loads(json.dumps(committed_schemas().writer("ReplyChunk")[1]))
     newer["fields"].append({"name": "colour", "type": "string", "default": ""})
     body = default_codec().encode(CHUNK)[5:] + b"\x08blue"
@@ -210,7 +217,7 @@ def test_namesakes_of_our_records_under_other_subjects_are_unknown(registry: Reg
 
     # The same one under ours, as soon as it is asked for again.
     registry.add(subject_of("ReplyChunk"), json.dumps(newer))
-    again = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    again = Codec(RegistrySchemas(RegistryClient(registry.url), committed_schemas()))
     assert again.decode(struct.pack(">bI", 0, schema_id) + body) == CHUNK
 
 
@@ -229,7 +236,7 @@ def test_a_hostile_schema_under_our_own_subject_is_not_used(
     hostile = json.loads(json.dumps(committed_schemas().writer("ReplyChunk")[1]))
     hostile["fields"].append({"name": "more", "type": type_of_field, "default": None})
     schema_id = registry.add(subject_of("ReplyChunk"), json.dumps(hostile))
-    codec = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    codec = Codec(RegistrySchemas(RegistryClient(registry.url), committed_schemas()))
     assert reason in caplog.text
     with pytest.raises(DecodeError) as caught:
         codec.decode(struct.pack(">bI", 0, schema_id) + default_codec().encode(CHUNK)[5:] + b"\xfe" * 9)
@@ -244,13 +251,13 @@ def test_a_hostile_schema_under_our_own_subject_is_not_used(
 )
 def test_schema_texts_that_are_dear_to_read_are_not_read(registry: RegistryDouble, text: str) -> None:
     schema_id = registry.add(subject_of("ReplyChunk"), text)
-    source = RegistrySchemas(Registry(registry.url), committed_schemas())
+    source = RegistrySchemas(RegistryClient(registry.url), committed_schemas())
     with pytest.raises(KeyError):
         source.reader(schema_id)
 
 
 def test_what_is_not_loaded_is_not_asked_for_unless_that_is_wanted(registry: RegistryDouble) -> None:
-    source = RegistrySchemas(Registry(registry.url), committed_schemas())
+    source = RegistrySchemas(RegistryClient(registry.url), committed_schemas())
     codec = Codec(source)
     newer = json.loads(json.dumps(committed_schemas().writer("ReplyChunk")[1]))
     newer["fields"].append({"name": "colour", "type": "string", "default": ""})
@@ -268,13 +275,13 @@ def test_what_is_not_loaded_is_not_asked_for_unless_that_is_wanted(registry: Reg
 
 def test_a_registry_that_answers_slowly_is_given_up(registry: RegistryDouble) -> None:
     now = iter(range(0, 1_000_000, 6))
-    source = RegistrySchemas(Registry(registry.url), committed_schemas(), clock=lambda: next(now))
+    source = RegistrySchemas(RegistryClient(registry.url), committed_schemas(), clock=lambda: next(now))
     with pytest.raises(RegistryError, match="did not answer within 15 s"):
         source.refresh()
 
 
 def test_outage_is_not_blamed_on_the_record(registry: RegistryDouble) -> None:
-    codec = Codec(RegistrySchemas(Registry(registry.url), committed_schemas()))
+    codec = Codec(RegistrySchemas(RegistryClient(registry.url), committed_schemas()))
     registry.answer_with = (500, {"error_code": 50001, "message": "store is down"})
     with pytest.raises(RegistryError, match=r"store is down \(status 500\)"):
         codec.decode(struct.pack(">bI", 0, 900) + b"body")
@@ -287,22 +294,22 @@ def test_outage_is_not_blamed_on_the_record(registry: RegistryDouble) -> None:
 def test_nonsense_from_the_other_end_is_one_error(empty_registry: RegistryDouble, answer: tuple[int, Any]) -> None:
     empty_registry.answer_with = answer
     with pytest.raises(RegistryError, match="SCHEMA_REGISTRY_URL=http://127"):
-        RegistrySchemas(Registry(empty_registry.url), committed_schemas())
+        RegistrySchemas(RegistryClient(empty_registry.url), committed_schemas())
 
 
 def test_unreachable_registry_and_bad_url_are_named_without_credentials() -> None:
     with pytest.raises(RegistryError, match=r"SCHEMA_REGISTRY_URL=http://127\.0\.0\.1:1: ") as caught:
-        RegistrySchemas(Registry("http://user:hunter2@127.0.0.1:1"), committed_schemas())
+        RegistrySchemas(RegistryClient("http://user:hunter2@127.0.0.1:1"), committed_schemas())
     assert "hunter2" not in str(caught.value)
     with pytest.raises(RegistryError, match="must be an http or https URL"):
-        Registry("ftp://registry")
+        RegistryClient("ftp://registry")
     assert without_userinfo("https://u:p@host:8081/x") == "https://host:8081/x"
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
     with pytest.raises(RegistryError, match=r"needs the extra fairlane\[registry\]"):
-        Registry("http://127.0.0.1:1")
+        RegistryClient("http://127.0.0.1:1")
 
 
 def test_record_of_another_schema_is_an_unexpected_type(source: SchemaSource) -> None:

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from deploy.local.endpoints import Endpoints
 from deploy.local.layout import PROJECT_ROOT, DataDir
 from deploy.local.status import read_status
-from fairlane.kafka import idempotent_producer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.settings import KafkaSettings
 from tests.kit.duties import BROKERS, badly_kept
 from tests.kit.log_reader import LogReader

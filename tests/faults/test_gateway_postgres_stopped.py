@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from fairlane.clock import now_ms
-from fairlane_server.api_keys.registry import ApiKeys
+from fairlane_server.api_keys.key_store import ApiKeys
 from producers.openai_api.gateway_error import UNAVAILABLE
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.gateway_traffic import Traffic, check_promise, degraded

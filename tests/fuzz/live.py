@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from benchmarks.attacks import raw_produce
 from benchmarks.attacks.process_memory import peak_bytes
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.names import requests_topic
 from fairlane.outcomes import Outcome as ReplyOutcome
 from tests.fuzz import corpus, hostile_calls, hostile_records

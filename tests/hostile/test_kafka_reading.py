@@ -14,7 +14,7 @@ from benchmarks.attacks.process_memory import peak_bytes, reset_peak
 from fairlane import headers, names
 from fairlane.clock import now_ms
 from fairlane.codec import DecodeProblem
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.outcomes import Outcome
 from fairlane.records import SourceCoordinate
 from stream_processors.dispatcher.reading.bounded_fetcher import IDLE_WAIT_MS

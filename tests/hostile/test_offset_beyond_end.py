@@ -12,7 +12,7 @@ from confluent_kafka.admin import NewTopic
 from prometheus_client import REGISTRY
 
 from fairlane.client.group_member import GroupMember
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import replies_topic
 from fairlane.offsets import CommitPoint
 from fairlane.records import TenantSpec

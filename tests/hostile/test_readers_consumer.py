@@ -9,7 +9,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from fairlane import headers, names
 from fairlane.outcomes import Outcome
 from fairlane.records import WorkItem
-from fairlane.unreadable import BAD_HEADERS
+from fairlane.skipping_consumer import BAD_HEADERS
 from tests.kit.broker_log import PartitionLog
 from tests.kit.damage import DAMAGES, Damage, KeyAndValue, write_batch
 from tests.kit.log_reader import LogReader, Replies

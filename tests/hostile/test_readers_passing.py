@@ -8,9 +8,9 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fairlane import metrics
-from fairlane.kafka import ClientConfig, read_committed_consumer
+from fairlane.kafka_config import ClientConfig, read_committed_consumer
 from fairlane.settings import KafkaSettings
-from fairlane.unreadable import BAD_HEADERS, PassingConsumer, UnreadableRange, message_headers
+from fairlane.skipping_consumer import BAD_HEADERS, SkippedRange, SkippingConsumer, message_headers
 from tests.kit.broker_log import PartitionLog
 from tests.kit.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topic, write_batch
 from tests.waiting import PATIENCE_S, eventually
@@ -29,8 +29,8 @@ def config(broker: str, unique: str) -> ClientConfig:
 
 
 @pytest.fixture
-def consumer(config: ClientConfig) -> Iterator[PassingConsumer]:
-    made = PassingConsumer(config, READER)
+def consumer(config: ClientConfig) -> Iterator[SkippingConsumer]:
+    made = SkippingConsumer(config, READER)
     yield made
     made.close()
 
@@ -50,15 +50,15 @@ def damage_batch(damage: Damage, log: PartitionLog, number: int) -> None:
     damage.apply(log, log.at(number * PER_BATCH), records(number))
 
 
-def read(consumer: PassingConsumer, partitions: int = 1) -> tuple[list[bytes], list[UnreadableRange]]:
+def read(consumer: SkippingConsumer, partitions: int = 1) -> tuple[list[bytes], list[SkippedRange]]:
     """Everything to the present ends of so many partitions: values, and what was passed over."""
     values: list[bytes] = []
-    passed: list[UnreadableRange] = []
+    passed: list[SkippedRange] = []
     ended: set[int | None] = set()
 
     def is_done() -> bool:
         for one in consumer.poll_batch(100, 0.1):
-            if isinstance(one, UnreadableRange):
+            if isinstance(one, SkippedRange):
                 passed.append(one)
             elif (error := one.error()) is None:
                 values.append(one.value() or b"")
@@ -78,7 +78,7 @@ def counted(problem: str) -> float:
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
 def test_what_stands_around_it_is_read(
-    broker: str, broker_log_dir: Path, unique: str, consumer: PassingConsumer, damage: Damage, where: str
+    broker: str, broker_log_dir: Path, unique: str, consumer: SkippingConsumer, damage: Damage, where: str
 ) -> None:
     make_topic(broker, unique)
     write(broker, unique, 0, 1, 2)
@@ -107,7 +107,7 @@ def test_what_stands_around_it_is_read(
 
 
 def test_several_in_a_row_are_passed_one_by_one(
-    broker: str, broker_log_dir: Path, unique: str, consumer: PassingConsumer
+    broker: str, broker_log_dir: Path, unique: str, consumer: SkippingConsumer
 ) -> None:
     make_topic(broker, unique)
     write(broker, unique, 0, 1, 2, 3)
@@ -126,7 +126,7 @@ def test_several_in_a_row_are_passed_one_by_one(
 
 @pytest.mark.parametrize("count", [1, 2, 300])
 def test_the_end_of_a_batch_of_any_size_is_found(
-    broker: str, broker_log_dir: Path, unique: str, consumer: PassingConsumer, count: int
+    broker: str, broker_log_dir: Path, unique: str, consumer: SkippingConsumer, count: int
 ) -> None:
     make_topic(broker, unique)
     write_batch(broker, unique, [(b"k", b"lost")] * count)
@@ -153,7 +153,7 @@ def test_the_other_partitions_of_a_member_go_on_where_they_are(
         "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
         "consumer": {"group.protocol": "consumer"},
     }
-    member = PassingConsumer(config | {"auto.offset.reset": "earliest"} | protocols[protocol], READER)
+    member = SkippingConsumer(config | {"auto.offset.reset": "earliest"} | protocols[protocol], READER)
     try:
         member.subscribe([unique])
         values, passed = read(member, partitions=3)
@@ -163,7 +163,7 @@ def test_the_other_partitions_of_a_member_go_on_where_they_are(
     assert sorted(values) == sorted(value for number in range(9) if number != 4 for _, value in records(number))
 
 
-def test_a_seek_works_where_retention_ran_past_the_reader(broker: str, unique: str, consumer: PassingConsumer) -> None:
+def test_a_seek_works_where_retention_ran_past_the_reader(broker: str, unique: str, consumer: SkippingConsumer) -> None:
     make_topic(broker, unique)
     write(broker, unique, 0, 1)
     place = TopicPartition(unique, 0, PER_BATCH)
@@ -180,7 +180,7 @@ def test_a_seek_works_where_retention_ran_past_the_reader(broker: str, unique: s
 
 
 def test_headers_with_a_key_that_is_no_text_are_none_and_counted(
-    broker: str, broker_log_dir: Path, unique: str, consumer: PassingConsumer
+    broker: str, broker_log_dir: Path, unique: str, consumer: SkippingConsumer
 ) -> None:
     make_topic(broker, unique)
     write(broker, unique, 0, 1)

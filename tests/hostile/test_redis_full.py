@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from deploy.local.redis import CACHE_NAME, NAME
 from fairlane.records import SourceCoordinate
 from fairlane_server.caching.keys import CacheName, request_key
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.redis.state import report_state
 from producers.gateway.claim_stores import RedisClaims
@@ -69,7 +69,7 @@ def ids(*numbers: int, place: SourceCoordinate = HERE) -> list[tuple[str, str, S
 def test_caches_that_evict_take_no_state_with_them(state: OwnRedis, cache: OwnRedis) -> None:
     async def run() -> None:
         async with Redis.from_url(state.url) as state_redis, Redis.from_url(cache.url) as cache_redis:
-            index = RedisAcceptedIds(state_redis, 3_600, RedisWatch(state_redis), 10_000)
+            index = RedisAcceptedIds(state_redis, 3_600, RedisAvailability(state_redis), 10_000)
             numbers = range(2_000)
             assert await index.first_seen(ids(*numbers)) == [None] * 2_000
             await cache_redis.config_set("maxmemory", 4 * 1024 * 1024)
@@ -86,7 +86,7 @@ def test_caches_that_evict_take_no_state_with_them(state: OwnRedis, cache: OwnRe
 def test_a_full_state_refuses_what_is_new_and_knows_what_it_knew(state: OwnRedis) -> None:
     async def run() -> None:
         async with Redis.from_url(state.url) as redis:
-            watch = RedisWatch(redis)
+            watch = RedisAvailability(redis)
             index = RedisAcceptedIds(redis, 3_600, watch, 10_000)
             claims = RedisClaims(redis, watch, PATIENCE_S, 10_000)
             other = RedisClaims(redis, watch, PATIENCE_S, 10_000)
@@ -121,7 +121,7 @@ def test_a_full_state_refuses_what_is_new_and_knows_what_it_knew(state: OwnRedis
 def test_what_was_seen_survives_a_kill(state: OwnRedis) -> None:
     async def run() -> None:
         async with Redis.from_url(state.url) as redis:
-            index = RedisAcceptedIds(redis, 3_600, RedisWatch(redis), 10_000)
+            index = RedisAcceptedIds(redis, 3_600, RedisAvailability(redis), 10_000)
             await index.first_seen(ids(1, 2))
 
             async def is_synced() -> bool:
@@ -133,7 +133,7 @@ def test_what_was_seen_survives_a_kill(state: OwnRedis) -> None:
         state.kill()
         state.start()
         async with Redis.from_url(state.url) as redis:
-            index = RedisAcceptedIds(redis, 3_600, RedisWatch(redis), 10_000)
+            index = RedisAcceptedIds(redis, 3_600, RedisAvailability(redis), 10_000)
             assert await index.first_seen(ids(1, 2, place=THERE)) == [HERE, HERE]
 
     asyncio.run(run())

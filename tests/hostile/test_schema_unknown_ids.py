@@ -14,8 +14,8 @@ from benchmarks.attacks.process_memory import peak_bytes
 from fairlane import names
 from fairlane.codec import DecodeProblem
 from fairlane.outcomes import Outcome
-from fairlane.registry import subject_of
 from fairlane.schema_files import committed_schemas
+from fairlane.schema_registry import subject_of
 from tests.contract.registry_double import RegistryDouble, running_registry
 from tests.kit.hostile_kit import assert_undisturbed, calm_p99_s, fill, neighbour, requests_topic, under, warm
 from tests.kit.pipeline import Pipeline, header

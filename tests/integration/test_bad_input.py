@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from deploy.local.stack import LocalStack
 from fairlane import headers, names
 from fairlane.codec import DecodeProblem
-from fairlane.kafka import transactional_producer
+from fairlane.kafka_config import transactional_producer
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import SourceCoordinate, TenantSpec
 from tests.kit.answers_bench import Bench, source_of

@@ -17,7 +17,7 @@ from deploy.local.redis import CACHE_NAME
 from fairlane_server.caching.entries import MOST_ENTRY_BYTES, seal
 from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
 from fairlane_server.caching.responses import answer_of, encode_answer, semantic_group
-from fairlane_server.redis.cache import RedisCache, Result
+from fairlane_server.redis.cache import LookUpResult, RedisCache
 from stream_processors.dispatcher.response_cache.caches import Caches, make_caches
 from tests.kit.cache_kit import COLLECTION, HITS, MODEL_VERSION, reply, request, work
 from tests.kit.own_redis import OwnRedis, own_redis_server
@@ -93,14 +93,14 @@ def test_what_somebody_else_put_there_is_poisoned(redis_url: str, unique: str) -
             cache = RedisCache(redis, 300, PATIENT_S)
             key = cache_key(CacheName.RETRIEVAL, unique, "text")
             await redis.set(key.name, bytes(8 * MOST_ENTRY_BYTES), ex=60)
-            assert (await cache.look_up(key, bytes)).result is Result.POISONED
+            assert (await cache.look_up(key, bytes)).result is LookUpResult.POISONED
             await redis.delete(key.name)
             await redis.hset(key.name, "somebody", "else's")
-            assert (await cache.look_up(key, bytes)).result is Result.POISONED
-            assert await cache.rows(key, 3) is Result.POISONED
+            assert (await cache.look_up(key, bytes)).result is LookUpResult.POISONED
+            assert await cache.rows(key, 3) is LookUpResult.POISONED
             assert await cache.put(key, b"found"), "what stood there goes"
             assert (await cache.look_up(key, bytes)).value == b"found"
-            assert await cache.rows(key, 3) is Result.POISONED
+            assert await cache.rows(key, 3) is LookUpResult.POISONED
             rows = cache_key(CacheName.SEMANTIC, unique, "text")
             await redis.lpush(rows.name, bytes(8 * MOST_ENTRY_BYTES))
             assert await cache.add_row(rows, b"row", 3)
@@ -132,7 +132,7 @@ def test_a_redis_that_stops_costs_a_timeout_now_and_then(own_redis: OwnRedis, un
             cache = RedisCache(redis, 300, TIMEOUT_S, clock_s=lambda: now_s)
             keys = [cache_key(CacheName.RETRIEVAL, unique, number) for number in range(50)]
 
-            async def look_up(one: CacheKey) -> tuple[Result, float]:
+            async def look_up(one: CacheKey) -> tuple[LookUpResult, float]:
                 begun = monotonic()
                 looked = await cache.look_up(one, bytes)
                 assert looked.value in (None, one.digest), "an answer to another question"
@@ -142,7 +142,7 @@ def test_a_redis_that_stops_costs_a_timeout_now_and_then(own_redis: OwnRedis, un
                 assert await RedisCache(redis, 300, PATIENT_S).put(one, one.digest)
             own_redis.kill() if fault == "gone" else own_redis.hang()
             found = [await look_up(one) for one in keys]
-            assert {result for result, _ in found} == {Result.UNAVAILABLE}
+            assert {result for result, _ in found} == {LookUpResult.UNAVAILABLE}
             assert max(spent_s for _, spent_s in found) < CLIENT_TIMEOUT_S / 2
             # A machine that does something else for a moment may delay one of them or two as well.
             assert sum(spent_s >= TIMEOUT_S for _, spent_s in found) <= 3 + 2, "left alone after three"
@@ -154,7 +154,7 @@ def test_a_redis_that_stops_costs_a_timeout_now_and_then(own_redis: OwnRedis, un
             for one in keys:
                 assert (await patient.look_up(one, bytes)).value == (one.digest if fault == "hung" else None)
             now_s += 60
-            assert (await look_up(keys[0]))[0] is (Result.HIT if fault == "hung" else Result.MISS)
+            assert (await look_up(keys[0]))[0] is (LookUpResult.HIT if fault == "hung" else LookUpResult.MISS)
 
     run(test())
 

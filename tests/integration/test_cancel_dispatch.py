@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from fairlane import names
 from fairlane.clock import now_ms
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import AuditEvent, Cancellation, CancelRequest, InferenceRequest, TenantSpec
 from inference_consumers.cancellation.cancellations import CancellationFeed, Cancellations

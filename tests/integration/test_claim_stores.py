@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from producers.gateway.claim_stores import RedisClaims
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.own_redis import own_redis_server
@@ -28,9 +28,9 @@ async def claims(url: str, ttl_s: int = 60) -> AsyncIterator[RedisClaims]:
 
 
 @asynccontextmanager
-async def watched_claims(url: str, ttl_s: int = 60) -> AsyncIterator[tuple[RedisClaims, RedisWatch]]:
+async def watched_claims(url: str, ttl_s: int = 60) -> AsyncIterator[tuple[RedisClaims, RedisAvailability]]:
     async with Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=TIMEOUT_S) as redis:
-        watch = RedisWatch(redis, timeout_s=TIMEOUT_S)
+        watch = RedisAvailability(redis, timeout_s=TIMEOUT_S)
         try:
             yield RedisClaims(redis, watch, timeout_s=TIMEOUT_S, most=10_000, ttl_s=ttl_s), watch
         finally:

@@ -26,7 +26,7 @@ from fairlane.errors import (
     Unavailable,
     Unsuccessful,
 )
-from fairlane.kafka import idempotent_producer, read_committed_consumer, transactional_producer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer, transactional_producer
 from fairlane.names import replies_topic, requests_topic
 from fairlane.records import InferenceReply, InferenceRequest, Output
 from fairlane.schema_files import default_codec

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 import fairlane
 from deploy.local.layout import PROJECT_ROOT
-from fairlane.kafka import idempotent_producer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.names import dead_letter_replies_topic, replies_topic
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from fairlane.client import AsyncClient, AsyncTextStream, Client, TextDelta, TextStream
 from fairlane.errors import Cancelled
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import chunks_topic, replies_topic, requests_topic
 from fairlane.settings import KafkaSettings
 from tests.kit.other_side import OtherSide, create_topics

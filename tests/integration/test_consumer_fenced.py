@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Producer
 
 from fairlane import names
-from fairlane.kafka import transactional_producer
+from fairlane.kafka_config import transactional_producer
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent
 from tests.kit.pipeline import Pipeline

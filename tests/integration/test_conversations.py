@@ -17,11 +17,11 @@ from fairlane.outcomes import HistoryReason
 from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
 from fairlane.schema_files import default_codec
 from fairlane_server.conversations.conversations import ConversationNotFoundError, Conversations
-from fairlane_server.conversations.turn_reader import NEWEST_WITH, PgTurnStore
-from fairlane_server.conversations.turns import MOST_TURNS, Turns
+from fairlane_server.conversations.pg_turn_store import NEWEST_WITH, PgTurnStore
+from fairlane_server.conversations.turns import MOST_TURNS, StoredTurns
 from fairlane_server.postgres import pool
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
-from fairlane_server.postgres.pool import PromptPool
+from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
 from stream_processors.recorder.positions import Move, Partition, Stored
@@ -101,7 +101,7 @@ def reading(tables: PostgresServer, use: Callable[[PgTurnStore], Awaitable[T]], 
     """What comes of this use of a pool of so many connections."""
 
     async def run() -> T:
-        pool = PromptPool(tables.dsn, "test-turns", connections)
+        pool = DeadlinePool(tables.dsn, "test-turns", connections)
         await pool.open()
         try:
             return await use(PgTurnStore(pool))
@@ -113,11 +113,11 @@ def reading(tables: PostgresServer, use: Callable[[PgTurnStore], Awaitable[T]], 
 
 def read(
     tables: PostgresServer, tenant: str, conversation_id: str, after: str | None = None, most: int = ENOUGH
-) -> Turns:
+) -> StoredTurns:
     return reading(tables, lambda store: store.turns(tenant, conversation_id, after, most, PATIENT_S))
 
 
-def answers(turns: Turns) -> list[str]:
+def answers(turns: StoredTurns) -> list[str]:
     return [turn.answer for turn in turns.turns]
 
 
@@ -133,7 +133,7 @@ def test_the_newest_turns_come_oldest_first(tables: PostgresServer, recorded: Re
         1_000,
     )
     assert first.tokens == 2 * (2 + 1)
-    assert read(tables, "acme", "other") == Turns()
+    assert read(tables, "acme", "other") == StoredTurns()
 
 
 def test_turns_stand_in_the_order_of_their_requests_whatever_the_clocks_of_consumers_say(
@@ -197,8 +197,8 @@ def test_turns_are_read_with_the_one_before_or_not_at_all(tables: PostgresServer
     recorded.turns("globex", "talk", [77])
     recorded.turns("acme", "nul\0byte", [1])
 
-    async def use(store: PgTurnStore) -> list[Turns | None]:
-        async def asked(after: str, conversation_id: str = "talk", most: int = ENOUGH) -> Turns | None:
+    async def use(store: PgTurnStore) -> list[StoredTurns | None]:
+        async def asked(after: str, conversation_id: str = "talk", most: int = ENOUGH) -> StoredTurns | None:
             return await store.turns_with("acme", conversation_id, after, most, PATIENT_S)
 
         whole = await store.turns("acme", "talk", "talk-1", ENOUGH, PATIENT_S)

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client import REGISTRY
 
 from fairlane import names
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.records import ClassLoad, DispatchReport, PoolLoad, TenantLoad
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
@@ -173,7 +173,7 @@ def test_without_a_broker_the_loop_goes_on_and_stopping_takes_seconds_at_most() 
 
 
 def test_a_full_queue_drops_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlane.kafka.MAX_HEARTBEATS_QUEUED", 2)
+    monkeypatch.setattr("fairlane.kafka_config.MAX_HEARTBEATS_QUEUED", 2)
     monkeypatch.setattr("stream_processors.dispatcher.output.dispatch_reporter._EVERY_S", 0.03)
     settings = Settings(kafka_bootstrap_servers="127.0.0.1:1", instance_id="alone")
 

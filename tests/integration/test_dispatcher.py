@@ -14,7 +14,7 @@ from deploy.local.layout import PROJECT_ROOT
 from deploy.local.services import Service
 from fairlane import headers, names
 from fairlane.clock import now_ms
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.outcomes import Code, Outcome, Priority
 from fairlane.records import InferenceReply, ModelVersion, SourceCoordinate, TenantSpec, WorkItem
 from tests.kit.deployment import write_tenants

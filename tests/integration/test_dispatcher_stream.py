@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from fairlane.kafka import idempotent_producer, read_committed_consumer, transactional_producer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer, transactional_producer
 from fairlane.ownership import Membership, Ownership, PartitionId
 from fairlane.settings import Settings
 from inference_consumers.group import parse_group_metadata

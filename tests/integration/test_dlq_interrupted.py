@@ -13,11 +13,11 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from fairlane import names
 from fairlane.clock import now_ms
 from fairlane.cluster import ClusterError
-from fairlane.kafka import transactional_producer
+from fairlane.kafka_config import transactional_producer
 from fairlane.letter import Letter, ReplayMark, mark_headers
 from fairlane.records import SourceCoordinate
 from fairlane_server.cli.dlq_options import DeadLetters
-from fairlane_server.dead_letters.log import LetterLog, Stretch
+from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.replay import Replay, make_replay, mark_record
 from fairlane_server.dead_letters.replayer import Replayer
 from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
@@ -37,8 +37,8 @@ def bench(
 
 
 @pytest.fixture
-def log(bench: DeadLettersBench) -> Iterator[LetterLog]:
-    with LetterLog(bench.pipeline.settings, bench.pipeline.codec) as log:
+def log(bench: DeadLettersBench) -> Iterator[DeadLetterReader]:
+    with DeadLetterReader(bench.pipeline.settings, bench.pipeline.codec) as log:
         yield log
 
 
@@ -46,7 +46,7 @@ def replayer(bench: DeadLettersBench) -> Replayer:
     return Replayer(bench.pipeline.settings, bench.pipeline.codec, "dlq:test", now_ms)
 
 
-def replay_of(log: LetterLog, place: SourceCoordinate) -> Replay:
+def replay_of(log: DeadLetterReader, place: SourceCoordinate) -> Replay:
     letter = log.find(place)
     assert letter is not None
     return make_replay(letter, NEW_ID)
@@ -80,7 +80,7 @@ def test_ctrl_c_ends_after_a_letter_and_the_same_command_goes_on(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_latest_replay_stops_those_before_it(bench: DeadLettersBench, log: LetterLog) -> None:
+def test_the_latest_replay_stops_those_before_it(bench: DeadLettersBench, log: DeadLetterReader) -> None:
     first, second = (bench.bury(bench.pipeline.request()) for _ in range(2))
     older = replayer(bench)
     older.send(replay_of(log, first))
@@ -93,7 +93,7 @@ def test_the_latest_replay_stops_those_before_it(bench: DeadLettersBench, log: L
     assert [len(one["replayed_as"]) for one in bench.json("list")["letters"]] == [1, 1]
 
 
-def test_a_replay_that_was_killed_has_not_happened(bench: DeadLettersBench, log: LetterLog) -> None:
+def test_a_replay_that_was_killed_has_not_happened(bench: DeadLettersBench, log: DeadLetterReader) -> None:
     place = bench.bury(bench.pipeline.request())
     killed = Producer(
         transactional_producer(bench.pipeline.settings, "fairlane-dead-letter-replay", 10_000) | {"log_level": 0}
@@ -125,7 +125,7 @@ def open_letter(bench: DeadLettersBench, unique: str) -> Iterator[Callable[[], C
 
 
 def test_an_open_transaction_is_waited_for(
-    bench: DeadLettersBench, log: LetterLog, open_letter: Callable[[], Callable[[], None]]
+    bench: DeadLettersBench, log: DeadLetterReader, open_letter: Callable[[], Callable[[], None]]
 ) -> None:
     place = bench.bury(bench.pipeline.request())
     abort = open_letter()
@@ -151,14 +151,14 @@ def test_a_mark_behind_an_open_transaction_counts(
     place = bench.bury(bench.pipeline.request())
     abort = open_letter()
     bench.pipeline.write(place.topic, [(None, b"")], mark_headers(place, NEW_ID))
-    stretches = LetterLog.stretches
+    stretches = DeadLetterReader.stretches
 
-    def aborted_then(log: LetterLog, topics: list[str], **options: Any) -> list[Stretch]:
+    def aborted_then(log: DeadLetterReader, topics: list[str], **options: Any) -> list[PartitionRange]:
         found = stretches(log, topics, **options)
         abort()
         return found
 
-    monkeypatch.setattr(LetterLog, "stretches", aborted_then)
+    monkeypatch.setattr(DeadLetterReader, "stretches", aborted_then)
     *_, last = bench.lines("replay", "--topic", "work")
     assert (last["summary"]["replayed"], last["summary"]["replayed_before"]) == (0, 1)
 

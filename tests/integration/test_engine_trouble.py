@@ -14,7 +14,7 @@ from deploy.local.services import Service
 from fairlane import names
 from fairlane.outcomes import Code, Outcome, Task
 from fairlane.records import Parameters, ReplyChunk
-from fairlane_server.processes.restarts import NOT_AGAIN
+from fairlane_server.processes.restarts import EXIT_NO_RESTART
 from tests.kit.deployment import model_per_task
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline
@@ -210,7 +210,7 @@ def test_a_consumer_that_would_bury_its_topic_ends_for_good_and_says_why(pipelin
     for name, sent in requests.items():
         pipeline.publish(name, *sent)
     consumer = troubled(pipeline, MAX_BATCH_SIZE="8")
-    assert consumer.wait_ended(60) == NOT_AGAIN
+    assert consumer.wait_ended(60) == EXIT_NO_RESTART
     [event] = consumer.events("consumer_failed")
     assert event["error"].startswith("10 of the latest 10 items of all tenants but the worst")
     pipeline.consumer().wait_ready()

@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from fairlane_server.api_keys.registry import ApiKeys, IssuedKey
+from fairlane_server.api_keys.key_store import ApiKeys, IssuedKey
 from tests.kit.gateway_kit import CALL_TIMEOUT_S, LONG_MS, Served, serving
 from tests.kit.identity_kit import (
     AUDIENCE,

@@ -18,7 +18,7 @@ from fairlane.records import InferenceRequest, Message, RequestInput, WorkItem
 from fairlane.settings import Settings
 from fairlane_server.caching.keys import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
-from fairlane_server.redis.cache import RedisCache, Result
+from fairlane_server.redis.cache import LookUpResult, RedisCache
 from inference_consumers.results.cache_writer import TIMEOUT_S, CacheWriter, kept_answers_for
 from stream_processors.dispatcher.response_cache.caches import ResponseCache
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
@@ -77,7 +77,7 @@ def test_what_is_kept_answers_the_same_question_of_the_same_tenant_alone(redis_u
     assert look_up(redis_url, *(key_of(one.request, f"{unique}-other") for one in done)) == [None] * 100
     assert look_up(redis_url, key_of(done[0].request, unique, "4"), key_of(request("question"), unique)) == [None] * 2
 
-    async def steal() -> list[Result]:
+    async def steal() -> list[LookUpResult]:
         """Another tenant's entry, copied to where one looks."""
         async with asyncio.timeout(30), Redis.from_url(redis_url) as redis:
             mine = key_of(done[0].request, unique).name
@@ -90,7 +90,7 @@ def test_what_is_kept_answers_the_same_question_of_the_same_tenant_alone(redis_u
                 results.append((await RedisCache(redis, TTL_S, PATIENT_S).look_up(key, bytes)).result)
             return results
 
-    assert asyncio.run(steal()) == [Result.POISONED] * 2
+    assert asyncio.run(steal()) == [LookUpResult.POISONED] * 2
 
 
 @pytest.mark.alone

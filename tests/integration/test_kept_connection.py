@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fairlane_server.postgres.connection import DsnError, KeptConnection, connect
+from fairlane_server.postgres.connection import DsnError, ReconnectingConnection, connect
 from tests.kit.pgvector_kit import PATIENT_S, paused
 from tests.stack import PostgresServer
 from tests.waiting import eventually
@@ -27,12 +27,12 @@ def other(database: PostgresServer) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture
-def kept(database: PostgresServer) -> Iterator[KeptConnection]:
-    with closing(KeptConnection(database.dsn, NAME, PATIENT_S)) as made:
+def kept(database: PostgresServer) -> Iterator[ReconnectingConnection]:
+    with closing(ReconnectingConnection(database.dsn, NAME, PATIENT_S)) as made:
         yield made
 
 
-def backend(kept: KeptConnection) -> int:
+def backend(kept: ReconnectingConnection) -> int:
     with kept.transaction() as connection:
         return connection.info.backend_pid
 
@@ -45,7 +45,7 @@ def notes(other: psycopg.Connection) -> list[int]:
     return [note for (note,) in other.execute("SELECT note FROM notes ORDER BY note")]
 
 
-def test_it_is_opened_when_it_is_needed_and_used_again(kept: KeptConnection, other: psycopg.Connection) -> None:
+def test_it_is_opened_when_it_is_needed_and_used_again(kept: ReconnectingConnection, other: psycopg.Connection) -> None:
     assert open_backends(other) == []
     first = backend(kept)
     assert backend(kept) == first
@@ -56,7 +56,7 @@ def test_it_is_opened_when_it_is_needed_and_used_again(kept: KeptConnection, oth
 
 
 def test_a_transaction_is_committed_and_acts_for_its_tenant_alone(
-    kept: KeptConnection, other: psycopg.Connection
+    kept: ReconnectingConnection, other: psycopg.Connection
 ) -> None:
     acting = "SELECT current_setting('fairlane.tenant', true)"
     with kept.transaction("acme") as connection:
@@ -67,7 +67,7 @@ def test_a_transaction_is_committed_and_acts_for_its_tenant_alone(
     assert notes(other) == [1]
 
 
-def test_a_connection_that_died_is_replaced(kept: KeptConnection, other: psycopg.Connection) -> None:
+def test_a_connection_that_died_is_replaced(kept: ReconnectingConnection, other: psycopg.Connection) -> None:
     first = backend(kept)
     other.execute("SELECT pg_terminate_backend(%s)", (first,))
     eventually(lambda: not open_backends(other), what="the end of the connection")
@@ -76,7 +76,7 @@ def test_a_connection_that_died_is_replaced(kept: KeptConnection, other: psycopg
     assert backend(kept) != first
 
 
-def test_one_that_dies_in_a_transaction_is_replaced(kept: KeptConnection, other: psycopg.Connection) -> None:
+def test_one_that_dies_in_a_transaction_is_replaced(kept: ReconnectingConnection, other: psycopg.Connection) -> None:
     def write_and_die() -> None:
         with kept.transaction() as connection:
             connection.execute("INSERT INTO notes VALUES (1)")
@@ -89,7 +89,9 @@ def test_one_that_dies_in_a_transaction_is_replaced(kept: KeptConnection, other:
     assert notes(other) == [2]
 
 
-def test_one_that_dies_in_a_block_that_fails_is_replaced(kept: KeptConnection, other: psycopg.Connection) -> None:
+def test_one_that_dies_in_a_block_that_fails_is_replaced(
+    kept: ReconnectingConnection, other: psycopg.Connection
+) -> None:
     with suppress(ZeroDivisionError), kept.transaction() as connection:
         other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
         raise ZeroDivisionError
@@ -97,7 +99,7 @@ def test_one_that_dies_in_a_block_that_fails_is_replaced(kept: KeptConnection, o
 
 
 def test_a_server_that_hangs_is_waited_for_no_longer_than_the_time(database: PostgresServer) -> None:
-    hasty = KeptConnection(make_conninfo(database.dsn, connect_timeout=2), NAME, 0.5)
+    hasty = ReconnectingConnection(make_conninfo(database.dsn, connect_timeout=2), NAME, 0.5)
 
     def is_back() -> bool:
         with suppress(psycopg.Error):
@@ -116,7 +118,7 @@ def test_a_server_that_hangs_is_waited_for_no_longer_than_the_time(database: Pos
         eventually(is_back, what="a connection")
 
 
-def test_the_time_of_a_transaction_holds_for_the_server_too(kept: KeptConnection) -> None:
+def test_the_time_of_a_transaction_holds_for_the_server_too(kept: ReconnectingConnection) -> None:
     shown = "SELECT current_setting('statement_timeout')"
     with kept.transaction() as connection:
         usual = connection.execute(shown).fetchone()
@@ -126,7 +128,7 @@ def test_the_time_of_a_transaction_holds_for_the_server_too(kept: KeptConnection
         assert connection.execute(shown).fetchone() == usual
 
 
-def test_a_block_that_fails_leaves_nothing_open(kept: KeptConnection, other: psycopg.Connection) -> None:
+def test_a_block_that_fails_leaves_nothing_open(kept: ReconnectingConnection, other: psycopg.Connection) -> None:
     first = backend(kept)
     with suppress(ZeroDivisionError), kept.transaction() as connection:
         connection.execute("INSERT INTO notes VALUES (1)")
@@ -137,7 +139,7 @@ def test_a_block_that_fails_leaves_nothing_open(kept: KeptConnection, other: psy
 
 
 def test_a_value_that_is_refused_leaves_nothing_open_and_costs_no_connection(
-    kept: KeptConnection, other: psycopg.Connection
+    kept: ReconnectingConnection, other: psycopg.Connection
 ) -> None:
     def write_two(value: str) -> None:
         with kept.transaction() as connection:
@@ -153,7 +155,7 @@ def test_a_value_that_is_refused_leaves_nothing_open_and_costs_no_connection(
     assert notes(other) == [1]
 
 
-def test_after_any_other_refusal_there_is_a_new_one(kept: KeptConnection, other: psycopg.Connection) -> None:
+def test_after_any_other_refusal_there_is_a_new_one(kept: ReconnectingConnection, other: psycopg.Connection) -> None:
     first = backend(kept)
     with pytest.raises(psycopg.errors.UndefinedTable), kept.transaction() as connection:
         connection.execute("SELECT * FROM nothing")
@@ -170,7 +172,9 @@ def test_every_connection_is_prepared(database: PostgresServer, other: psycopg.C
             connection.execute("SELECT * FROM nothing")
 
     limits = {"statement_timeout": 12, "lock_timeout": 0.5}
-    with closing(KeptConnection(database.dsn, NAME, PATIENT_S, server_timeouts_s=limits, prepare=prepare)) as kept:
+    with closing(
+        ReconnectingConnection(database.dsn, NAME, PATIENT_S, server_timeouts_s=limits, prepare=prepare)
+    ) as kept:
         with pytest.raises(psycopg.errors.UndefinedTable):
             backend(kept)
         eventually(lambda: not open_backends(other), what="the end of the connection")
@@ -183,5 +187,5 @@ def test_every_connection_is_prepared(database: PostgresServer, other: psycopg.C
 
 def test_what_is_no_connection_string_is_not_quoted() -> None:
     with pytest.raises(DsnError) as caught:
-        backend(KeptConnection("nonsense hush", NAME, PATIENT_S))
+        backend(ReconnectingConnection("nonsense hush", NAME, PATIENT_S))
     assert "hush" not in str(caught.value)

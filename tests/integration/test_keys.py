@@ -17,12 +17,12 @@ from psycopg.conninfo import conninfo_to_dict
 from fairlane import logs
 from fairlane.clock import monotonic_ms, now_ms
 from fairlane_server.api_keys.api_key import new_key, parse_key
-from fairlane_server.api_keys.registry import ApiKeys, ApiKeysError, KeyNotFoundError
+from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError, KeyNotFoundError
 from fairlane_server.api_keys.roles import Role, Scope
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.cli import main
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
-from fairlane_server.postgres.pool import PromptPool
+from fairlane_server.postgres.pool import DeadlinePool
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.key_store import (
     IdentityStore,
@@ -105,7 +105,7 @@ class InPostgres:
 
     def ask(self, use: Callable[[IdentityStore], Awaitable[T]]) -> T:
         async def run() -> T:
-            pool = PromptPool(self._server.dsn, "test-keys", 2)
+            pool = DeadlinePool(self._server.dsn, "test-keys", 2)
             await pool.open()
             try:
                 return await use(PgIdentityStore(pool))
@@ -437,7 +437,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
     known, unknown = kept.create("acme"), kept.create("acme")
 
     async def run() -> None:
-        pool = PromptPool(tables.dsn, "test-keys", 2)
+        pool = DeadlinePool(tables.dsn, "test-keys", 2)
         await pool.open()
         later_ms = 0
 
@@ -464,7 +464,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
 
 def test_a_store_that_is_not_there_says_so(unique: str) -> None:
     async def run() -> None:
-        pool = PromptPool("postgresql://fairlane@127.0.0.1:1/fairlane", "test-keys", 1)
+        pool = DeadlinePool("postgresql://fairlane@127.0.0.1:1/fairlane", "test-keys", 1)
         await pool.open()
         try:
             with pytest.raises(StoreUnavailableError):

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fairlane.kafka import connection, idempotent_producer
+from fairlane.kafka_config import connection, idempotent_producer
 from fairlane.names import priority_topic
 from fairlane.outcomes import Priority
 from fairlane.ownership import Ownership

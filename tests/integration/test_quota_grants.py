@@ -12,7 +12,7 @@ from deploy.local.ports import PortClaims
 from fairlane.clock import ClockMs, now_ms
 from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate, TenantSpec
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
 from stream_processors.dispatcher.admission.quotas import Ask
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
@@ -32,7 +32,7 @@ async def dispatchers(
     """The quotas of one dispatcher, of the one that comes after it, and what both are kept in."""
     async with Redis.from_url(url) as redis:
         first, second = (
-            RedisQuotas(redis, NobodyIsAsked(), RedisWatch(redis), clock, timeout_s=10.0) for _ in range(2)
+            RedisQuotas(redis, NobodyIsAsked(), RedisAvailability(redis), clock, timeout_s=10.0) for _ in range(2)
         )
         yield first, second, redis
 
@@ -127,7 +127,7 @@ def test_without_redis_the_next_reader_asks_its_own_quotas(unique: str) -> None:
     async def run() -> None:
         ports = PortClaims()
         async with Redis.from_url(f"redis://127.0.0.1:{ports.take('nobody')}/0") as redis:
-            quotas = RedisQuotas(redis, LocalQuotas(now_ms), RedisWatch(redis))
+            quotas = RedisQuotas(redis, LocalQuotas(now_ms), RedisAvailability(redis))
             assert await quotas.take([ask(spec, 0, 100)]) == [None]
             await quotas.hand_over([ask(spec, 0, 100)])
             assert await quotas.take([ask(spec, 0, 100)]) == [None]

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 
 from deploy.local.ports import PortClaims
 from fairlane.records import SourceCoordinate, TenantSpec
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.token_bucket import LONGEST_WAIT_MS
 from stream_processors.dispatcher.admission.local_quotas import LocalQuotas, Quotas
 from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
@@ -58,7 +58,7 @@ def open_quotas(request: pytest.FixtureRequest) -> OpenQuotas:
     @asynccontextmanager
     async def shared(clock: Clock) -> AsyncIterator[Quotas]:
         async with Redis.from_url(url) as redis:
-            yield RedisQuotas(redis, NobodyIsAsked(), RedisWatch(redis), clock, timeout_s=10.0)
+            yield RedisQuotas(redis, NobodyIsAsked(), RedisAvailability(redis), clock, timeout_s=10.0)
 
     return shared
 
@@ -194,7 +194,7 @@ def test_redis_decides_as_memory_does(redis_url: str, unique: str, seed: int) ->
         clock = Clock()
         local = LocalQuotas(clock)
         async with Redis.from_url(redis_url) as redis:
-            shared = RedisQuotas(redis, NobodyIsAsked(), RedisWatch(redis), clock, timeout_s=10.0)
+            shared = RedisQuotas(redis, NobodyIsAsked(), RedisAvailability(redis), clock, timeout_s=10.0)
             for _ in range(60):
                 clock.now_ms += chance.choice((0, 3, 250, 4_000))
                 if chance.random() < 0.2:
@@ -220,7 +220,7 @@ def test_dispatchers_share_one_quota_by_the_clock_of_redis(redis_url: str, uniqu
 
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            both = [RedisQuotas(redis, NobodyIsAsked(), RedisWatch(redis), timeout_s=10.0) for _ in range(2)]
+            both = [RedisQuotas(redis, NobodyIsAsked(), RedisAvailability(redis), timeout_s=10.0) for _ in range(2)]
             answers = await asyncio.gather(*(quotas.take([ask(spec, 10)] * 60) for quotas in both))
             assert sum(answer is None for answer in [*answers[0], *answers[1]]) == 100
             key = f"{unique}:quota"
@@ -238,7 +238,7 @@ def test_a_key_of_somebody_else_is_no_reason_to_fail(redis_url: str, unique: str
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
             await redis.set(f"{unique}:quota", "mine", ex=60)
-            quotas = RedisQuotas(redis, LocalQuotas(Clock()), RedisWatch(redis), timeout_s=10.0)
+            quotas = RedisQuotas(redis, LocalQuotas(Clock()), RedisAvailability(redis), timeout_s=10.0)
             assert [answer is None for answer in await quotas.take([ask(spec, 10)] * 2)] == [True, False]
             assert not quotas.available
 
@@ -271,7 +271,7 @@ def test_redis_stops_in_the_middle(own_redis: OwnRedis, unique: str, fault: str)
             return answers.count(None)
 
         async with client(own_redis.url) as redis:
-            watch = RedisWatch(redis)
+            watch = RedisAvailability(redis)
             quotas = RedisQuotas(redis, LocalQuotas(Clock()), watch, timeout_s=TIMEOUT_S)
 
             def is_available() -> bool:
@@ -309,7 +309,7 @@ def test_giving_back_to_a_redis_that_hangs_waits_no_longer_than_the_timeout(own_
 
     async def run() -> None:
         async with client(own_redis.url) as redis:
-            quotas = RedisQuotas(redis, LocalQuotas(Clock()), RedisWatch(redis), timeout_s=TIMEOUT_S)
+            quotas = RedisQuotas(redis, LocalQuotas(Clock()), RedisAvailability(redis), timeout_s=TIMEOUT_S)
             assert await quotas.take([ask(spec, 10)]) == [None]
             own_redis.hang()
             begun = monotonic()
@@ -327,7 +327,7 @@ def test_there_never_was_a_redis(unique: str) -> None:
         ports = PortClaims()
         port = ports.take("nobody")
         async with client(f"redis://127.0.0.1:{port}/0") as redis:
-            quotas = RedisQuotas(redis, LocalQuotas(Clock()), RedisWatch(redis), timeout_s=TIMEOUT_S)
+            quotas = RedisQuotas(redis, LocalQuotas(Clock()), RedisAvailability(redis), timeout_s=TIMEOUT_S)
             assert (await quotas.take([ask(spec, 10)] * 20)).count(None) == 10
             assert not quotas.available
         ports.close()

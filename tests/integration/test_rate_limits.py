@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
 from producers.gateway.limits.rate_limits import MOST_CALLS, PACE_S, LocalRateLimits, RateLimits, RedisRateLimits
 from tests.kit.identity_kit import Clock
@@ -47,7 +47,7 @@ def open_limits(request: pytest.FixtureRequest) -> OpenLimits:
     @asynccontextmanager
     async def shared(clock: Clock) -> AsyncIterator[RateLimits]:
         async with Redis.from_url(url) as redis:
-            yield RedisRateLimits(redis, NobodyIsAsked(), RedisWatch(redis), timeout_s=20.0, clock=clock)
+            yield RedisRateLimits(redis, NobodyIsAsked(), RedisAvailability(redis), timeout_s=20.0, clock=clock)
 
     return shared
 
@@ -116,7 +116,7 @@ def test_redis_decides_as_memory_does(redis_url: str, unique: str, seed: int) ->
         clock = Clock()
         local = LocalRateLimits(clock)
         async with Redis.from_url(redis_url) as redis:
-            shared = RedisRateLimits(redis, NobodyIsAsked(), RedisWatch(redis), timeout_s=20.0, clock=clock)
+            shared = RedisRateLimits(redis, NobodyIsAsked(), RedisAvailability(redis), timeout_s=20.0, clock=clock)
             for _ in range(200):
                 clock.now_ms += chance.choice((0, 0, 0, 3_000, 250_000, 4_000_000))
                 owners = [f"{unique}-{one}" for one in chance.sample(range(3), chance.choice((1, 2)))]
@@ -130,7 +130,7 @@ def test_instances_share_one_limit_by_the_clock_of_redis(redis_url: str, unique:
 
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            both = [RedisRateLimits(redis, NobodyIsAsked(), RedisWatch(redis), timeout_s=20.0) for _ in range(2)]
+            both = [RedisRateLimits(redis, NobodyIsAsked(), RedisAvailability(redis), timeout_s=20.0) for _ in range(2)]
             found = await asyncio.gather(*(both[call % 2].take([unique], policy) for call in range(120)))
             assert sum(one.is_granted for one in found) == 50
             (key,) = await redis.keys(f"*{unique}*")
@@ -146,7 +146,7 @@ def test_a_key_of_somebody_else_is_no_reason_to_fail(redis_url: str, unique: str
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
             await redis.set(f"gateway:calls:{unique}", "mine", ex=60)
-            limits = RedisRateLimits(redis, LocalRateLimits(Clock()), RedisWatch(redis), timeout_s=20.0)
+            limits = RedisRateLimits(redis, LocalRateLimits(Clock()), RedisAvailability(redis), timeout_s=20.0)
             found = [await limits.take([unique], policy) for _ in range(2)]
             assert [one.is_granted for one in found] == [True, False]
             assert not limits.available
@@ -157,7 +157,7 @@ def test_a_key_of_somebody_else_is_no_reason_to_fail(redis_url: str, unique: str
 def test_commands_do_not_follow_each_other_faster_than_they_are_worth(redis_url: str, unique: str) -> None:
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            limits = RedisRateLimits(redis, NobodyIsAsked(), RedisWatch(redis), timeout_s=20.0)
+            limits = RedisRateLimits(redis, NobodyIsAsked(), RedisAvailability(redis), timeout_s=20.0)
             began_s = monotonic()
             for _ in range(11):
                 assert (await limits.take([unique], RatePolicy(1.0, 100))).is_granted
@@ -177,7 +177,7 @@ def test_calls_that_come_together_are_decided_one_after_the_other(redis_url: str
         clock = Clock()
         local = LocalRateLimits(clock)
         async with Redis.from_url(redis_url) as redis:
-            shared = RedisRateLimits(redis, NobodyIsAsked(), RedisWatch(redis), timeout_s=20.0, clock=clock)
+            shared = RedisRateLimits(redis, NobodyIsAsked(), RedisAvailability(redis), timeout_s=20.0, clock=clock)
             for _ in range(5):
                 clock.now_ms += 70_000
                 asks = [
@@ -207,7 +207,7 @@ def test_redis_stops_in_the_middle(own_redis: OwnRedis, unique: str, fault: str)
         async with Redis.from_url(
             own_redis.url, socket_timeout=CLIENT_TIMEOUT_S, socket_connect_timeout=CLIENT_TIMEOUT_S, retry=retry
         ) as redis:
-            watch = RedisWatch(redis)
+            watch = RedisAvailability(redis)
             # Generous, so that a busy machine is not taken for a Redis that hangs.
             limits = RedisRateLimits(redis, LocalRateLimits(Clock()), watch, timeout_s=2.0)
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from deploy.local.ports import PortClaims
 from deploy.local.services import Service
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, replies_topic
 from fairlane.records import (
     AuditEvent,

@@ -8,7 +8,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 
-from fairlane.kafka import connection
+from fairlane.kafka_config import connection
 from fairlane.names import replies_topic
 from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec

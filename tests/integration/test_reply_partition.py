@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fairlane.kafka import connection, idempotent_producer, transactional_producer
+from fairlane.kafka_config import connection, idempotent_producer, transactional_producer
 from fairlane.settings import Settings
 from fairlane_server.kafka.reply_partition import new_request_id, partition_of
 from tests.kit.log_reader import LogReader

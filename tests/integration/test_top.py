@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from fairlane import names
 from fairlane.clock import now_ms
 from fairlane.cluster import Cluster
-from fairlane.kafka import idempotent_producer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from fairlane.cluster import Cluster, ClusterError
-from fairlane.kafka import idempotent_producer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.models import load_models
 from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec

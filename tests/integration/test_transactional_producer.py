@@ -7,12 +7,12 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fairlane.kafka import connection, read_committed_consumer
-from fairlane.kafka import transactional_producer as transactional
+from fairlane.kafka_config import connection, read_committed_consumer
+from fairlane.kafka_config import transactional_producer as transactional
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import CommitPlan, Membership, PartitionId
 from fairlane.settings import Settings
-from fairlane_server.kafka.settlement import OutRecord
+from fairlane_server.kafka.settlement import OutputRecord
 from fairlane_server.kafka.transactional_producer import (
     FatalTransactionError,
     RefusedTransactionError,
@@ -48,10 +48,10 @@ class Log:
         producer.init_transactions(20)
         self.producer = TransactionalProducer(producer, self.watchdog)
 
-    def records(self, topic: str, number: str) -> list[OutRecord]:
+    def records(self, topic: str, number: str) -> list[OutputRecord]:
         """Those of one transaction, spread over the partitions."""
         filler = b"." * RECORD_BYTES
-        return [OutRecord(topic, str(at).encode(), f"{number}-{at} ".encode() + filler) for at in range(RECORDS)]
+        return [OutputRecord(topic, str(at).encode(), f"{number}-{at} ".encode() + filler) for at in range(RECORDS)]
 
     def expected(self, *numbers: str) -> list[str]:
         return sorted(f"{number}-{at}" for number in numbers for at in range(RECORDS))

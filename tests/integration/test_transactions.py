@@ -9,12 +9,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic
 from prometheus_client import REGISTRY
 
-from fairlane.committed import Resume
-from fairlane.kafka import MAX_MESSAGE_BYTES, read_committed_consumer
+from fairlane.committed import ResumePoint
+from fairlane.kafka_config import MAX_MESSAGE_BYTES, read_committed_consumer
 from fairlane.offsets import MAX_METADATA_CHARS, CommitPoint
 from fairlane.ownership import Claim, Membership, Ownership
 from fairlane.topic_ids import TopicIds
-from fairlane_server.kafka.transactions import FatalTransactionError, OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import FatalTransactionError, OutputRecord, Settlement, TransactionLoop
 from tests.kit.pool_reader import TRANSACTION_TIMEOUT_MS, Pool, Worker
 from tests.waiting import eventually
 
@@ -43,7 +43,7 @@ def test_a_successor_does_exactly_what_was_left(pool: Pool) -> None:
     done = [offset for offset in reversed(range(60)) if offset % 3 and offset != 1]
     first.settle(pool.partition, done)
     pool.crash(first)
-    assert pool.resume() == Resume(CommitPoint(0, sum(1 << offset for offset in done)), 0)
+    assert pool.resume() == ResumePoint(CommitPoint(0, sum(1 << offset for offset in done)), 0)
 
     second = pool.worker()
     left = sorted(set(range(60)) - set(done))
@@ -112,7 +112,7 @@ def test_a_zombie_commits_nothing(pool: Pool) -> None:
     loop.start()
     names = ("ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH", "UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH")
     before = sum(map(aborted, names))
-    loop.submit_many([Settlement(claim, (OutRecord(pool.out, None, b"from the grave"),)) for claim in claims])
+    loop.submit_many([Settlement(claim, (OutputRecord(pool.out, None, b"from the grave"),)) for claim in claims])
     eventually(lambda: sum(map(aborted, names)) >= before + 2, what="two refusals")
     assert pool.resume().committed == CommitPoint(0, 1 << 3)
     asleep.revoke_all()
@@ -150,7 +150,7 @@ def test_a_commit_without_a_generation_is_never_sent(pool: Pool) -> None:
     loop = TransactionLoop(pool.producer("nobody"), ownership, on_fatal=fatal.append)
     loop.start()
     before = aborted("no_membership")
-    loop.submit(Settlement(claim, (OutRecord(pool.out, None, b"unfenced"),)))
+    loop.submit(Settlement(claim, (OutputRecord(pool.out, None, b"unfenced"),)))
     eventually(lambda: aborted("no_membership") >= before + 2)
     loop.stop()
     consumer.close()
@@ -203,16 +203,16 @@ def test_a_record_that_is_refused_is_replaced_and_the_others_are_committed(pool:
 
     def fallback(settlement: Settlement, reason: str) -> Settlement:
         replaced.append((settlement.claim.offset, reason))
-        return Settlement(settlement.claim, (OutRecord(pool.out, None, b"instead"),))
+        return Settlement(settlement.claim, (OutputRecord(pool.out, None, b"instead"),))
 
     pool.write(*map(str, range(20)))
     worker = pool.worker(fallback=fallback)
     pool.until(lambda: len(worker.claims) == 20, "twenty records")
     settlements = [worker.settlement(pool.partition, offset) for offset in range(20)]
     if refusal == "a topic that is missing":
-        poison, reasons = OutRecord(f"{pool.name}-gone", None, b"x"), {"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"}
+        poison, reasons = OutputRecord(f"{pool.name}-gone", None, b"x"), {"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"}
     else:
-        poison, reasons = OutRecord(pool.small, None, b"x" * 4_000), {"MSG_SIZE_TOO_LARGE"}
+        poison, reasons = OutputRecord(pool.small, None, b"x" * 4_000), {"MSG_SIZE_TOO_LARGE"}
     settlements[13] = Settlement(settlements[13].claim, (poison,))
     worker.loop.submit_many(settlements)
     assert worker.loop.drain(60)
@@ -232,7 +232,7 @@ def test_a_record_larger_than_any_is_refused_before_it_is_sent(pool: Pool) -> No
     pool.write("0", "1")
     worker = pool.worker(fallback=fallback)
     pool.until(lambda: len(worker.claims) == 2, "two records")
-    huge = OutRecord(pool.out, None, bytes(MAX_MESSAGE_BYTES + 1))
+    huge = OutputRecord(pool.out, None, bytes(MAX_MESSAGE_BYTES + 1))
     worker.loop.submit(Settlement(worker.claims[pool.partition, 0], (huge,)))
     worker.loop.submit(worker.settlement(pool.partition, 1))
     assert worker.loop.drain(60)

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from deploy.local.stack import LocalStack
 from fairlane import names
 from fairlane.clock import now_ms
-from fairlane.kafka import idempotent_producer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.outcomes import Health, Priority
 from fairlane.records import CapacityReport, DispatchReport
 from fairlane.schema_files import default_codec

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fairlane.unreadable import BAD_CHECKSUM, BAD_COMPRESSION, UNKNOWN_FORMAT
+from fairlane.skipping_consumer import BAD_CHECKSUM, BAD_COMPRESSION, UNKNOWN_FORMAT
 from tests.kit.broker_log import GZIP, Batch, PartitionLog, Record, noise, records_filling
 from tests.waiting import PATIENCE_S
 

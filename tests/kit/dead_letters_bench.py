@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from fairlane import names
-from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
+from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers
 from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
 from fairlane_server.cli import dlq_options, main
 from fairlane_server.cli.dlq_options import DeadLetters
@@ -59,7 +59,7 @@ class DeadLettersBench:
             SourceCoordinate(origin, 0, self._originals),
             1_000,
             error or EngineDiedError("the engine died"),
-            Signature("consumer-1", "a.group"),
+            LetterWriter("consumer-1", "a.group"),
             tenant=None if item is None else item.tenant,
             model=None if item is None else item.request.model,
         )

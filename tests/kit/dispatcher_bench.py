@@ -26,7 +26,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.caching.keys import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
-from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.decision import AdmissionDecision
 from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.enrichment.history import HistoryReader
@@ -52,13 +52,13 @@ class Submitted:
     """Where a TransactionLoop would be."""
 
     settlements: list[Settlement] = field(default_factory=list)
-    notes: list[OutRecord] = field(default_factory=list)
-    written: list[OutRecord] = field(default_factory=list)
+    notes: list[OutputRecord] = field(default_factory=list)
+    written: list[OutputRecord] = field(default_factory=list)
     """Notes and outputs in the order in which they would be written."""
     pending_count: int = 0
     pending_bytes: int = 0
 
-    def note(self, records: Sequence[OutRecord]) -> None:
+    def note(self, records: Sequence[OutputRecord]) -> None:
         self.notes.extend(records)
         self.written.extend(records)
 
@@ -70,7 +70,7 @@ class Submitted:
         self.written.extend(output for settlement in settlements for output in settlement.outputs)
 
     @property
-    def outputs(self) -> list[OutRecord]:
+    def outputs(self) -> list[OutputRecord]:
         return [output for settlement in self.settlements for output in settlement.outputs]
 
 
@@ -212,7 +212,7 @@ class Bench:
 
     def take_in(
         self, one: Any, topic: str = PARTITION.topic, submitted_at_ms: int | None = None
-    ) -> QueuedRequest | CancelCommand | tuple[OutRecord, ...]:
+    ) -> QueuedRequest | CancelCommand | tuple[OutputRecord, ...]:
         """What intake makes of a record, or of the bytes of one."""
         value = one if isinstance(one, bytes) else default_codec().encode(one)
         partition, offset = PartitionId(topic, 0), self._read
@@ -283,7 +283,7 @@ class Bench:
         return self.decoded_all(out for out in self.transactions.written if out.topic == names.LEDGER_AUDIT)
 
     @staticmethod
-    def decoded_all(outputs: Iterable[OutRecord]) -> list[Any]:
+    def decoded_all(outputs: Iterable[OutputRecord]) -> list[Any]:
         return [default_codec().decode(out.value) for out in outputs]
 
 

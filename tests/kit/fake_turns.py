@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from fairlane.records import Message
-from fairlane_server.conversations.turns import MOST_TURNS, Turn, Turns, turn_tokens
+from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn, StoredTurns, turn_tokens
 
 
 def turn_id(number: int) -> str:
@@ -12,11 +12,11 @@ def turn_id(number: int) -> str:
     return f"00000000-0000-4000-8000-{number:012d}"
 
 
-def turn(number: int, question: str = "", answer: str = "", *more: Message) -> Turn:
+def turn(number: int, question: str = "", answer: str = "", *more: Message) -> StoredTurn:
     """Turn number so much of a conversation: a question and an answer."""
     messages = (Message("user", question or f"question {number}"), *more)
     said = answer or f"answer {number}"
-    return Turn(turn_id(number), messages, said, turn_tokens(messages, said), number)
+    return StoredTurn(turn_id(number), messages, said, turn_tokens(messages, said), number)
 
 
 @dataclass
@@ -24,8 +24,8 @@ class FakeTurns:
     """Remembers what the test says; whatever is in ``failures`` is raised instead, once each, and while ``hangs`` is
     set nothing is answered."""
 
-    conversations: dict[tuple[str, str], list[Turn]] = field(default_factory=dict)
-    coming: list[tuple[str, str, Turn]] = field(default_factory=list)
+    conversations: dict[tuple[str, str], list[StoredTurn]] = field(default_factory=dict)
+    coming: list[tuple[str, str, StoredTurn]] = field(default_factory=list)
     """Recorded one by one, each after one more question was answered."""
     failures: list[Exception] = field(default_factory=list)
     hangs: bool = False
@@ -35,19 +35,19 @@ class FakeTurns:
     reads: int = 0
     """How many of them turns were read for."""
 
-    def add(self, tenant: str, conversation_id: str, *turns: Turn) -> None:
+    def add(self, tenant: str, conversation_id: str, *turns: StoredTurn) -> None:
         self.conversations.setdefault((tenant, conversation_id), []).extend(turns)
 
     async def turns(
         self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
-    ) -> Turns:
+    ) -> StoredTurns:
         found = await self._answer(tenant, conversation_id, after, max_tokens, timeout_s)
         self.reads += 1
         return found
 
     async def turns_with(
         self, tenant: str, conversation_id: str, after: str, max_tokens: int, timeout_s: float
-    ) -> Turns | None:
+    ) -> StoredTurns | None:
         found = await self._answer(tenant, conversation_id, after, max_tokens, timeout_s)
         if not found.has_after:
             return None
@@ -56,7 +56,7 @@ class FakeTurns:
 
     async def _answer(
         self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
-    ) -> Turns:
+    ) -> StoredTurns:
         self.asked.append((tenant, conversation_id, after, max_tokens))
         self.timeouts_s.append(timeout_s)
         if self.failures:
@@ -67,10 +67,10 @@ class FakeTurns:
         said = list(self.conversations.get((tenant, conversation_id), []))
         if self.coming:
             self.add(self.coming[0][0], self.coming[0][1], self.coming.pop(0)[2])
-        kept: list[Turn] = []
+        kept: list[StoredTurn] = []
         for one in reversed(said[-MOST_TURNS:]):
             if sum(turn.tokens for turn in kept) >= max_tokens:
                 break
             kept.insert(0, one)
         there = after is None or any(one.request_id == after for one in said)
-        return Turns(tuple(kept), len(kept) == len(said), there)
+        return StoredTurns(tuple(kept), len(kept) == len(said), there)

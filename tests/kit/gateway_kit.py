@@ -20,7 +20,7 @@ import httpx
 from deploy.local.services import HOST, Service
 from fairlane.records import TenantSpec
 from fairlane.settings import Settings
-from fairlane_server.api_keys.registry import ApiKeys
+from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.postgres.migrations import upgrade
 from tests.kit.deployment import model_per_task
 from tests.kit.pipeline import Pipeline, unique_name

@@ -4,8 +4,8 @@ import json
 
 from benchmarks.attacks.neighbour import Neighbour, quantile
 from fairlane import names
-from fairlane.registry import subject_of
 from fairlane.schema_files import committed_schemas
+from fairlane.schema_registry import subject_of
 from tests.contract.registry_double import RegistryDouble
 from tests.kit.pipeline import Pipeline
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.codec import Codec, DecodeError
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.records import InferenceReply
 from fairlane.settings import KafkaSettings
 from tests.waiting import PATIENCE_S

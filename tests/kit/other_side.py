@@ -7,7 +7,7 @@ from typing import Self
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fairlane.kafka import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import chunks_topic, replies_topic, requests_topic
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest, Output, ReplyChunk
 from fairlane.schema_files import default_codec

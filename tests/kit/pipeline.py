@@ -29,7 +29,7 @@ from deploy.local.ports import PortClaims
 from deploy.local.services import Service
 from fairlane import headers, names
 from fairlane.cluster import Cluster
-from fairlane.kafka import connection, idempotent_producer
+from fairlane.kafka_config import connection, idempotent_producer
 from fairlane.outcomes import Task
 from fairlane.records import (
     AuditEvent,

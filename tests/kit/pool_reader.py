@@ -8,14 +8,14 @@ from typing import Any
 from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fairlane.committed import Resume, resume_points
-from fairlane.kafka import connection, idempotent_producer, read_committed_consumer
-from fairlane.kafka import transactional_producer as transactional
+from fairlane.committed import ResumePoint, resume_points
+from fairlane.kafka_config import connection, idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import transactional_producer as transactional
 from fairlane.names import priority_topic
 from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.settings import Settings
-from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from inference_consumers.group import PoolMember
 from tests.kit.log_reader import LogReader
 
@@ -47,7 +47,7 @@ class Worker:
     def settlement(self, partition: PartitionId, offset: int, topic: str | None = None) -> Settlement:
         """Its output holds the record's coordinate."""
         value = f"{partition.topic}-{partition.partition}@{offset}".encode()
-        return Settlement(self.claims[partition, offset], (OutRecord(topic or self.out, None, value),))
+        return Settlement(self.claims[partition, offset], (OutputRecord(topic or self.out, None, value),))
 
     def settle(self, partition: PartitionId, offsets: Iterable[int]) -> None:
         self.loop.submit_many([self.settlement(partition, offset) for offset in offsets])
@@ -106,7 +106,7 @@ class Pool:
             producer.produce(self.work, value=value.encode(), partition=partition)
         assert producer.flush(20) == 0
 
-    def resume(self) -> Resume:
+    def resume(self) -> ResumePoint:
         """Where a successor would go on."""
         consumer = Consumer(read_committed_consumer(self.settings, self.group))
         try:

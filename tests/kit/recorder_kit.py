@@ -11,7 +11,7 @@ import psycopg
 from confluent_kafka import KafkaError, Producer
 
 from fairlane.cluster import Cluster
-from fairlane.kafka import transactional_producer
+from fairlane.kafka_config import transactional_producer
 from fairlane.names import replies_topic
 from fairlane.records import InferenceReply, Output, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import Membership, Ownership, PartitionId
-from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 
 WORK = PartitionId("work", 0)
 OTHER = PartitionId("work", 1)
@@ -179,7 +179,7 @@ class Bench:
     def settlements(self, *offsets: int, partition: PartitionId = WORK, topic: str = "out") -> list[Settlement]:
         """Delivered just now, each with an output that holds its offset."""
         return [
-            Settlement(claim, (OutRecord(topic, None, b"%d" % claim.offset),))
+            Settlement(claim, (OutputRecord(topic, None, b"%d" % claim.offset),))
             for offset in offsets
             if (claim := self.ownership.deliver(partition, offset)) is not None
         ]

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from faust.exceptions import ConsumerNotStarted
 
-from fairlane.kafka import connection, transactional_producer
+from fairlane.kafka_config import connection, transactional_producer
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop

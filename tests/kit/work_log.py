@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from fairlane import headers, names
 from fairlane.clock import now_ms
-from fairlane.kafka import read_committed_consumer, transactional_producer
+from fairlane.kafka_config import read_committed_consumer, transactional_producer
 from fairlane.offsets import CommitPoint
 from fairlane.outcomes import Outcome, Priority
 from fairlane.records import DispatchReport, SourceCoordinate, UsageEvent, WorkItem

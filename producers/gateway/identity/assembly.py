@@ -7,8 +7,8 @@ from redis.asyncio import Redis
 from fairlane.clock import monotonic_ms, now_ms
 from fairlane.settings import Settings
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
-from fairlane_server.postgres.pool import PromptPool
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.postgres.pool import DeadlinePool
+from fairlane_server.redis.availability import RedisAvailability
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.authentication import AuthenticatedCall
 from producers.gateway.identity.authenticator import Authenticator
@@ -34,7 +34,7 @@ class IdentityParts:
     keys: KeyVerifier
     tokens: TokenVerifier | None
     key_set: KeySet | None
-    pool: PromptPool
+    pool: DeadlinePool
 
     async def open(self) -> None:
         """Start connecting; neither Postgres nor the issuer need be available."""
@@ -50,12 +50,12 @@ class IdentityParts:
         await self.pool.close()
 
 
-def assemble(settings: Settings, redis: "Redis | None", watch: RedisWatch | None) -> IdentityParts:
+def assemble(settings: Settings, redis: "Redis | None", watch: RedisAvailability | None) -> IdentityParts:
     """Authentication and rate limits of a gateway. ``watch`` belongs to ``redis``; the caller closes it.
 
     Raises ValueError for an invalid setting; the message quotes no secret.
     """
-    pool = PromptPool(settings.postgres_dsn.get_secret_value(), APPLICATION_NAME, _CONNECTIONS)
+    pool = DeadlinePool(settings.postgres_dsn.get_secret_value(), APPLICATION_NAME, _CONNECTIONS)
     store, breaker = PgIdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))
     grace_ms = round(1_000 * settings.gateway_key_grace_s)
     failed = FailedKeys(failure_policy(settings.gateway_failed_keys_per_s))

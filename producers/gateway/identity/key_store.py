@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fairlane_server.api_keys.roles import Role, Scope
-from fairlane_server.postgres.pool import PromptPool, rows_for
+from fairlane_server.postgres.pool import DeadlinePool, rows_for
 from fairlane_server.store_error import StoreError
 
 _FIND_KEY = """
@@ -76,7 +76,7 @@ class IdentityStore(Protocol):
 class PgIdentityStore:
     """An IdentityStore on database functions: the services' role may call them, but not read the tables."""
 
-    def __init__(self, pool: PromptPool) -> None:
+    def __init__(self, pool: DeadlinePool) -> None:
         self._pool = pool
 
     async def key(self, key_id: str, shown_sha256: bytes, timeout_s: float) -> StoredKey | None:

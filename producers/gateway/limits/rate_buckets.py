@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairlane_server.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, refilled, wait_ms
+from fairlane_server.token_bucket import LONGEST_WAIT_MS, BucketLevels, full_in_ms, refilled, wait_ms
 
 MOST_OWNERS = 100_000
 _MS_PER_S = 1_000
@@ -74,7 +74,7 @@ class TokenBuckets:
     """
 
     def __init__(self, most_owners: int = MOST_OWNERS) -> None:
-        self._levels: Levels[_Level] = Levels(most_owners)
+        self._levels: BucketLevels[_Level] = BucketLevels(most_owners)
 
     def take(self, owners: Sequence[str], policy: RatePolicy, now_ms: int) -> Allowance:
         """Take one call from the bucket of each owner (at least one, none twice), from all of them or from none."""

@@ -11,8 +11,8 @@ from redis.exceptions import RedisError
 
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
-from fairlane_server.redis.availability import RedisTurns, RedisWatch
-from fairlane_server.redis.state import Kind, count_refusal_of
+from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.state import StateKind, count_refusal_of
 from fairlane_server.redis.token_buckets import BUCKET_FUNCTIONS
 from fairlane_server.token_bucket import LONGEST_WAIT_MS
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy, TokenBuckets, allowance
@@ -122,7 +122,7 @@ class RedisRateLimits:
         self,
         redis: "Redis",
         local: RateLimits,
-        watch: RedisWatch,
+        watch: RedisAvailability,
         timeout_s: float,
         clock: ClockMs | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class RedisRateLimits:
         self._local = local
         self._clock = clock
         self._timeout_s = timeout_s
-        self._turns = RedisTurns(watch, "rate_limits_unavailable")
+        self._turns = RedisCaller(watch, "rate_limits_unavailable")
         self._waiting: deque[_Call] = deque()
         self._asking: asyncio.Task[None] | None = None
         self._asked_at_s = -PACE_S
@@ -204,7 +204,7 @@ class RedisRateLimits:
             rows = zip(found[::3], found[1::3], found[2::3], strict=True)
             answers = [allowance(policy, float(least), int(full_ms), int(wait)) for least, full_ms, wait in rows]
         except (RedisError, OSError, TimeoutError) as error:
-            count_refusal_of(Kind.RATE_LIMITS, error)
+            count_refusal_of(StateKind.RATE_LIMITS, error)
             self._turns.failed(error)
             return None
         except BaseException:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
-from fairlane_server.postgres.request_timeline import RecordedReply, StoryEvent
+from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
 from producers.gateway.results.request_status import RequestState, RequestStatus
 
 PREFIX = "/v1"
@@ -312,7 +312,7 @@ def _ended(recorded: RecordedReply) -> dict[str, Any]:
     }
 
 
-def _event(event: StoryEvent) -> EventAnswer:
+def _event(event: TimelineEvent) -> EventAnswer:
     return EventAnswer(
         at_ms=event.at_ms,
         event=event.event,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from fairlane.backoff import spread_ms
+from fairlane.backoff import jittered_ms
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
@@ -146,7 +146,7 @@ def unavailable() -> GatewayError:
 
 
 def _busy(most: int, what: str) -> GatewayError:
-    retry_after_ms = spread_ms(_RETRY_AFTER_MS, 0.5, str(random()))  # noqa: S311 - jitter, no secret
+    retry_after_ms = jittered_ms(_RETRY_AFTER_MS, 0.5, str(random()))  # noqa: S311 - jitter, no secret
     return GatewayError(
         429, Code.OVERLOADED, f"at most {most} {what} are under way at a time", retry_after_ms=retry_after_ms
     )

@@ -8,7 +8,7 @@ request, and not for a pool that never reported, since incoming work is its reas
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fairlane.backoff import spread_ms
+from fairlane.backoff import jittered_ms
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Code, Task
 from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
 from fairlane_server.heartbeats import CAPACITY_TTL_MS, LEAST_OUTAGE_MS
@@ -177,4 +177,4 @@ def _too_late(
 
 def _retry_ms(least_ms: float, request_id: str) -> int:
     bounded_ms = min(max(least_ms, _LEAST_RETRY_MS), _MOST_RETRY_MS / (1 + _JITTER))
-    return spread_ms(bounded_ms, _JITTER, request_id)
+    return jittered_ms(bounded_ms, _JITTER, request_id)

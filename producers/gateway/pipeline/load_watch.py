@@ -11,7 +11,7 @@ from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
 from fairlane.records import ModelVersion, TenantSpec
-from fairlane.registry import RegistryError
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.load_board import LoadBoard, LoadView

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from fairlane.client.seams import KafkaHeaders
 from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
-from fairlane.kafka import MAY_BE_PUBLISHED, ClientConfig, idempotent_producer
+from fairlane.kafka_config import UNCERTAIN_DELIVERY_ERRORS, ClientConfig, idempotent_producer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.settings import Settings
@@ -266,7 +266,7 @@ class Publisher:
                 self._of_topic.pop(record.topic, None)
                 del self._bytes_of_topic[record.topic]
             self._bytes -= record.size_bytes
-            uncertain = error is not None and error.code() in MAY_BE_PUBLISHED
+            uncertain = error is not None and error.code() in UNCERTAIN_DELIVERY_ERRORS
             if uncertain and self._answered_of_late(now_ms):
                 # Only this topic is stalled, others are not.
                 self.breaker.abandoned()
@@ -287,7 +287,7 @@ class Publisher:
 
 def _error_of(error: KafkaError, request_id: str) -> GatewayError:
     """Error of a failed delivery."""
-    if error.code() in MAY_BE_PUBLISHED:
+    if error.code() in UNCERTAIN_DELIVERY_ERRORS:
         return not_confirmed(request_id)
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return GatewayError(413, Code.INVALID, "the request is larger than its topic takes", field="input")

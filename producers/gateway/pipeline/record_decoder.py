@@ -12,7 +12,7 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.codec import Codec, DecodeError
 from fairlane.logs import get_logger
-from fairlane.registry import RegistryError
+from fairlane.schema_registry import RegistryError
 from producers.gateway.limited_log import LimitedLog
 
 log = get_logger(__name__)

@@ -16,12 +16,12 @@ from fairlane import metrics
 from fairlane.client.positions import ask, end_of, existing_partitions, partitions_of
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
-from fairlane.kafka import ClientConfig, read_committed_consumer
+from fairlane.kafka_config import ClientConfig, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import GATEWAY_REPLIES, gateway_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
-from fairlane.unreadable import PassingConsumer, UnreadableRange
+from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.loop_bridge import Handover
 from producers.gateway.pipeline.record_decoder import RecordDecoder
@@ -106,7 +106,7 @@ class ReplyReader:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
 
     def _run(self) -> None:
-        consumer = PassingConsumer(_config(self._settings), "gateway_replies", self._unreadable)
+        consumer = SkippingConsumer(_config(self._settings), "gateway_replies", self._unreadable)
         try:
             self._partition_count = len(existing_partitions(consumer, GATEWAY_REPLIES, monotonic() + _START_TIMEOUT_S))
             consumer.subscribe(
@@ -146,7 +146,7 @@ class ReplyReader:
         self._positions[partition] = (message.offset() or 0) + 1
         return self._decoder.decode(GATEWAY_REPLIES, message)
 
-    def _unreadable(self, passed: UnreadableRange) -> None:
+    def _unreadable(self, passed: SkippedRange) -> None:
         metrics.GATEWAY_UNREADABLE.labels(record=InferenceReply.__name__, problem=passed.problem).inc(
             passed.end - passed.first
         )

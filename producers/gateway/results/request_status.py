@@ -1,4 +1,4 @@
-"""RequestState of a request, from what is recorded of it. Pure."""
+"""State of a request, from what is recorded of it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,13 +6,13 @@ from enum import StrEnum
 
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import InferenceReply
-from fairlane_server.postgres.request_timeline import History, Place, RecordedReply, StoryEvent, tell
+from fairlane_server.postgres.request_timeline import History, Publication, RecordedReply, TimelineEvent, tell
 from producers.gateway.results.cache_entries import AcceptedRequest
 from producers.openai_api.reply_errors import NOT_RUN
 
 
 class RequestState(StrEnum):
-    """RequestState of a request."""
+    """State of a request."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -43,7 +43,7 @@ _RAN_STATES = frozenset(Outcome) - frozenset(NOT_RUN)
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """RequestState of one request.
+    """State of one request.
 
     Attributes:
         request_id: its id.
@@ -63,7 +63,7 @@ class RequestStatus:
     ended_at_ms: int | None = None
     model: str | None = None
     task: str | None = None
-    events: tuple[StoryEvent, ...] = ()
+    events: tuple[TimelineEvent, ...] = ()
 
 
 def status_of(
@@ -73,7 +73,7 @@ def status_of(
     accepted: AcceptedRequest | None = None,
     kept_since_ms: int = 0,
 ) -> RequestStatus | None:
-    """RequestState of a request; None if nothing is known of it.
+    """State of a request; None if nothing is known of it.
 
     Args:
         request_id: its id.
@@ -108,7 +108,7 @@ def status_of(
     return RequestStatus(request_id, RequestState.DONE, reply, submitted, recorded.replied_at_ms, model, task, events)
 
 
-def _telling(places: tuple[Place, ...]) -> Place:
+def _telling(places: tuple[Publication, ...]) -> Publication:
     """The publication that describes the request: the newest, except that duplicates are skipped, and a rejected or
     expired one does not hide an earlier one that ran."""
     newest_first = [place for place in reversed(places) if place.state != Decision.DUPLICATE] or [places[-1]]

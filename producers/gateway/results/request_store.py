@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from fairlane.names import is_name
 from fairlane.outcomes import Outcome
 from fairlane.records import LabelScore, Output, TokenLogprob, TopLogprob
-from fairlane_server.postgres.pool import PromptPool, Question, rows_for
+from fairlane_server.postgres.pool import DeadlinePool, Question, rows_for
 from fairlane_server.postgres.request_history import (
     DECISIONS,
     REPLIES,
@@ -97,8 +97,8 @@ class PgRequestStore:
     block look-ups by id."""
 
     def __init__(self, dsn: str) -> None:
-        self._look_ups = PromptPool(dsn, _NAME, _LOOK_UP_CONNECTIONS)
-        self._pages = PromptPool(dsn, f"{_NAME}-pages", _PAGE_CONNECTIONS)
+        self._look_ups = DeadlinePool(dsn, _NAME, _LOOK_UP_CONNECTIONS)
+        self._pages = DeadlinePool(dsn, f"{_NAME}-pages", _PAGE_CONNECTIONS)
 
     async def open(self) -> None:
         await self._look_ups.open()

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from redis.asyncio import Redis
 
-from fairlane.backoff import Backoff, spread_ms
+from fairlane.backoff import Backoff, jittered_ms
 from fairlane.clock import ClockMs, monotonic_ms, now_ms
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
@@ -241,4 +241,4 @@ def _busy() -> GatewayError:
 
 
 def _retry_after_ms() -> int:
-    return spread_ms(_RETRY_AFTER_MS, 0.5, str(random()))  # noqa: S311 - jitter, no secret
+    return jittered_ms(_RETRY_AFTER_MS, 0.5, str(random()))  # noqa: S311 - jitter, no secret

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fairlane.backoff import spread_ms
+from fairlane.backoff import jittered_ms
 from fairlane.outcomes import Code, Decision, Degradation, Priority
 from fairlane.records import ModelVersion, TenantSpec
-from fairlane_server.conversations.turns import use_of_less
-from fairlane_server.kafka.transactions import OutRecord
+from fairlane_server.conversations.turns import shortened_use
+from fairlane_server.kafka.transactions import OutputRecord
 from stream_processors.dispatcher.admission.backfill_debts import BackfillDebts
 from stream_processors.dispatcher.admission.degradation import Ladder, degrade, reduced_context
 from stream_processors.dispatcher.admission.local_quotas import Quotas
@@ -37,7 +37,7 @@ class Admitted:
 
     queued: QueuedRequest
     inputs: Inputs
-    degraded: tuple[OutRecord, ...] = ()
+    degraded: tuple[OutputRecord, ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,7 +97,9 @@ class AdmissionDecision:
                 self.debts.postpone(tenant, due_at_ms)
         return bool(before - self.debts.tenants())
 
-    def admit(self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int) -> Admitted | tuple[OutRecord, ...]:
+    def admit(
+        self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
+    ) -> Admitted | tuple[OutputRecord, ...]:
         """The request as it is queued, or the outputs of its immediate rejection."""
         if exceeded is not None and (exceeded.retry_after_ms is None or not queued.is_backfill):
             return self._beyond_quota(queued, exceeded, now_ms)
@@ -121,7 +123,7 @@ class AdmissionDecision:
         felt = {"pressure": round(pressure, 3), "level": level}
         return Admitted(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
 
-    def take_back(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutRecord, ...]]:
+    def take_back(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutputRecord, ...]]:
         """The requeued request with reduced context, as it is queued, and the audit of that reduction. It was admitted
         once and is not judged again."""
         forbidden = self._spec(queued.tenant).forbidden_degradations
@@ -135,7 +137,7 @@ class AdmissionDecision:
             request=made.request,
             passages=made.passages,
             history=made.history,
-            history_use=use_of_less(queued.history_use, queued.history, made.history),
+            history_use=shortened_use(queued.history_use, queued.history, made.history),
             degradations=steps,
             prompt_tokens=max(0, queued.prompt_tokens - left_out),
             cost_tokens=max(0, queued.cost_tokens - left_out),
@@ -150,7 +152,7 @@ class AdmissionDecision:
         verdict = self.scheduler.judge(again, load, now_ms)
         if isinstance(verdict, Shed):
             return verdict.retry_after_ms
-        return spread_ms(LEAST_RETRY_MS, self.scheduler.policy.admission.jitter, queued.request_id)
+        return jittered_ms(LEAST_RETRY_MS, self.scheduler.policy.admission.jitter, queued.request_id)
 
     def _degrade(self, queued: QueuedRequest, prediction: Prediction, now_ms: int) -> tuple[QueuedRequest, float, int]:
         """The degraded request (the same object if unchanged), its pressure (predicted finish time over time left), and
@@ -241,19 +243,19 @@ class AdmissionDecision:
 
     def _note_degraded(
         self, queued: QueuedRequest, steps: Sequence[str], inputs: Mapping[str, object], now_ms: int
-    ) -> OutRecord:
+    ) -> OutputRecord:
         """The audit record of a degradation, which is also counted."""
         self.counts.degraded(queued.tenant, steps)
         return self.writer.degraded(queued, steps, inputs, now_ms)
 
-    def _beyond_quota(self, queued: QueuedRequest, exceeded: Exceeded, now_ms: int) -> tuple[OutRecord, ...]:
+    def _beyond_quota(self, queued: QueuedRequest, exceeded: Exceeded, now_ms: int) -> tuple[OutputRecord, ...]:
         retry_after_ms = exceeded.retry_after_ms
         if retry_after_ms is None:
             message = f"the request alone is more than the quota {exceeded.which} of {queued.tenant} allows"
         else:
             message = f"the quota {exceeded.which} of {queued.tenant} is used up"
             # No upper bound, unlike in admission: a daily quota does not refill within minutes.
-            retry_after_ms = spread_ms(retry_after_ms, self.scheduler.policy.admission.jitter, queued.request_id)
+            retry_after_ms = jittered_ms(retry_after_ms, self.scheduler.policy.admission.jitter, queued.request_id)
         inputs = {
             "pool": queued.pool,
             "priority_class": queued.priority_class,
@@ -274,7 +276,7 @@ class AdmissionDecision:
         retry_after_ms: int | None,
         inputs: Mapping[str, object],
         now_ms: int,
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         self.counts.decided(queued.tenant, Decision.REFUSED, code)
         self.stats.shed(queued.tenant, queued.pool, code, now_ms)
         return self.writer.shed(queued, code, message, retry_after_ms, inputs, now_ms)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fairlane.records import SourceCoordinate, TenantSpec
-from fairlane_server.token_bucket import LONGEST_WAIT_MS, Levels, full_in_ms, refilled, wait_ms
+from fairlane_server.token_bucket import LONGEST_WAIT_MS, BucketLevels, full_in_ms, refilled, wait_ms
 
 _MS_PER_S = 1_000
 _MS_PER_MINUTE = 60_000
@@ -117,7 +117,7 @@ class QuotaBook:
     """
 
     def __init__(self) -> None:
-        self._levels: Levels[_Levels] = Levels()
+        self._levels: BucketLevels[_Levels] = BucketLevels()
 
     def take(self, ask: Ask, buckets: Sequence[Bucket], now_ms: int) -> Exceeded | None:
         """Take what the ask needs from all its buckets; or nothing, and name the one that keeps it waiting longest."""

@@ -9,8 +9,8 @@ from redis.exceptions import RedisError
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
-from fairlane_server.redis.availability import RedisTurns, RedisWatch
-from fairlane_server.redis.state import Kind, count_refusal_of
+from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.state import StateKind, count_refusal_of
 from fairlane_server.redis.token_buckets import BUCKET_FUNCTIONS
 from fairlane_server.token_bucket import LONGEST_WAIT_MS
 from stream_processors.dispatcher.admission.local_quotas import Quotas
@@ -149,7 +149,7 @@ class RedisQuotas:
         self,
         redis: "Redis",
         local: Quotas,
-        watch: RedisWatch,
+        watch: RedisAvailability,
         clock: ClockMs | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
@@ -158,7 +158,7 @@ class RedisQuotas:
         self._clock = clock
         self._timeout_s = timeout_s
         self._watch = watch
-        self._turns = RedisTurns(watch, "quotas_unavailable")
+        self._turns = RedisCaller(watch, "quotas_unavailable")
 
     @property
     def available(self) -> bool:
@@ -180,7 +180,7 @@ class RedisQuotas:
         try:
             numbers = await self._ask(asks, -1)
         except (RedisError, OSError, TimeoutError) as error:
-            count_refusal_of(Kind.QUOTAS, error)
+            count_refusal_of(StateKind.QUOTAS, error)
             self._turns.failed(error)
             return await self._local.take(asks)
         self._turns.succeeded()
@@ -201,7 +201,7 @@ class RedisQuotas:
             await self._ask(limited, 1)
         except (RedisError, OSError, TimeoutError) as error:
             # Do not mark the turns as failed: Redis granted last, and only a failed ``take`` switches to local.
-            count_refusal_of(Kind.QUOTAS, error)
+            count_refusal_of(StateKind.QUOTAS, error)
             self._watch.failed(error)
             _lost(limited, type(error).__name__)
 

@@ -8,7 +8,7 @@ has a place of its own beside the online requests, and its partitions are paused
 from dataclasses import dataclass
 from math import inf, isfinite
 
-from fairlane.backoff import spread_ms
+from fairlane.backoff import jittered_ms
 from fairlane.outcomes import Code
 from fairlane_server.heartbeats import LEAST_OUTAGE_MS
 from stream_processors.dispatcher.admission.shared_bound import SharedBound
@@ -323,4 +323,4 @@ def _full(unit: str, shared: SharedBound, size: int) -> str:
 def _jittered(policy: AdmissionPolicy, retry_ms: float, request_id: str) -> int:
     most_ms = MOST_RETRY_MS / (1 + policy.jitter)
     base_ms = min(max(retry_ms, LEAST_RETRY_MS), most_ms) if isfinite(retry_ms) else most_ms
-    return min(MOST_RETRY_MS, spread_ms(base_ms, policy.jitter, request_id))
+    return min(MOST_RETRY_MS, jittered_ms(base_ms, policy.jitter, request_id))

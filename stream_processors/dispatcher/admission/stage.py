@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from fairlane.clock import ClockMs
 from fairlane.ownership import Claim, Ownership
-from fairlane.registry import RegistryError
-from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane.schema_registry import RegistryError
+from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.decision import AdmissionDecision, Admitted
 from stream_processors.dispatcher.admission.quotas import Exceeded
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
@@ -53,7 +53,7 @@ class AdmissionStage:
     def note_waiting(self) -> None:
         """Audit the admissions of requests that stay queued after this batch's dispatch."""
         taken, self.unaudited = self.unaudited, {}
-        notes: list[OutRecord] = []
+        notes: list[OutputRecord] = []
         for one in taken.values():
             notes.append(self.writer.accepted(one.queued, one.inputs, one.queued.admitted_at_ms))
             notes.extend(one.degraded)
@@ -82,7 +82,7 @@ class AdmissionStage:
         not_taken: list[QueuedRequest] = []
         gone: list[QueuedRequest] = []
         for queued, exceeded in zip(fresh, within_quota, strict=True):
-            verdict: Admitted | tuple[OutRecord, ...] | None = None
+            verdict: Admitted | tuple[OutputRecord, ...] | None = None
             if self.ownership.is_current(queued.claim):
                 now_ms = self.clock()
                 try:
@@ -118,7 +118,7 @@ class AdmissionStage:
 
     def _admitted(
         self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
-    ) -> Admitted | tuple[OutRecord, ...]:
+    ) -> Admitted | tuple[OutputRecord, ...]:
         # Tenants or models may have changed during the Redis round trip or the duplicate look-up.
         now = self.intake.as_of_now(queued)
         if isinstance(now, Rejection):

@@ -9,8 +9,14 @@ from redis.exceptions import RedisError
 
 from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
-from fairlane_server.redis.availability import RedisTurns, RedisWatch
-from fairlane_server.redis.state import TENANT_ROOM, Kind, Refusal, count_refusal_of, count_refusals
+from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.state import (
+    TENANT_COUNTER_FUNCTIONS,
+    RefusedWrite,
+    StateKind,
+    count_refusal_of,
+    count_refusals,
+)
 
 log = get_logger(__name__)
 
@@ -23,7 +29,7 @@ _MAX_PAID_AT_ONCE = 512
 # tenant's counter. KEYS: the ids, then the tenants' counters. Returns: the first coordinate of each id, the number of
 # ids refused for lack of memory, and the number refused by their tenant's bound.
 _REMEMBER = (
-    TENANT_ROOM
+    TENANT_COUNTER_FUNCTIONS
     + """
 local ttl_s, most, ids = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local answers, rooms, refused, beyond = {}, {}, 0, 0
@@ -53,7 +59,7 @@ return answers
 
 # Deletes an id only if it still has this request's coordinate: it may have been accepted at another one meanwhile.
 _FORGET = (
-    TENANT_ROOM
+    TENANT_COUNTER_FUNCTIONS
     + """
 local ttl_s, ids = tonumber(ARGV[1]), tonumber(ARGV[3])
 local rooms = {}
@@ -112,12 +118,12 @@ class RedisAcceptedIds:
         most: most ids stored per tenant; ids beyond it pass.
     """
 
-    def __init__(self, redis: "Redis", ttl_s: int, watch: RedisWatch, most: int) -> None:
+    def __init__(self, redis: "Redis", ttl_s: int, watch: RedisAvailability, most: int) -> None:
         self._remember = redis.register_script(_REMEMBER)
         self._forget = redis.register_script(_FORGET)
         self._ttl_s = ttl_s
         self._most = most
-        self._turns = RedisTurns(watch, "duplicate_index_unavailable")
+        self._turns = RedisCaller(watch, "duplicate_index_unavailable")
         self._owed: dict[tuple[str, str, SourceCoordinate], None] = {}
         """Deletions still to be made, oldest first."""
 
@@ -128,12 +134,12 @@ class RedisAcceptedIds:
             await self._pay()
             *answers, refused, beyond = await self._remember(**self._given(entries))
         except (RedisError, OSError, TimeoutError) as error:
-            count_refusal_of(Kind.SEEN_IDS, error)
+            count_refusal_of(StateKind.SEEN_IDS, error)
             self._turns.failed(error)
             return [None] * len(entries)
         self._turns.succeeded()
-        count_refusals(Kind.SEEN_IDS, Refusal.MEMORY, refused)
-        count_refusals(Kind.SEEN_IDS, Refusal.TENANT_BOUND, beyond)
+        count_refusals(StateKind.SEEN_IDS, RefusedWrite.MEMORY, refused)
+        count_refusals(StateKind.SEEN_IDS, RefusedWrite.TENANT_BOUND, beyond)
         return [_other(answer, coordinate) for answer, (_, _, coordinate) in zip(answers, entries, strict=True)]
 
     async def forget(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> None:

@@ -7,13 +7,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from fairlane import metrics
 from fairlane.codec import Codec, DecodeError
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.settings import Settings
-from fairlane.unreadable import problem_of
-from fairlane_server.postgres.connection import KeptConnection
+from fairlane.skipping_consumer import problem_of
+from fairlane_server.postgres.connection import ReconnectingConnection
 from stream_processors.dispatcher.deduplication.stage import ReplyGoneError, ReplyUnknownError
 
 log = get_logger(__name__)
@@ -35,7 +35,7 @@ class KafkaReplyArchive:
     """
 
     def __init__(self, settings: Settings, codec: Codec) -> None:
-        self._kept = KeptConnection(settings.postgres_dsn.get_secret_value(), _APPLICATION, _QUERY_TIMEOUT_S)
+        self._kept = ReconnectingConnection(settings.postgres_dsn.get_secret_value(), _APPLICATION, _QUERY_TIMEOUT_S)
         self._codec = codec
         self._settings = settings
         self._lock = threading.Lock()

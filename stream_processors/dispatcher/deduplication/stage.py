@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fairlane.backoff import Backoff, spread_ms
+from fairlane.backoff import Backoff, jittered_ms
 from fairlane.clock import ClockMs
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim
@@ -213,7 +213,7 @@ class DuplicateResolver:
             queued,
             Code.OVERLOADED,
             "this id was sent before, and what became of that cannot be looked up now",
-            spread_ms(RETRY_AFTER_MS, _RETRY_JITTER, queued.request_id),
+            jittered_ms(RETRY_AFTER_MS, _RETRY_JITTER, queued.request_id),
             {"first": place, "look_ups": repeat.tries, "held_ms": self.clock() - repeat.since_ms},
             self.clock(),
         )

@@ -10,7 +10,7 @@ from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.outcomes import HistoryReason
 from fairlane_server.circuit_breaker import CircuitBreaker
-from fairlane_server.conversations.turns import Turns, TurnStore
+from fairlane_server.conversations.turns import StoredTurns, TurnStore
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.permit import NoPlaceError
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError, TenantBreakers
@@ -37,7 +37,7 @@ NoPlaceError."""
 class Remembered:
     """The newest turns of a conversation, and why these are not all that there should be."""
 
-    turns: Turns = field(default_factory=Turns)
+    turns: StoredTurns = field(default_factory=StoredTurns)
     reason: HistoryReason | None = None
     took_ms: int = 0
 
@@ -87,10 +87,10 @@ class HistoryReader:
                 turns = await self._after(look, after, budget_s if patience_s is None else patience_s, is_urgent)
             reason = None if turns.has_after else HistoryReason.BEHIND
         except (NoPlaceError, StoreError, TimeoutError) as error:
-            turns, reason = Turns(), _reason(error, tenant)
+            turns, reason = StoredTurns(), _reason(error, tenant)
         return Remembered(turns, reason, max(0, self.clock() - started_ms))
 
-    async def _after(self, look: "_Look", after: str, patience_s: float, is_urgent: Callable[[], bool]) -> Turns:
+    async def _after(self, look: "_Look", after: str, patience_s: float, is_urgent: Callable[[], bool]) -> StoredTurns:
         waits = self._waits.of(look.tenant)
         if not is_urgent():
             found = await look.read(after)
@@ -104,7 +104,7 @@ class HistoryReader:
             waits.succeeded()
         return found
 
-    async def _waited(self, look: "_Look", after: str, patience_s: float, waits: CircuitBreaker) -> Turns:
+    async def _waited(self, look: "_Look", after: str, patience_s: float, waits: CircuitBreaker) -> StoredTurns:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
@@ -133,13 +133,13 @@ class _Look:
     deadline_s: float
     asking: Asking
 
-    async def read(self, after: str | None) -> Turns:
+    async def read(self, after: str | None) -> StoredTurns:
         """What there is. Raises NoPlaceError, StoreError, TimeoutError."""
         async with self.asking(self.deadline_s - _LEAST_BUDGET_S):
             call = self.store.turns(self.tenant, self.conversation_id, after, self.max_tokens, self._left_s())
             return await self.breakers.ask(self.tenant, call, self.deadline_s + GRACE_S)
 
-    async def wait_for(self, after: str, patience_s: float) -> Turns | None:
+    async def wait_for(self, after: str, patience_s: float) -> StoredTurns | None:
         """What there is once this turn is; None if it does not come, as long as there is time to read without it.
 
         Raises NoPlaceError, StoreError, TimeoutError.
@@ -157,7 +157,7 @@ class _Look:
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
         return found
 
-    async def _with(self, after: str, until_s: float) -> Turns | None:
+    async def _with(self, after: str, until_s: float) -> StoredTurns | None:
         try:
             async with self.asking(until_s):
                 call = self.store.turns_with(self.tenant, self.conversation_id, after, self.max_tokens, self._left_s())

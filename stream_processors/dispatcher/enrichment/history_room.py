@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairlane.records import Message
-from fairlane_server.conversations.turns import MOST_TURNS, Turn
-from fairlane_server.text import CHARACTERS_OF_A_TOKEN, TOKEN, room_of
+from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn
+from fairlane_server.text import CHARACTERS_OF_A_TOKEN, TOKEN, reserved_tokens
 from stream_processors.dispatcher.enrichment.passage_room import ESTIMATE_MARGIN
 
 MAX_HISTORY_TOKENS = 16_384
@@ -43,10 +43,10 @@ def history_room_tokens(room: int | None) -> int:
 
 def shown_message_tokens(message: Message) -> int:
     """What a message takes in a prompt, at most."""
-    return _shown(room_of(message.content))
+    return _shown(reserved_tokens(message.content))
 
 
-def bounded_history(turns: Sequence[Turn], room_tokens: int) -> BoundedHistory:
+def bounded_history(turns: Sequence[StoredTurn], room_tokens: int) -> BoundedHistory:
     """The newest turns that fit, at most MOST_TURNS.
 
     A turn is kept whole or left out; the newest one alone is cut if it is too long. What stands before the first
@@ -82,7 +82,7 @@ def _alternating(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(merged)
 
 
-def _said(turn: Turn) -> tuple[Message, ...]:
+def _said(turn: StoredTurn) -> tuple[Message, ...]:
     return (*(said for said in turn.messages if said.role != _SYSTEM), Message(_ASSISTANT, turn.answer))
 
 
@@ -97,7 +97,7 @@ def _cut(said: tuple[Message, ...], room_tokens: int) -> tuple[Message, ...]:
         count -= 1
     said = said[len(said) - count :]
     # What is longer than this is cut whatever it says, and is not read to its end for that.
-    sizes = [room_of(message.content[:_MOST_READ_CHARACTERS]) for message in said]
+    sizes = [reserved_tokens(message.content[:_MOST_READ_CHARACTERS]) for message in said]
     left, shares = int((room_tokens - MESSAGE_FRAME_TOKENS * count) / ESTIMATE_MARGIN) - count, [0] * count
     for done, index in enumerate(sorted(range(count), key=sizes.__getitem__)):
         shares[index] = min(sizes[index], left // (count - done))

@@ -13,7 +13,7 @@ from time import monotonic
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import pool_group
 from fairlane.offsets import CommitPoint, MetadataError

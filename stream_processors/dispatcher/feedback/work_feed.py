@@ -20,13 +20,13 @@ from confluent_kafka.admin import AdminClient
 from fairlane import metrics, names
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
-from fairlane.kafka import ClientConfig, connection, read_committed_consumer
+from fairlane.kafka_config import ClientConfig, connection, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Priority
 from fairlane.ownership import PartitionId
 from fairlane.records import UsageEvent
 from fairlane.settings import Settings
-from fairlane.unreadable import PassingConsumer
+from fairlane.skipping_consumer import SkippingConsumer
 from fairlane_server.kafka.catch_up import CatchUp
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from stream_processors.dispatcher.feedback.log_positions import LogPositions
@@ -112,7 +112,7 @@ class WorkFeed:
 
     def _run(self) -> None:
         try:
-            consumer = PassingConsumer(_config(self._settings), READER)
+            consumer = SkippingConsumer(_config(self._settings), READER)
             try:
                 self._follow(consumer, LogPositions(AdminClient(connection(self._settings))))
             finally:

@@ -9,8 +9,8 @@ from fairlane import metrics, names
 from fairlane.codec import Codec, DecodeError, SchemaNotLoadedError
 from fairlane.logs import get_logger
 from fairlane.records import CapacityReport, DispatchReport, UsageEvent
-from fairlane.registry import RegistryError
-from fairlane.unreadable import message_headers
+from fairlane.schema_registry import RegistryError
+from fairlane.skipping_consumer import message_headers
 from stream_processors.dispatcher.feedback.capacity_history import CapacityHistory
 from stream_processors.dispatcher.feedback.log_clock import BrokerClock
 from stream_processors.dispatcher.feedback.work_events import (
@@ -31,7 +31,7 @@ RECORD_TYPES: dict[str, type[UsageEvent] | type[CapacityReport] | type[DispatchR
     names.CONTROL_CAPACITY: CapacityReport,
     names.CONTROL_DISPATCH: DispatchReport,
 }
-"""ConsumedMessage types by topic. Of all other topics only the headers are read."""
+"""Record types by topic. Of all other topics only the headers are read."""
 
 READER = "work_feed"
 """Label of this reader in the metric of unreadable records."""

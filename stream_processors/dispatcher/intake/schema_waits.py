@@ -20,7 +20,7 @@ from fairlane.backoff import Backoff
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.ownership import Claim, PartitionId
-from fairlane.registry import RegistryError
+from fairlane.schema_registry import RegistryError
 from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 
 log = get_logger(__name__)

@@ -18,13 +18,13 @@ from fairlane.names import (
     is_returned,
     may_carry_replies_of,
     returned_topic,
-    tenant_of_source,
+    tenant_of_request_topic,
 )
 from fairlane.outcomes import Code, Decision, Priority
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, RequestInput, TenantSpec, WorkItem
 from fairlane.trace_context import trace_headers
-from fairlane_server.kafka.transactions import OutRecord
+from fairlane_server.kafka.transactions import OutputRecord
 from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.cancel import CancelCommand
 from stream_processors.dispatcher.intake.context_tokens import ContextTokens
@@ -75,7 +75,7 @@ class Intake:
 
     def decide(
         self, claim: Claim, arrival: ReceivedRecord, unknown_because: str | None = None
-    ) -> QueuedRequest | CancelCommand | tuple[OutRecord, ...]:
+    ) -> QueuedRequest | CancelCommand | tuple[OutputRecord, ...]:
         """Decode and validate one record. Returns the request to admit, the cancel, or the outputs that answer it.
 
         Args:
@@ -107,7 +107,7 @@ class Intake:
         except Exception as error:  # noqa: BLE001 - what our own code fails on is dead-lettered; intake goes on
             return self.broken(arrival, error)
 
-    def _unreadable(self, arrival: ReceivedRecord, tenant: str, error: DecodeError) -> tuple[OutRecord, ...]:
+    def _unreadable(self, arrival: ReceivedRecord, tenant: str, error: DecodeError) -> tuple[OutputRecord, ...]:
         """A dead letter; for an oversized request whose id can be decoded, a rejection instead."""
         request_id = error.leading.get("request_id", "")
         if error.record_type is InferenceRequest and is_request_id(request_id):
@@ -124,7 +124,7 @@ class Intake:
 
     def _cancel(
         self, record: CancelRequest, claim: Claim, arrival: ReceivedRecord, tenant: str
-    ) -> CancelCommand | tuple[OutRecord, ...]:
+    ) -> CancelCommand | tuple[OutputRecord, ...]:
         refusal = validate_headers(arrival.headers) or validate_cancel(record, tenant)
         if refusal is None:
             return CancelCommand(claim, tenant, record.request_id, arrival.timestamp_ms)
@@ -133,7 +133,7 @@ class Intake:
 
     def _request(
         self, request: InferenceRequest, claim: Claim, arrival: ReceivedRecord, tenant: str
-    ) -> QueuedRequest | tuple[OutRecord, ...]:
+    ) -> QueuedRequest | tuple[OutputRecord, ...]:
         now_ms = self.clock()
         self.counts.read(tenant)
         spec = self.tenants.get(tenant)
@@ -177,11 +177,11 @@ class Intake:
 
     def _refused(
         self, request: InferenceRequest, arrival: ReceivedRecord, tenant: str, refusal: Rejection, now_ms: int
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         self.counts.decided(tenant, Decision.REFUSED, refusal.code)
         return self.writer.refused(request, arrival, tenant, self.tenants.get(tenant), refusal, now_ms)
 
-    def _returned(self, claim: Claim, arrival: ReceivedRecord) -> QueuedRequest | tuple[OutRecord, ...]:
+    def _returned(self, claim: Claim, arrival: ReceivedRecord) -> QueuedRequest | tuple[OutputRecord, ...]:
         """Work requeued by a consumer that could not take it. Raises DecodeError for an item no dispatcher can have
         sent: only consumers may write to requeue topics, yet every checkable field is checked."""
         item = self.codec.decode_any((WorkItem,), arrival.value, may_ask=False)
@@ -241,7 +241,7 @@ class Intake:
         more = queued.expected_tokens
         return replace(renewed, cost_tokens=cost.total + more, prompt_tokens=cost.prompt_tokens + more)
 
-    def broken(self, arrival: ReceivedRecord, error: Exception) -> tuple[OutRecord, ...]:
+    def broken(self, arrival: ReceivedRecord, error: Exception) -> tuple[OutputRecord, ...]:
         """The dead letter of a record on which our own code failed."""
         metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
         # Log only type and line: the text of an unexpected exception may quote the record.
@@ -260,14 +260,14 @@ class Intake:
 def _tenant_of(arrival: ReceivedRecord) -> str:
     """The tenant of the topic; UNKNOWN_TENANT for requeue topics."""
     topic = arrival.partition.topic
-    return UNKNOWN_TENANT if is_returned(topic) else tenant_of_source(topic)
+    return UNKNOWN_TENANT if is_returned(topic) else tenant_of_request_topic(topic)
 
 
 def _fault_of(item: WorkItem, topic: str) -> str | None:
     """The first field of requeued work that contradicts its topic, source or itself, and how; None if consistent."""
     source, request = item.source, item.request
     try:
-        tenant = tenant_of_source(source.topic)
+        tenant = tenant_of_request_topic(source.topic)
     except ValueError:
         return "source: no tenant's request topic"
     if item.tenant != tenant:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from fairlane import headers, names
 from fairlane.codec import Codec, DecodeError
-from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers, letter_content
+from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers, letter_content
 from fairlane.outcomes import CacheMode, Code, Decision, Outcome
 from fairlane.records import (
     AuditEvent,
@@ -20,7 +20,7 @@ from fairlane.records import (
 )
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.kafka.reply_record import reply_record
-from fairlane_server.kafka.transactions import OutRecord, Settlement
+from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.cancel import CancelCommand
 from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Rejection, reply_topic_for_refusal
@@ -49,17 +49,17 @@ class DecisionWriter:
     dispatcher_id: str
     group: str | None = None
 
-    def accepted(self, queued: QueuedRequest, inputs: Inputs, now_ms: int) -> OutRecord:
+    def accepted(self, queued: QueuedRequest, inputs: Inputs, now_ms: int) -> OutputRecord:
         """The audit event of an admission."""
         return self._decision(queued, Decision.ACCEPTED, now_ms, inputs=inputs)
 
-    def degraded(self, queued: QueuedRequest, steps: Sequence[str], inputs: Inputs, now_ms: int) -> OutRecord:
+    def degraded(self, queued: QueuedRequest, steps: Sequence[str], inputs: Inputs, now_ms: int) -> OutputRecord:
         """The audit event of a degradation."""
         return self._decision(queued, Decision.DEGRADED, now_ms, inputs={"steps": " ".join(steps), **inputs})
 
     def dispatched(
         self, turn: Turn[QueuedRequest], now_ms: int, accepted: Inputs | None = None
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         """The work item for the pool and its audit event. ``accepted`` adds the inputs of the admission: a request
         dispatched at once has one event instead of two."""
         queued, request = turn.item, turn.item.request
@@ -88,7 +88,7 @@ class DecisionWriter:
             handed_back=queued.handed_back,
             max_prompt_tokens=queued.max_prompt_tokens,
         )
-        work = OutRecord(
+        work = OutputRecord(
             names.priority_topic(queued.pool, request.priority),
             request.request_id.encode(),
             self._encoded(item, queued),
@@ -123,7 +123,7 @@ class DecisionWriter:
             return self.codec.encode_around(item, queued.encoded[1])
         return self.codec.encode(item)
 
-    def late(self, queued: QueuedRequest, retry_after_ms: int, now_ms: int) -> tuple[OutRecord, ...]:
+    def late(self, queued: QueuedRequest, retry_after_ms: int, now_ms: int) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a request whose deadline passed while it waited, or can no longer be met."""
         waited_ms = now_ms - queued.submitted_at_ms
         inputs = {"waited_ms": waited_ms, "deadline_at_ms": queued.deadline_at_ms, "cost_tokens": queued.cost_tokens}
@@ -140,7 +140,7 @@ class DecisionWriter:
 
     def shed(
         self, queued: QueuedRequest, code: Code, message: str, retry_after_ms: int | None, inputs: Inputs, now_ms: int
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a valid request that is not admitted now."""
         reply = replace(
             self._answer(queued, Outcome.REJECTED, code, message),
@@ -151,7 +151,7 @@ class DecisionWriter:
         audit = self._decision(queued, Decision.REFUSED, now_ms, code=code, message=message, inputs=given)
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
 
-    def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutRecord, ...]:
+    def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a valid request that no pool may or can serve any more."""
         reply = replace(
             self._answer(queued, Outcome.REJECTED, refusal.code, refusal.message),
@@ -172,7 +172,7 @@ class DecisionWriter:
         accepted: Inputs | None = None,
         *,
         was_admitted: bool = True,
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a cancelled request. ``accepted`` adds the inputs of its admission."""
         waited_ms = now_ms - queued.submitted_at_ms
         message = f"cancelled by its tenant after {waited_ms} ms of waiting"
@@ -190,14 +190,14 @@ class DecisionWriter:
         audit = self._decision(queued, Decision.CANCELLED, now_ms, message=message, inputs=inputs)
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
 
-    def cancellation(self, cancel: CancelCommand) -> OutRecord:
+    def cancellation(self, cancel: CancelCommand) -> OutputRecord:
         """The cancellation record for the consumers."""
         told = Cancellation(cancel.request_id, cancel.tenant, self.dispatcher_id, cancel.requested_at_ms)
-        return OutRecord(names.CONTROL_CANCELLATIONS, cancel.request_id.encode(), self.codec.encode(told))
+        return OutputRecord(names.CONTROL_CANCELLATIONS, cancel.request_id.encode(), self.codec.encode(told))
 
     def cancel_refused(
         self, cancel: CancelRequest, arrival: ReceivedRecord, tenant: str, refusal: Rejection, now_ms: int
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         """The audit event of an invalid cancel, without a reply: that would be a second reply to the request it names,
         or one without a reader."""
         said = replace(refusal, message=f"cancel: {refusal.message}")
@@ -211,7 +211,7 @@ class DecisionWriter:
         spec: TenantSpec | None,
         refusal: Rejection,
         now_ms: int,
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         """The reply naming the invalid field and the reason, and its audit event."""
         request_id, replay_of = request.request_id[:MAX_ID_CHARS], request.replay_of
         if replay_of is not None and not names.is_request_id(replay_of):
@@ -235,7 +235,7 @@ class DecisionWriter:
 
     def duplicate(
         self, queued: QueuedRequest, first: SourceCoordinate, replayed: tuple[str, InferenceReply] | None, now_ms: int
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         """The audit event of a duplicate, and a copy of the first request's reply if given.
 
         Without ``replayed`` there is no reply: that of the first request is still to come, or cannot be sent again.
@@ -255,7 +255,7 @@ class DecisionWriter:
 
     def dead_letter(
         self, arrival: ReceivedRecord, tenant: str, error: DecodeError, now_ms: int
-    ) -> tuple[OutRecord, ...]:
+    ) -> tuple[OutputRecord, ...]:
         """The original bytes, with headers for their origin and the error, and the audit event."""
         audit = AuditEvent(
             request_id="",
@@ -268,7 +268,7 @@ class DecisionWriter:
             message=str(error),
         )
         given = dead_letter_headers(arrival.coordinate, arrival.timestamp_ms, error, self._signature, tenant=tenant)
-        letter = OutRecord(names.DEAD_LETTER_REQUESTS, *letter_content(arrival.key, arrival.value or b"", given))
+        letter = OutputRecord(names.DEAD_LETTER_REQUESTS, *letter_content(arrival.key, arrival.value or b"", given))
         return letter, self._audit(audit)
 
     def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
@@ -292,7 +292,7 @@ class DecisionWriter:
         first = settlement.outputs[0]
         coordinate = SourceCoordinate(*settlement.claim.partition, settlement.claim.offset)
         letter_headers = dead_letter_headers(coordinate, None, UnpublishableError(why), self._signature)
-        letter = OutRecord(names.DEAD_LETTER_REQUESTS, *letter_content(first.key, first.value, letter_headers))
+        letter = OutputRecord(names.DEAD_LETTER_REQUESTS, *letter_content(first.key, first.value, letter_headers))
         return Settlement(settlement.claim, (letter, *settlement.outputs[1:]))
 
     def _too_large_for_its_topic(self, settlement: Settlement) -> Settlement:
@@ -330,8 +330,8 @@ class DecisionWriter:
         )
 
     @property
-    def _signature(self) -> Signature:
-        return Signature(self.dispatcher_id, self.group)
+    def _signature(self) -> LetterWriter:
+        return LetterWriter(self.dispatcher_id, self.group)
 
     def _answer(self, queued: QueuedRequest, outcome: Outcome, code: Code | None, message: str) -> InferenceReply:
         return InferenceReply(
@@ -356,7 +356,7 @@ class DecisionWriter:
         tenant: str,
         refusal: Rejection,
         now_ms: int,
-    ) -> OutRecord:
+    ) -> OutputRecord:
         return self._audit(
             AuditEvent(
                 request_id=request_id,
@@ -380,7 +380,7 @@ class DecisionWriter:
         code: Code | None = None,
         message: str | None = None,
         inputs: Inputs,
-    ) -> OutRecord:
+    ) -> OutputRecord:
         return self._audit(
             AuditEvent(
                 request_id=queued.request.request_id,
@@ -395,11 +395,11 @@ class DecisionWriter:
             )
         )
 
-    def _reply(self, topic: str, reply: InferenceReply, trace: TraceHeaders) -> OutRecord:
+    def _reply(self, topic: str, reply: InferenceReply, trace: TraceHeaders) -> OutputRecord:
         return reply_record(topic, reply, self.codec.encode(reply), trace)
 
-    def _audit(self, audit: AuditEvent) -> OutRecord:
-        return OutRecord(names.LEDGER_AUDIT, audit.tenant.encode(), self.codec.encode(audit))
+    def _audit(self, audit: AuditEvent) -> OutputRecord:
+        return OutputRecord(names.LEDGER_AUDIT, audit.tenant.encode(), self.codec.encode(audit))
 
 
 def _retrieval_inputs(queued: QueuedRequest) -> dict[str, object]:

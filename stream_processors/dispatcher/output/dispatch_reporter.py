@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane import metrics, names
 from fairlane.codec import Codec
-from fairlane.kafka import heartbeat_producer
+from fairlane.kafka_config import heartbeat_producer
 from fairlane.logs import get_logger
 from fairlane.records import DispatchReport
 from fairlane.settings import Settings

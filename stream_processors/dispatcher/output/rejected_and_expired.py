@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fairlane.outcomes import Code, Decision
 from fairlane.ownership import Claim
-from fairlane_server.kafka.transactions import OutRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.decision import AdmissionDecision
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.intake.validation import Rejection
@@ -81,7 +81,7 @@ class RejectedAndExpired:
             self.stats.shed(queued.tenant, queued.pool, Code.DEADLINE_UNMEETABLE, now_ms)
         return Settlement(queued.claim, self.writer.late(queued, self.admitter.retry_after_ms(queued, now_ms), now_ms))
 
-    def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutRecord, ...]:
+    def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutputRecord, ...]:
         """The outputs for a request that no pool serves any more."""
         self.counts.decided(queued.tenant, Decision.REFUSED, refusal.code)
         self.stats.shed(queued.tenant, queued.pool, refusal.code, now_ms)

@@ -15,7 +15,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
 from fairlane.logs import get_logger
-from fairlane.names import tenant_of_source
+from fairlane.names import tenant_of_request_topic
 
 log = get_logger(__name__)
 
@@ -65,7 +65,7 @@ def _places(partitions: Mapping[str, Collection[int]]) -> list[tuple[tuple[bool,
 
 def _together(topic: str) -> tuple[bool, str]:
     try:
-        return False, tenant_of_source(topic)
+        return False, tenant_of_request_topic(topic)
     except ValueError:
         return True, topic
 

@@ -11,7 +11,7 @@ from aiokafka.consumer.fetcher import OffsetResetStrategy
 from confluent_kafka import Consumer as ConfluentConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 
-from fairlane.committed import AskTopicIds, ids_of, resume_points, stale_in
+from fairlane.committed import TopicIdLookup, resume_points, stale_partitions, topic_ids_of
 from fairlane.logs import get_logger
 from fairlane.ownership import Membership, Ownership, PartitionId
 from stream_processors.dispatcher.reading.assignor import TenantAssignor
@@ -66,7 +66,7 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
     ownership: Ownership
     offsets: ConfluentConsumer
     read_ahead: ReadAhead
-    topic_ids: AskTopicIds
+    topic_ids: TopicIdLookup
     on_failure: Callable[[BaseException], None]
     _held: frozenset[PartitionId] = frozenset()
     _slow: frozenset[PartitionId] = frozenset()
@@ -130,7 +130,11 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
         found = await asyncio.get_running_loop().run_in_executor(None, ask)
         points = {partition: resume.committed for partition, resume in found.items()}
         if self.membership().generation != membership.generation or not self.ownership.assign(
-            points, membership, topic_ids=ids_of(found), stale=stale_in(found), unless_revoked_since=revocations
+            points,
+            membership,
+            topic_ids=topic_ids_of(found),
+            stale=stale_partitions(found),
+            unless_revoked_since=revocations,
         ):
             return {}  # another rebalance has begun; its own seek follows
         for partition, resume in found.items():

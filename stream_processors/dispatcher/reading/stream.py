@@ -18,7 +18,7 @@ from faust.transport.drivers.aiokafka import Consumer, Transport
 from faust.types import TP
 from yarl import URL
 
-from fairlane.kafka import read_committed_consumer
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership, PartitionId

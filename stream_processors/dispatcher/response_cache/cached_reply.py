@@ -7,7 +7,7 @@ from fairlane.codec import Codec
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import AuditEvent, InferenceReply, Timings, UsageEvent
 from fairlane_server.kafka.reply_record import reply_record
-from fairlane_server.kafka.transactions import OutRecord
+from fairlane_server.kafka.transactions import OutputRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.lookup import CacheHit
 
@@ -19,7 +19,7 @@ class CachedReplyWriter:
     codec: Codec
     dispatcher_id: str
 
-    def answered(self, queued: QueuedRequest, known: CacheHit, now_ms: int) -> tuple[OutRecord, ...]:
+    def answered(self, queued: QueuedRequest, known: CacheHit, now_ms: int) -> tuple[OutputRecord, ...]:
         """The reply, a usage event with cost 0, and the audit event."""
         request, answer, use = queued.request, known.answer, known.use
         reply = InferenceReply(
@@ -77,6 +77,6 @@ class CachedReplyWriter:
         tenant = queued.tenant.encode()
         return (
             reply_record(queued.reply_topic, reply, self.codec.encode(reply), queued.trace_headers),
-            OutRecord(names.LEDGER_USAGE, tenant, self.codec.encode(usage)),
-            OutRecord(names.LEDGER_AUDIT, tenant, self.codec.encode(audit)),
+            OutputRecord(names.LEDGER_USAGE, tenant, self.codec.encode(usage)),
+            OutputRecord(names.LEDGER_AUDIT, tenant, self.codec.encode(audit)),
         )

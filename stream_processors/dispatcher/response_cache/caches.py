@@ -11,7 +11,7 @@ from fairlane.clock import ClockMs
 from fairlane_server.caching.entries import UNREADABLE
 from fairlane_server.caching.keys import CacheKey, CacheName, embedding_key, retrieval_key
 from fairlane_server.caching.responses import CachedAnswer, decode_answer, encode_answer
-from fairlane_server.redis.cache import RedisCache, Result, count
+from fairlane_server.redis.cache import LookUpResult, RedisCache, count
 from fairlane_server.retrieval.embedder import FloatArray, QueryEmbedder
 from fairlane_server.retrieval.store import Collection, Hit
 from stream_processors.dispatcher.response_cache.hot_cache import HotCache, HotPolicy
@@ -47,7 +47,7 @@ class PassageCache:
         """The hits of this query in this version of the collection; None on a miss."""
         key = _key(collection, mode, width, query)
         known = self.hot.get(key, self.clock())
-        count(HOT, Result.MISS if known is None else Result.HIT)
+        count(HOT, LookUpResult.MISS if known is None else LookUpResult.HIT)
         if known is not None:
             return known
         stored = await self.redis.get(key, _with_size)
@@ -133,19 +133,21 @@ class SemanticCache:
         count(group.cache, result)
         return found
 
-    async def _find(self, group: CacheKey, vector: FloatArray, wording: Wording) -> tuple[Result, SimilarAnswer | None]:
+    async def _find(
+        self, group: CacheKey, vector: FloatArray, wording: Wording
+    ) -> tuple[LookUpResult, SimilarAnswer | None]:
         rows = await self.redis.rows(group, self.group_rows)
-        if isinstance(rows, Result):
+        if isinstance(rows, LookUpResult):
             return rows, None
         similar = nearest(vector, rows, self.threshold, _ANSWERS_TRIED, wording)
         if similar is None:
-            return Result.POISONED, None
-        result = Result.MISS
+            return LookUpResult.POISONED, None
+        result = LookUpResult.MISS
         for similarity, digest in similar:
             looked = await self.redis.look_up(CacheKey(CacheName.RESPONSE, group.tenant, digest), decode_answer)
             if looked.value is not None:
-                return Result.HIT, SimilarAnswer(looked.value, similarity)
-            if looked.result != Result.MISS:
+                return LookUpResult.HIT, SimilarAnswer(looked.value, similarity)
+            if looked.result != LookUpResult.MISS:
                 result = looked.result
         return result, None
 

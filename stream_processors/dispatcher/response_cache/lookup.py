@@ -12,11 +12,11 @@ from fairlane.records import CacheUse
 from fairlane_server.caching.keys import CacheKey
 from fairlane_server.caching.responses import (
     CachedAnswer,
-    may_be_kept,
+    is_cacheable,
     response_key,
     semantic_group,
     semantic_query,
-    wording,
+    word_digests,
 )
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
 from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Urgency
@@ -115,7 +115,7 @@ class CachedAnswers:
         return self.responses.redis.is_available
 
     async def question(self, queued: QueuedRequest) -> CacheQuery | None:
-        if not may_be_kept(queued.request):
+        if not is_cacheable(queued.request):
             return None
         try:
             async with asyncio.timeout(self.budget_s):
@@ -148,7 +148,7 @@ class CachedAnswers:
         except EmbedderError as error:
             log.warning("question_not_embedded", tenant=tenant, error=type(error).__name__)
             return CacheQuery(key)
-        return CacheQuery(key, group, vector, wording(text))
+        return CacheQuery(key, group, vector, word_digests(text))
 
     async def _version(self, tenant: str, name: str) -> int | None:
         async def ask() -> int | None:

@@ -13,7 +13,7 @@ _HALF = np.dtype("<f2")
 
 
 Wording = tuple[bytes, bytes]
-"""Digests of a question's words, sorted and in order (``fairlane_server.caching.responses.wording``)."""
+"""Digests of a question's words, sorted and in order (``fairlane_server.caching.responses.word_digests``)."""
 
 NO_WORDING: Wording = (b"", b"")
 

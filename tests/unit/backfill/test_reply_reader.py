@@ -66,7 +66,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
-    monkeypatch.setattr(reply_reader, "PassingConsumer", made)
+    monkeypatch.setattr(reply_reader, "SkippingConsumer", made)
     return made
 
 

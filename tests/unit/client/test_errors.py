@@ -15,7 +15,7 @@ from fairlane.errors import (
     Rejected,
     Timeout,
     Unsuccessful,
-    error_of,
+    unsuccessful_error,
 )
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, Output
@@ -33,7 +33,7 @@ REFUSAL = InferenceReply(
 
 
 def test_every_outcome_has_its_error() -> None:
-    kinds = {outcome: type(error_of(InferenceReply("id", "acme", outcome))) for outcome in Outcome}
+    kinds = {outcome: type(unsuccessful_error(InferenceReply("id", "acme", outcome))) for outcome in Outcome}
     assert kinds == {
         Outcome.OK: type(None),
         Outcome.REJECTED: Rejected,
@@ -44,13 +44,13 @@ def test_every_outcome_has_its_error() -> None:
 
 
 def test_an_outcome_of_a_later_version_is_a_failure_that_says_its_name() -> None:
-    error = error_of(InferenceReply("id", "acme", "melted"))
+    error = unsuccessful_error(InferenceReply("id", "acme", "melted"))
     assert type(error) is Failed
     assert "melted" in str(error)
 
 
 def test_a_refusal_tells_all_it_knows() -> None:
-    error = error_of(REFUSAL)
+    error = unsuccessful_error(REFUSAL)
     assert isinstance(error, Rejected)
     assert (error.request_id, error.code, error.retry_after_ms, error.field, error.message) == (
         "id-1",

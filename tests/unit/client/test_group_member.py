@@ -12,8 +12,8 @@ from fairlane.client.group_member import GroupMember, OnUndecodable, Undecodable
 from fairlane.client.sequence import Sequence
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply
-from fairlane.registry import RegistryError
 from fairlane.schema_files import default_codec
+from fairlane.schema_registry import RegistryError
 from tests.kit.client_fakes import FakeMember, error_message, reply_message
 from tests.waiting import eventually
 

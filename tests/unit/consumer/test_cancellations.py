@@ -121,7 +121,7 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
         made.config = config
         return made
 
-    monkeypatch.setattr("fairlane_server.kafka.feeds.PassingConsumer", make)
+    monkeypatch.setattr("fairlane_server.kafka.feeds.SkippingConsumer", make)
     return made
 
 

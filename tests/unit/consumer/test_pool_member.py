@@ -112,7 +112,7 @@ class FakeConsumer:
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> FakeConsumer:
     made = FakeConsumer()
-    monkeypatch.setattr(group, "PassingConsumer", lambda _config, _reader: made)
+    monkeypatch.setattr(group, "SkippingConsumer", lambda _config, _reader: made)
     monkeypatch.setattr(group, "TopicIds", lambda _settings: lambda _topics, _timeout_s: {})
     return made
 

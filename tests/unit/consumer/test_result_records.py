@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fairlane import cloud_events, headers, names
-from fairlane.kafka import MAX_MESSAGE_BYTES
+from fairlane.kafka_config import MAX_MESSAGE_BYTES
 from fairlane.outcomes import Code, Decision, FinishReason, Outcome
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (

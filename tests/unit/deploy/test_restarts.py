@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane_server.processes.restarts import NOT_AGAIN, GiveUp, Restart, RestartPolicy
+from fairlane_server.processes.restarts import EXIT_NO_RESTART, GiveUp, Restart, RestartPolicy
 
 POLICY = RestartPolicy(max_deaths=5, window_s=60.0, first_delay_s=0.2, max_delay_s=5.0, jitter=0.25)
 MIDDLE = 0.5
@@ -43,5 +43,5 @@ def test_every_wait_is_bounded_and_never_zero(gaps: list[float], chance: float) 
 
 
 def test_what_asks_not_to_be_started_again_is_not() -> None:
-    assert POLICY.decide([0], 0, MIDDLE, NOT_AGAIN) == GiveUp("asked not to be started again")
+    assert POLICY.decide([0], 0, MIDDLE, EXIT_NO_RESTART) == GiveUp("asked not to be started again")
     assert isinstance(POLICY.decide([0], 0, MIDDLE, 1), Restart)

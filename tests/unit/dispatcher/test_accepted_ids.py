@@ -12,8 +12,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate
-from fairlane_server.redis.availability import RedisWatch
-from fairlane_server.redis.state import TENANT_ROOM
+from fairlane_server.redis.availability import RedisAvailability
+from fairlane_server.redis.state import TENANT_COUNTER_FUNCTIONS
 from stream_processors.dispatcher.deduplication.accepted_ids import NoAcceptedIds, RedisAcceptedIds
 from tests.waiting import eventually_async
 
@@ -55,7 +55,7 @@ class Watched:
     def __init__(self, redis: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now_s = 100.0
         monkeypatch.setattr("fairlane_server.redis.availability.monotonic", lambda: self._now_s)
-        self._watch = RedisWatch(redis, again=SOON)  # type: ignore[arg-type]  # the part that is used
+        self._watch = RedisAvailability(redis, again=SOON)  # type: ignore[arg-type]  # the part that is used
         self.index = RedisAcceptedIds(redis, 60, self._watch, MOST)  # type: ignore[arg-type]  # the part that is used
 
     async def look_up(self, *entries: tuple[str, str, SourceCoordinate]) -> Sequence[SourceCoordinate | None]:
@@ -69,7 +69,7 @@ class Watched:
 
 def first_seen(answer: bytes | None) -> SourceCoordinate | None:
     redis = ScriptedRedis([answer])
-    index = RedisAcceptedIds(redis, 60, RedisWatch(redis), MOST)  # type: ignore[arg-type]  # the part that is used
+    index = RedisAcceptedIds(redis, 60, RedisAvailability(redis), MOST)  # type: ignore[arg-type]  # the part that is used
     (found,) = asyncio.run(index.first_seen([ENTRY]))
     return found
 
@@ -144,7 +144,7 @@ def test_without_redis_nothing_is_forgotten() -> None:
 def test_what_is_forgotten_may_try_again_elsewhere(redis_url: str, unique: str) -> None:
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            index = RedisAcceptedIds(redis, 60, RedisWatch(redis), MOST)
+            index = RedisAcceptedIds(redis, 60, RedisAvailability(redis), MOST)
             here, there = (unique, "id-1", HERE), (unique, "id-1", THERE)
             other = (unique, "id-2", HERE)
             assert await index.first_seen([here, other]) == [None, None]
@@ -161,7 +161,7 @@ def test_what_is_forgotten_may_try_again_elsewhere(redis_url: str, unique: str) 
 def test_the_first_coordinate_stays(redis_url: str, unique: str) -> None:
     async def run() -> list[list[SourceCoordinate | None]]:
         async with Redis.from_url(redis_url) as redis:
-            index = RedisAcceptedIds(redis, 60, RedisWatch(redis), MOST)
+            index = RedisAcceptedIds(redis, 60, RedisAvailability(redis), MOST)
             here, there = (unique, "id-1", HERE), (unique, "id-1", THERE)
             other_tenant = (f"{unique}-2", "id-1", THERE)
             found = [await index.first_seen([here, there, other_tenant]), await index.first_seen([there, here])]
@@ -184,7 +184,7 @@ class FailingRedis(Answering):
                 raise RedisConnectionError("gone")
             ids = args[2]
             places = list(zip(keys[:ids], args[3 : 3 + ids], strict=True))
-            if "DEL" in script.removeprefix(TENANT_ROOM):
+            if "DEL" in script.removeprefix(TENANT_COUNTER_FUNCTIONS):
                 for key, value in places:
                     if self.stored.get(key) == value:
                         del self.stored[key]
@@ -234,7 +234,7 @@ def test_what_is_to_be_forgotten_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_tenant_keeps_no_more_ids_than_it_may(redis_url: str, unique: str) -> None:
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            index = RedisAcceptedIds(redis, 60, RedisWatch(redis), 3)
+            index = RedisAcceptedIds(redis, 60, RedisAvailability(redis), 3)
             entries = [(unique, f"id-{number}", HERE) for number in range(5)]
             again = [(unique, f"id-{number}", THERE) for number in range(5)]
             other = (f"{unique}-2", "id-1", HERE)

@@ -23,7 +23,7 @@ from fairlane.records import (
     TenantSpec,
 )
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
-from fairlane_server.kafka.transactions import OutRecord
+from fairlane_server.kafka.transactions import OutputRecord
 from stream_processors.dispatcher.admission.decision import Admitted
 from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
@@ -71,13 +71,13 @@ def admit(bench: Bench, one: InferenceRequest | QueuedRequest, topic: str = "req
 
 def judged(
     bench: Bench, one: InferenceRequest | QueuedRequest, topic: str = "requests.acme"
-) -> Admitted | tuple[OutRecord, ...]:
+) -> Admitted | tuple[OutputRecord, ...]:
     queued = one if isinstance(one, QueuedRequest) else bench.queued(one, topic)
     bench.parts.scheduler.refresh(bench.now_ms)
     return bench.admitter.admit(queued, None, bench.now_ms)
 
 
-def refused(bench: Bench, verdict: Admitted | Sequence[OutRecord]) -> tuple[InferenceReply, AuditEvent]:
+def refused(bench: Bench, verdict: Admitted | Sequence[OutputRecord]) -> tuple[InferenceReply, AuditEvent]:
     assert not isinstance(verdict, Admitted)
     reply, audit = bench.decoded_all(verdict)
     assert (reply.outcome, audit.decision) == (Outcome.REJECTED, Decision.REFUSED)

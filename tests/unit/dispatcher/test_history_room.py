@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import Message
-from fairlane_server.conversations.turns import MOST_TURNS, Turn, turn_tokens
-from fairlane_server.text import room_of
+from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn, turn_tokens
+from fairlane_server.text import reserved_tokens
 from stream_processors.dispatcher.enrichment.history_room import (
     CUT,
     MAX_HISTORY_TOKENS,
@@ -24,11 +24,11 @@ MESSAGES = st.lists(
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[Turn]:
+def conversations(draw: st.DrawFn) -> list[StoredTurn]:
     made = []
     for number in range(draw(st.integers(0, 40))):
         messages, answer = tuple(draw(MESSAGES)), draw(TEXTS)
-        made.append(Turn(f"id-{number}", messages, answer, turn_tokens(messages, answer), number))
+        made.append(StoredTurn(f"id-{number}", messages, answer, turn_tokens(messages, answer), number))
     return made
 
 
@@ -43,7 +43,7 @@ def alternating(messages: list[Message]) -> list[Message]:
     return merged
 
 
-def said(turns: list[Turn]) -> list[Message]:
+def said(turns: list[StoredTurn]) -> list[Message]:
     return [
         message
         for one in turns
@@ -52,7 +52,7 @@ def said(turns: list[Turn]) -> list[Message]:
 
 
 @given(conversations(), st.integers(-10, 3_000))
-def test_it_is_the_end_of_the_conversation_and_fits(turns: list[Turn], room: int) -> None:
+def test_it_is_the_end_of_the_conversation_and_fits(turns: list[StoredTurn], room: int) -> None:
     bounded = bounded_history(turns, room)
     shown = list(bounded.messages)
     assert sum(map(shown_message_tokens, shown)) <= bounded.tokens <= max(0, room)
@@ -109,7 +109,7 @@ def test_no_more_than_the_newest_turns_are_kept_however_much_room_there_is() -> 
 
 def test_a_conversation_that_begins_with_an_answer_begins_with_the_first_question() -> None:
     messages = (Message("system", "be brief"), Message("assistant", "Hello!"), Message("user", "Hi"))
-    odd = Turn("id", messages, "So?", turn_tokens(messages, "So?"), 1)
+    odd = StoredTurn("id", messages, "So?", turn_tokens(messages, "So?"), 1)
     bounded = bounded_history([odd], 1_000)
     assert bounded.messages == (Message("user", "Hi"), Message("assistant", "So?"))
     assert bounded.is_shortened
@@ -127,6 +127,6 @@ def test_tokens_are_counted_with_a_margin_and_what_frames_a_message() -> None:
 
 
 def test_spaces_take_room() -> None:
-    assert room_of(" " * 800) == 100
-    assert room_of("word " * 100) == 100
-    assert room_of("") == 0
+    assert reserved_tokens(" " * 800) == 100
+    assert reserved_tokens("word " * 100) == 100
+    assert reserved_tokens("") == 0

@@ -20,7 +20,7 @@ from fairlane.record_bounds import (
 )
 from fairlane.records import CancelRequest, Message, Passage, RequestInput, RetrievalUse, SourceCoordinate
 from fairlane.schema_files import default_codec
-from fairlane_server.kafka.transactions import OutRecord, Settlement
+from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from fairlane_server.topics.families import load_families
 from stream_processors.dispatcher.enrichment.context import refusal_of
 from stream_processors.dispatcher.intake.arrival import ReceivedRecord
@@ -127,7 +127,7 @@ def test_what_fits_is_kept_whole() -> None:
     assert letter_content(None, b"value", (("a", b"b"),)) == (None, b"value", (("a", b"b"),))
 
 
-def record_bytes(record: OutRecord) -> int:
+def record_bytes(record: OutputRecord) -> int:
     return len(record.key or b"") + len(record.value) + sum(len(name) + len(value) for name, value in record.headers)
 
 
@@ -169,14 +169,14 @@ def turn_of(queued: QueuedRequest) -> Turn[QueuedRequest]:
     return Turn(queued, is_late=False, partition=0, view=View(0, 0.0, 0, 0.0, 1.0))
 
 
-def settlement(*outputs: OutRecord) -> Settlement:
+def settlement(*outputs: OutputRecord) -> Settlement:
     return Settlement(Claim(PartitionId("requests.acme", 0), 41, 1), outputs)
 
 
 def test_work_that_its_topic_does_not_take_is_refused_and_not_tried_for_ever(bench: Bench) -> None:
     item = handed_back(handed_back=0, source=SourceCoordinate("requests.acme", 0, 41))
     trace = ((headers.TRACE_PARENT, b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01"),)
-    work = OutRecord(names.priority_topic("pool", "normal"), b"k", default_codec().encode(item), trace)
+    work = OutputRecord(names.priority_topic("pool", "normal"), b"k", default_codec().encode(item), trace)
     made = bench.dispatcher.writer.unpublishable(settlement(work), "MSG_SIZE_TOO_LARGE")
     reply, audit = bench.decoded_all(made.outputs)
     assert (made.outputs[0].topic, reply.outcome, reply.code, reply.field) == (
@@ -191,7 +191,7 @@ def test_work_that_its_topic_does_not_take_is_refused_and_not_tried_for_ever(ben
 
 
 def test_work_waits_for_a_topic_that_is_missing(bench: Bench) -> None:
-    work = settlement(OutRecord(names.priority_topic("pool", "normal"), b"k", b"v"))
+    work = settlement(OutputRecord(names.priority_topic("pool", "normal"), b"k", b"v"))
     assert bench.dispatcher.writer.unpublishable(work, "UNKNOWN_TOPIC_OR_PART") is work
 
 

@@ -12,8 +12,8 @@ from fairlane import metrics, names
 from fairlane.codec import Codec, DecodeProblem
 from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, PartitionId
-from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas
+from fairlane.schema_registry import RegistryError
 from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from tests.kit.dispatcher_bench import Bench, encoded

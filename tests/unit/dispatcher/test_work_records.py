@@ -14,8 +14,8 @@ from fairlane import headers, names
 from fairlane.codec import Codec
 from fairlane.outcomes import Outcome
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, SourceCoordinate, UsageEvent
-from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas, default_codec
+from fairlane.schema_registry import RegistryError
 from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
 from stream_processors.dispatcher.feedback.work_records import WorkRecords
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState

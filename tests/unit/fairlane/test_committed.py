@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from prometheus_client import REGISTRY
 
-from fairlane.committed import Resume, resume_points
+from fairlane.committed import ResumePoint, resume_points
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import PartitionId
 
@@ -59,13 +59,16 @@ def test_a_committed_offset_comes_with_what_is_done_beyond_it() -> None:
     point = CommitPoint(40, 0b1011000)
     source = Answers({FIRST: (40, point.metadata), SECOND: (7, "")})
     before = truncations()
-    assert resume_points(source, [FIRST, SECOND], 1.0) == {FIRST: Resume(point, 40), SECOND: Resume(CommitPoint(7), 7)}
+    assert resume_points(source, [FIRST, SECOND], 1.0) == {
+        FIRST: ResumePoint(point, 40),
+        SECOND: ResumePoint(CommitPoint(7), 7),
+    }
     assert truncations() == before
 
 
 def test_a_group_that_never_committed_starts_at_the_head() -> None:
     before = truncations()
-    assert resume_points(Answers(heads={FIRST: 12}), [FIRST], 1.0) == {FIRST: Resume(None, 12)}
+    assert resume_points(Answers(heads={FIRST: 12}), [FIRST], 1.0) == {FIRST: ResumePoint(None, 12)}
     assert truncations() == before
 
 
@@ -73,19 +76,19 @@ def test_a_committed_offset_that_was_truncated_is_an_alarm() -> None:
     point = CommitPoint(40, 0b10)
     before = truncations()
     found = resume_points(Answers({FIRST: (40, point.metadata)}, {FIRST: 90}), [FIRST], 1.0)
-    assert found == {FIRST: Resume(point, 90)}
+    assert found == {FIRST: ResumePoint(point, 90)}
     assert truncations() == before + 1
 
 
 @pytest.mark.parametrize("metadata", ["reset by hand", "1:ü", "1:####"])
 def test_metadata_of_somebody_else_leaves_the_offset(metadata: str) -> None:
-    assert resume_points(Answers({FIRST: (40, metadata)}), [FIRST], 1.0) == {FIRST: Resume(CommitPoint(40), 40)}
+    assert resume_points(Answers({FIRST: (40, metadata)}), [FIRST], 1.0) == {FIRST: ResumePoint(CommitPoint(40), 40)}
 
 
 def test_an_answer_that_is_not_there_yet_is_asked_for_again() -> None:
     errors = [KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError._TRANSPORT]
     source = Answers({FIRST: (40, None)}, errors=deque(errors))
-    assert resume_points(source, [FIRST], 30.0) == {FIRST: Resume(CommitPoint(40), 40)}
+    assert resume_points(source, [FIRST], 30.0) == {FIRST: ResumePoint(CommitPoint(40), 40)}
     assert len(source.asked) == 4
     assert all(0 < timeout <= 5 for timeout in source.asked)
 
@@ -120,7 +123,7 @@ def ids(topics: Collection[str], _timeout_s: float) -> Mapping[str, str]:
 def test_a_commit_beyond_the_end_goes_on_at_the_end(metadata: str) -> None:
     before = replacements("cut")
     source = Answers({FIRST: (40, metadata)}, ends={FIRST: 25})
-    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: Resume(None, 25, ID, lost=True)}
+    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: ResumePoint(None, 25, ID, lost=True)}
     assert replacements("cut") == before + 1
 
 
@@ -128,7 +131,7 @@ def test_a_commit_beyond_the_end_goes_on_at_the_end(metadata: str) -> None:
 def test_a_topic_created_again_is_read_from_its_beginning(end: int) -> None:
     before = replacements("recreated")
     source = Answers({FIRST: (40, CommitPoint(40, 0b101, OTHER_ID).metadata)}, {FIRST: 3}, ends={FIRST: end})
-    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: Resume(None, 3, ID, lost=True)}
+    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: ResumePoint(None, 3, ID, lost=True)}
     assert replacements("recreated") == before + 1
 
 
@@ -136,15 +139,15 @@ def test_done_records_that_the_log_lost_are_not_done_any_more() -> None:
     before = replacements("cut")
     point = CommitPoint(40, (1 << 3) | (1 << 60), ID)
     source = Answers({FIRST: (40, point.metadata)}, ends={FIRST: 50})
-    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: Resume(CommitPoint(40, 1 << 3, ID), 40, ID)}
+    assert resume_points(source, [FIRST], 1.0, ids) == {FIRST: ResumePoint(CommitPoint(40, 1 << 3, ID), 40, ID)}
     assert replacements("cut") == before + 1
 
 
 def test_a_commit_without_an_id_takes_that_of_the_topic() -> None:
     source = Answers({FIRST: (40, CommitPoint(40, 0b100).metadata)})
     assert resume_points(source, [FIRST, SECOND], 1.0, ids) == {
-        FIRST: Resume(CommitPoint(40, 0b100, ID), 40, ID),
-        SECOND: Resume(None, 0, ID),
+        FIRST: ResumePoint(CommitPoint(40, 0b100, ID), 40, ID),
+        SECOND: ResumePoint(None, 0, ID),
     }
 
 
@@ -157,4 +160,4 @@ def test_ids_that_are_not_told_yet_are_asked_for_again() -> None:
         return ids(topics, timeout_s)
 
     found = resume_points(Answers({FIRST: (40, None)}), [FIRST], 30.0, late)
-    assert found == {FIRST: Resume(CommitPoint(40, 0, ID), 40, ID)}
+    assert found == {FIRST: ResumePoint(CommitPoint(40, 0, ID), 40, ID)}

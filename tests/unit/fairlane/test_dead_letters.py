@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fairlane import headers, names
 from fairlane.codec import DecodeError, DecodeProblem
-from fairlane.dead_letters import DeadLetterError, Signature, dead_letter_headers
+from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers
 from fairlane.letter import Letter, ReplayMark, StoredRecord, headers_of, mark_headers, read_record
 from fairlane.outcomes import Decision
 from fairlane.records import (
@@ -28,7 +28,7 @@ from fairlane.schema_files import default_codec
 from fairlane_server.dead_letters.describe import contents, facts, flat
 from fairlane_server.dead_letters.replay import (
     NotReplayableError,
-    Pace,
+    ReplayRate,
     audit_records,
     make_replay,
     mark_record,
@@ -68,7 +68,7 @@ ITEM = WorkItem(
     source=SOURCE,
     passages=(Passage("p-1", SECRET, 0.5),),
 )
-SIGNATURE = Signature("consumer-1", "fairlane.pool.gpu")
+SIGNATURE = LetterWriter("consumer-1", "fairlane.pool.gpu")
 
 
 class EngineDiedError(DeadLetterError):
@@ -106,7 +106,7 @@ def test_the_headers_say_where_it_stood_why_it_is_here_and_who_says_so() -> None
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    found = dict(dead_letter_headers(WORK, None, EngineDiedError("x"), Signature("consumer-1")))
+    found = dict(dead_letter_headers(WORK, None, EngineDiedError("x"), LetterWriter("consumer-1")))
     assert headers.DLT_ORIGINAL_TIMESTAMP not in found
     assert headers.DLT_ORIGINAL_CONSUMER_GROUP not in found
     assert headers.TENANT not in found
@@ -303,7 +303,7 @@ def test_both_ids_can_be_explained() -> None:
 
 
 def test_a_pace_spreads_and_saves_nothing_up() -> None:
-    pace = Pace(4.0)
+    pace = ReplayRate(4.0)
     assert pace.wait_s(100.0) == 0
     pace.went(100.0)
     assert pace.wait_s(100.0) == 0.25

@@ -5,7 +5,7 @@ import json
 import pytest
 from confluent_kafka import Consumer
 
-from fairlane.lost_brokers import BrokersWatch, LostBrokersError, watched
+from fairlane.lost_brokers import BrokersWatch, LostBrokersError, with_broker_check
 from tests.waiting import eventually
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "group.id": "nobody", "log_level": 0, "statistics.interval.ms": 20}
@@ -51,7 +51,7 @@ def test_statistics_of_the_library_name_the_source_of_a_broker_that_does_not_ans
 
 
 def test_what_the_watch_raises_comes_out_of_poll() -> None:
-    consumer = Consumer(watched(NOBODY) | {"statistics.interval.ms": 20, "stats_cb": raising})
+    consumer = Consumer(with_broker_check(NOBODY) | {"statistics.interval.ms": 20, "stats_cb": raising})
     try:
         with pytest.raises(LostBrokersError):
             eventually(lambda: consumer.poll(0.02) is not None, 20, "an exception")

@@ -12,7 +12,7 @@ import structlog
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
-from fairlane.kafka import connection, idempotent_producer, read_committed_consumer, transactional_producer
+from fairlane.kafka_config import connection, idempotent_producer, read_committed_consumer, transactional_producer
 from fairlane.logs import configure
 from fairlane.settings import KafkaSettings, Settings
 from stream_processors.dispatcher.reading.stream import _credentials

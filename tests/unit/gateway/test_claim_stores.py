@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from producers.gateway.claim_stores import RedisClaims
 from producers.gateway.idempotency import Idempotency
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
@@ -49,7 +49,7 @@ class World:
 
     def __init__(self) -> None:
         self.redis = SwapRedis()
-        self._watches = [RedisWatch(self.redis) for _ in range(2)]  # type: ignore[arg-type]  # the part that is used
+        self._watches = [RedisAvailability(self.redis) for _ in range(2)]  # type: ignore[arg-type]  # the part that is used
         self.one, self.other = (
             RedisClaims(self.redis, watch, timeout_s=PATIENCE_S, most=10_000)  # type: ignore[arg-type]  # the part that is used
             for watch in self._watches

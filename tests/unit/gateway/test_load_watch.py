@@ -6,8 +6,8 @@ import pytest
 
 from fairlane.backoff import Backoff
 from fairlane.cluster import ClusterError
-from fairlane.registry import RegistryError
 from fairlane.schema_files import default_codec
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.load_board import LoadView
 from producers.gateway.pipeline import load_watch

@@ -13,8 +13,8 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.codec import Codec
 from fairlane.records import InferenceReply, ReplyChunk
-from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas
+from fairlane.schema_registry import RegistryError
 from producers.gateway.pipeline import record_decoder
 from producers.gateway.pipeline.record_decoder import REGISTRY_UNAVAILABLE, RecordDecoder
 from tests.waiting import eventually

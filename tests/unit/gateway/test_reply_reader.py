@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from fairlane.codec import Codec
 from fairlane.names import GATEWAY_REPLIES
 from fairlane.records import InferenceReply, TenantSpec
-from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas, default_codec
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
 from producers.gateway.pipeline import reply_reader
 from producers.gateway.pipeline.reply_reader import ReplyReader
@@ -140,7 +140,7 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench()
     monkeypatch.setattr(reply_reader, "_POSITION_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(reply_reader, "PassingConsumer", lambda *_args: bench.kafka)
+    monkeypatch.setattr(reply_reader, "SkippingConsumer", lambda *_args: bench.kafka)
     return bench
 
 

@@ -28,7 +28,7 @@ from fairlane.records import (
     UsageEvent,
 )
 from fairlane.schema_files import default_codec
-from fairlane_server.text import room_of
+from fairlane_server.text import reserved_tokens
 from stream_processors.recorder.projection import MAX_TEXT_CHARACTERS, LogRecord, Projection, project
 from stream_processors.recorder.tables import ALL_TABLES, AUDIT_LOGS, MODELS, RESULTS, TENANTS, TURNS, USAGE, Table
 from stream_processors.recorder.values import json_text, storable
@@ -150,7 +150,7 @@ def test_what_no_prompt_has_room_for_is_left_out_of_the_middle() -> None:
         assert text.endswith("xend")
         assert "x … x" in text
     assert whole == fitting
-    assert turn["tokens"] == sum(map(room_of, (asked, fitting, turn["answer"])))
+    assert turn["tokens"] == sum(map(reserved_tokens, (asked, fitting, turn["answer"])))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Client:
 
 def reading(monkeypatch: pytest.MonkeyPatch, sizes: list[int | None]) -> tuple[Source, Client]:
     client = Client(sizes)
-    monkeypatch.setattr(source_module, "PassingConsumer", lambda *_args, **_options: client)
+    monkeypatch.setattr(source_module, "SkippingConsumer", lambda *_args, **_options: client)
     return Source(Settings()), client
 
 
@@ -102,7 +102,7 @@ def test_no_more_records_are_taken_than_wanted(monkeypatch: pytest.MonkeyPatch) 
 def member(monkeypatch: pytest.MonkeyPatch) -> tuple[Source, Client, list[float]]:
     """In the group, with its client and its clock."""
     client, now = Client([]), [0.0]
-    monkeypatch.setattr(source_module, "PassingConsumer", lambda *_args, **_options: client)
+    monkeypatch.setattr(source_module, "SkippingConsumer", lambda *_args, **_options: client)
     source = Source(Settings(), lambda: now[0])
     source.start(lambda _new: None, lambda _gone: None)
     return source, client, now

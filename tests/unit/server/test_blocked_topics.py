@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.blocked_topics import BlockedTopics
-from fairlane_server.kafka.settlement import OutRecord, Settlement
+from fairlane_server.kafka.settlement import OutputRecord, Settlement
 from fairlane_server.kafka.transactional_producer import TopicRefusal
 
 TOPICS = ("a", "b", "c")
@@ -16,8 +16,8 @@ def settlement(number: int, topics: tuple[str, ...]) -> Settlement:
     return Settlement(Claim(PartitionId(f"source-{number % 3}", 0), number, 1), tuple(_record(one) for one in topics))
 
 
-def _record(topic: str) -> OutRecord:
-    return OutRecord(topic, None, b"123")
+def _record(topic: str) -> OutputRecord:
+    return OutputRecord(topic, None, b"123")
 
 
 @given(st.data())

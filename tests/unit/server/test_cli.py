@@ -193,7 +193,7 @@ def test_refusal_of_a_registry_is_one_line(capsys: pytest.CaptureFixture[str], r
 
 def test_module_runs_and_loads_nothing_heavy() -> None:
     probe = (
-        "import sys, fairlane_server.cli, fairlane.registry;"
+        "import sys, fairlane_server.cli, fairlane.schema_registry;"
         "heavy = {'torch', 'faust', 'fastapi', 'psycopg', 'alembic', 'confluent_kafka.schema_registry'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from fairlane.backoff import Backoff
 from fairlane.codec import Codec
 from fairlane.records import ModelVersion, TenantSpec
-from fairlane.registry import RegistryError
 from fairlane.schema_files import committed_schemas, default_codec
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.feeds import Feed, FeedUnavailableError
 from tests.waiting import eventually
@@ -63,7 +63,7 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
         made.config = config
         return made
 
-    monkeypatch.setattr("fairlane_server.kafka.feeds.PassingConsumer", make)
+    monkeypatch.setattr("fairlane_server.kafka.feeds.SkippingConsumer", make)
     return made
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fairlane.client import AsyncClient, Client
-from fairlane.errors import Backpressure, FairlaneError, Unavailable, error_of
+from fairlane.errors import Backpressure, FairlaneError, Unavailable, unsuccessful_error
 from fairlane.records import InferenceReply, Output
 from fairlane_server.retrieval.embedder import EmbedderError, TextRefusedError
 from fairlane_server.retrieval.pool_embedder import MOST_TEXTS, PoolEmbedder, PoolModel, PoolQueryEmbedder
@@ -40,7 +40,7 @@ class FakeHandle:
         assert self.outcome is not None
         if isinstance(self.outcome, FairlaneError):
             raise self.outcome
-        if (error := error_of(self.outcome)) is not None:
+        if (error := unsuccessful_error(self.outcome)) is not None:
             raise error
         return self.outcome
 

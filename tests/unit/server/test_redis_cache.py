@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from fairlane_server.caching.entries import MOST_ENTRY_BYTES, seal
 from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
 from fairlane_server.redis import cache as redis_cache
-from fairlane_server.redis.cache import RedisCache, Result
+from fairlane_server.redis.cache import LookUpResult, RedisCache
 from tests.kit.cache_kit import DictRedis
 from tests.kit.cache_strategies import hostile, tenants
 from tests.kit.metric_counts import counted
@@ -121,7 +121,7 @@ def test_a_list_keeps_its_newest_rows() -> None:
     async def test() -> None:
         redis = DictRedis()
         cache = make(redis)
-        assert await cache.rows(ROWS, 3) is Result.MISS
+        assert await cache.rows(ROWS, 3) is LookUpResult.MISS
         for number in range(5):
             assert await cache.add_row(ROWS, bytes([number]), 3)
         assert await cache.rows(ROWS, 3) == [b"\x04", b"\x03", b"\x02"]
@@ -138,7 +138,7 @@ def test_rows_of_others_are_none() -> None:
         redis.stored[ROWS.name] = [b"", b"garbage", seal(theirs, b"row"), bytes(20_000), seal(ROWS, b"row")]
         assert await cache.rows(ROWS, 10) == [None, None, None, None, b"row"]
         redis.stored[ROWS.name] = b"a string"
-        assert await cache.rows(ROWS, 10) is Result.POISONED
+        assert await cache.rows(ROWS, 10) is LookUpResult.POISONED
 
     run(test())
 
@@ -161,7 +161,7 @@ def test_a_redis_that_fails_is_a_miss_and_is_left_alone_for_a_while(
         for _ in range(50):
             assert await cache.get(KEY, text_of) is None
             assert not await cache.put(KEY, b"found")
-            assert await cache.rows(ROWS, 3) is Result.UNAVAILABLE
+            assert await cache.rows(ROWS, 3) is LookUpResult.UNAVAILABLE
             assert not await cache.add_row(ROWS, b"row", 3)
         assert redis.calls == 3
         assert counted("retrieval", "unavailable") == before + 50
@@ -279,7 +279,7 @@ def test_without_redis_nothing_is_kept() -> None:
         assert not await cache.put(KEY, b"found")
         assert await cache.get(KEY, text_of) is None
         assert not await cache.add_row(ROWS, b"row", 3)
-        assert await cache.rows(ROWS, 3) is Result.UNAVAILABLE
+        assert await cache.rows(ROWS, 3) is LookUpResult.UNAVAILABLE
 
     run(test())
 
@@ -293,12 +293,12 @@ def test_an_entry_put_under_another_tenants_key_is_a_miss(one: str, other: str, 
         entries = make(redis)
         mine, theirs = cache_key(cache, one, text), cache_key(cache, other, text)
         await entries.put(mine, b"secret")
-        assert await entries.look_up(theirs, text_of) == redis_cache.Looked(Result.MISS)
+        assert await entries.look_up(theirs, text_of) == redis_cache.LookUp(LookUpResult.MISS)
         # Whoever may write to Redis puts it there; and once more with a key that mixes the two.
         redis.stored[theirs.name] = redis.stored[mine.name]
-        assert (await entries.look_up(theirs, text_of)).result is Result.POISONED
+        assert (await entries.look_up(theirs, text_of)).result is LookUpResult.POISONED
         mixed = CacheKey(cache, other, mine.digest)
         redis.stored[mixed.name] = redis.stored[mine.name]
-        assert (await entries.look_up(mixed, text_of)).result is Result.POISONED
+        assert (await entries.look_up(mixed, text_of)).result is LookUpResult.POISONED
 
     run(test())

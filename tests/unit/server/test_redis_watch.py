@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.redis import availability
-from fairlane_server.redis.availability import RedisWatch
+from fairlane_server.redis.availability import RedisAvailability
 from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
 from stream_processors.dispatcher.admission.quotas import Ask
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
@@ -63,19 +63,19 @@ class FakeRedis:
         return run
 
 
-def watch_of(redis: FakeRedis, again: Backoff = SOON, timeout_s: float = 3_600.0) -> RedisWatch:
-    return RedisWatch(redis, timeout_s, again)  # type: ignore[arg-type]  # the part that is used
+def watch_of(redis: FakeRedis, again: Backoff = SOON, timeout_s: float = 3_600.0) -> RedisAvailability:
+    return RedisAvailability(redis, timeout_s, again)  # type: ignore[arg-type]  # the part that is used
 
 
-def index_of(redis: FakeRedis, watch: RedisWatch) -> RedisAcceptedIds:
+def index_of(redis: FakeRedis, watch: RedisAvailability) -> RedisAcceptedIds:
     return RedisAcceptedIds(redis, 60, watch, 1_000)  # type: ignore[arg-type]  # the part that is used
 
 
-def quotas_of(redis: FakeRedis, watch: RedisWatch) -> RedisQuotas:
+def quotas_of(redis: FakeRedis, watch: RedisAvailability) -> RedisQuotas:
     return RedisQuotas(redis, LocalQuotas(lambda: 0), watch)  # type: ignore[arg-type]  # the part that is used
 
 
-def is_up(watch: RedisWatch) -> bool:
+def is_up(watch: RedisAvailability) -> bool:
     """Not narrowed by the type checker: it changes meanwhile."""
     return watch.is_up
 

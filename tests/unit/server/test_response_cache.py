@@ -33,7 +33,7 @@ from fairlane_server.caching.responses import (
     response_key,
     semantic_group,
     semantic_query,
-    wording,
+    word_digests,
 )
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.kit.cache_strategies import hostile, tenants
@@ -347,7 +347,7 @@ def test_a_long_question_means_nothing_for_sure() -> None:
     ],
 )
 def test_wording_tells_words_and_order(one: str, other: str, same_words: bool, same_order: bool) -> None:
-    (words, order), (other_words, other_order) = wording(one), wording(other)
+    (words, order), (other_words, other_order) = word_digests(one), word_digests(other)
     assert (words == other_words, order == other_order) == (same_words, same_order)
 
 

@@ -12,11 +12,11 @@ from fairlane_server.topics.plan import (
     ChangeConfig,
     CreateTopic,
     DeleteTopic,
+    DeviationKind,
     ExistingTopic,
     Permissions,
-    Plan,
-    Problem,
     Setting,
+    TopicPlan,
     plan,
     unknown_override_tenants,
 )
@@ -59,7 +59,9 @@ def _cluster(*topics: ExistingTopic) -> dict[str, ExistingTopic]:
     return {topic.name: topic for topic in (*(_existing(topic) for topic in WANTED), *topics)}
 
 
-def _plan(existing: dict[str, ExistingTopic], allowed: Permissions | None = None, replication_factor: int = 1) -> Plan:
+def _plan(
+    existing: dict[str, ExistingTopic], allowed: Permissions | None = None, replication_factor: int = 1
+) -> TopicPlan:
     return plan(
         WANTED,
         existing,
@@ -70,12 +72,12 @@ def _plan(existing: dict[str, ExistingTopic], allowed: Permissions | None = None
     )
 
 
-def _problems(made: Plan) -> list[tuple[str, Problem]]:
+def _problems(made: TopicPlan) -> list[tuple[str, DeviationKind]]:
     return [(finding.level, finding.problem) for finding in made.findings]
 
 
 def test_cluster_as_it_should_be_needs_nothing() -> None:
-    assert _plan(_cluster()) == Plan((), ())
+    assert _plan(_cluster()) == TopicPlan((), ())
 
 
 def test_missing_topics_are_created() -> None:
@@ -127,7 +129,7 @@ def test_partitions_are_added_and_never_removed() -> None:
     assert _plan(_cluster(replace(topic, partitions=1))).changes == (AddPartitions("requests.acme", 1, 2),)
     made = _plan(_cluster(replace(topic, partitions=5)), Permissions(delete=True, shrink=True))
     assert made.changes == ()
-    assert _problems(made) == [("warning", Problem.FEWER_PARTITIONS)]
+    assert _problems(made) == [("warning", DeviationKind.FEWER_PARTITIONS)]
     assert made.findings[0].message == "requests.acme: has 5 partitions, wanted 2; Kafka cannot remove any"
 
 
@@ -166,7 +168,7 @@ def test_what_deletes_records_waits_for_permission(topic: int, key: str, before:
     cluster = _cluster(_existing(wanted, **{key: before, "message.timestamp.type": "LogAppendTime"}))
     careful = _plan(cluster)
     assert [setting.key for change in careful.changes for setting in _settings(change)] == ["message.timestamp.type"]
-    assert _problems(careful) == [("warning", Problem.SHORTER_RETENTION)]
+    assert _problems(careful) == [("warning", DeviationKind.SHORTER_RETENTION)]
     assert "--shrink" in careful.findings[0].message
 
     bold = _plan(cluster, Permissions(shrink=True))
@@ -191,7 +193,9 @@ def test_extra_topic_of_a_family_is_reported_and_only_deleted_on_demand() -> Non
     foreign = [ExistingTopic(name, 1, 1, {}) for name in ("orders", "requests.Globex", "__consumer_offsets")]
     made = _plan(_cluster(extra, *foreign))
     assert made.changes == ()
-    assert [(finding.problem, finding.topic) for finding in made.findings] == [(Problem.EXTRA_TOPIC, "requests.globex")]
+    assert [(finding.problem, finding.topic) for finding in made.findings] == [
+        (DeviationKind.EXTRA_TOPIC, "requests.globex")
+    ]
     assert _plan(_cluster(extra, *foreign), Permissions(delete=True)).changes == (
         DeleteTopic("requests.globex", "requests"),
     )
@@ -200,7 +204,7 @@ def test_extra_topic_of_a_family_is_reported_and_only_deleted_on_demand() -> Non
 def test_fewer_replicas_are_reported() -> None:
     made = _plan(_cluster(), replication_factor=3)
     assert made.changes == ()
-    assert _problems(made) == [("warning", Problem.REPLICATION_FACTOR)] * 2
+    assert _problems(made) == [("warning", DeviationKind.REPLICATION_FACTOR)] * 2
 
 
 @pytest.mark.parametrize(("minutes", "level"), [("1441", None), ("1440", "error"), ("60", "error")])
@@ -212,7 +216,7 @@ def test_offsets_must_outlive_records(minutes: str, level: str | None) -> None:
         broker_config={"offsets.retention.minutes": minutes},
         replication_factor=1,
     )
-    assert _problems(made) == ([] if level is None else [(level, Problem.OFFSETS_RETENTION)])
+    assert _problems(made) == ([] if level is None else [(level, DeviationKind.OFFSETS_RETENTION)])
     assert bool(made.errors) == (level == "error")
     assert made.changes == ()
     if level is not None:
@@ -225,7 +229,7 @@ def test_offsets_must_outlive_records(minutes: str, level: str | None) -> None:
 @pytest.mark.parametrize("broker_config", [None, {}])
 def test_hidden_broker_settings_are_a_warning(broker_config: dict[str, str] | None) -> None:
     made = plan(WANTED, _cluster(), families=FAMILIES, broker_config=broker_config, replication_factor=1)
-    assert _problems(made) == [("warning", Problem.OFFSETS_RETENTION)]
+    assert _problems(made) == [("warning", DeviationKind.OFFSETS_RETENTION)]
     compacted = plan(WANTED[1:], _cluster(), families=(CONTROL,), broker_config=broker_config, replication_factor=1)
     assert compacted.findings == ()
 
@@ -236,7 +240,7 @@ def test_override_of_an_unknown_tenant_is_reported() -> None:
     assert finding.message == "requests: partitions_by_tenant names 'acmee', no tenant"
 
 
-def _apply(made: Plan, existing: dict[str, ExistingTopic]) -> dict[str, ExistingTopic]:
+def _apply(made: TopicPlan, existing: dict[str, ExistingTopic]) -> dict[str, ExistingTopic]:
     """What a cluster does with a plan."""
     after = dict(existing)
     for change in made.changes:

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import Claim, Membership
-from fairlane_server.kafka.transactions import FatalTransactionError, OutRecord, Settlement
+from fairlane_server.kafka.transactions import FatalTransactionError, OutputRecord, Settlement
 from tests.kit.scripted_producer import BUFFER_FULL, ME, OTHER, WORK, Bench
 from tests.waiting import eventually
 
@@ -187,7 +187,7 @@ def test_a_transaction_that_is_too_large_is_halved(bench: Bench) -> None:
 
 def test_transactions_are_bounded_in_records_and_bytes(bench: Bench) -> None:
     loop = bench.loop(max_records=3, max_bytes=10)
-    outputs = [(OutRecord("out", None, b"x" * size),) for size in (1, 1, 1, 6, 4, 1, 50, 5, 5)]
+    outputs = [(OutputRecord("out", None, b"x" * size),) for size in (1, 1, 1, 6, 4, 1, 50, 5, 5)]
     settlements = bench.settlements(*range(9))
     loop.submit_many([Settlement(one.claim, output) for one, output in zip(settlements, outputs, strict=True)])
     loop.start()
@@ -212,7 +212,7 @@ def test_a_record_that_is_refused_for_good_is_replaced_and_others_are_not(bench:
 
     def fallback(settlement: Settlement, reason: str) -> Settlement:
         replaced.append((settlement.claim.offset, reason))
-        return Settlement(settlement.claim, (OutRecord("dead", None, settlement.outputs[0].value),))
+        return Settlement(settlement.claim, (OutputRecord("dead", None, settlement.outputs[0].value),))
 
     before = metric("fairlane_transactions_aborted_total", reason="MSG_SIZE_TOO_LARGE")
     loop = bench.loop(fallback=fallback)
@@ -394,7 +394,7 @@ def test_a_producer_that_cannot_register_raises_where_it_is_started(bench: Bench
 
 def test_notes_are_written_before_what_is_submitted_after_them(bench: Bench) -> None:
     loop = bench.loop()
-    loop.note([OutRecord("ledger.audit", None, b"accepted")])
+    loop.note([OutputRecord("ledger.audit", None, b"accepted")])
     loop.submit_many(bench.settlements(0))
     loop.start()
     assert loop.drain(60)
@@ -404,7 +404,7 @@ def test_notes_are_written_before_what_is_submitted_after_them(bench: Bench) -> 
 
 def test_notes_alone_are_written_without_offsets(bench: Bench) -> None:
     loop = bench.started()
-    loop.note([OutRecord("ledger.audit", None, b"accepted")])
+    loop.note([OutputRecord("ledger.audit", None, b"accepted")])
     eventually(lambda: bench.producer.committed)
     assert bench.producer.committed[0].offsets == {}
     assert bench.producer.values == [b"accepted"]
@@ -413,7 +413,7 @@ def test_notes_alone_are_written_without_offsets(bench: Bench) -> None:
 def test_notes_of_an_aborted_transaction_are_written_with_the_next_and_once(bench: Bench) -> None:
     bench.producer.then("commit", KafkaError(KafkaError._INCONSISTENT, txn_requires_abort=True))
     loop = bench.loop()
-    loop.note([OutRecord("ledger.audit", None, b"first"), OutRecord("ledger.audit", None, b"second")])
+    loop.note([OutputRecord("ledger.audit", None, b"first"), OutputRecord("ledger.audit", None, b"second")])
     loop.submit_many(bench.settlements(0))
     loop.start()
     assert loop.drain(60)
@@ -430,7 +430,7 @@ def test_a_note_that_its_topic_refuses_is_dropped_and_blames_nobody_else(bench: 
         return settlement
 
     loop = bench.loop(fallback=fallback)
-    loop.note([OutRecord("ledger.audit", None, b"accepted")])
+    loop.note([OutputRecord("ledger.audit", None, b"accepted")])
     (settlement,) = bench.settlements(0)
     loop.submit(settlement)
     loop.start()

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import Claim, PartitionId
-from fairlane_server.kafka.transactions import OutRecord, Settlement
+from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from tests.kit.scripted_producer import ME, OTHER, WORK, Bench
 from tests.waiting import eventually
 
@@ -35,7 +35,7 @@ def same(settlement: Settlement, _reason: str) -> Settlement:
 
 
 def dead_letter(settlement: Settlement, _reason: str) -> Settlement:
-    return Settlement(settlement.claim, (OutRecord("dead", None, settlement.outputs[0].value),))
+    return Settlement(settlement.claim, (OutputRecord("dead", None, settlement.outputs[0].value),))
 
 
 class Stream:
@@ -205,7 +205,7 @@ def test_parked_bytes_are_bounded_as_well(bench: Bench) -> None:
     bench.producer.missing["gone"] = MISSING
     loop = bench.started(max_parked_bytes=1_000)
     (one,) = bench.settlements(0)
-    loop.submit(Settlement(one.claim, (OutRecord("gone", None, bytes(1_500)),)))
+    loop.submit(Settlement(one.claim, (OutputRecord("gone", None, bytes(1_500)),)))
     eventually(lambda: loop.parked_count == 1)
     assert loop.pending_bytes == 500
     assert loop.sources_held_up() == {"work"}
@@ -238,7 +238,7 @@ def test_a_chain_of_replacements_ends(bench: Bench) -> None:
 
     def back_and_forth(settlement: Settlement, _reason: str) -> Settlement:
         topic = "b" if settlement.outputs[0].topic == "a" else "a"
-        return Settlement(settlement.claim, (OutRecord(topic, None, b"x"),))
+        return Settlement(settlement.claim, (OutputRecord(topic, None, b"x"),))
 
     loop = bench.loop(fallback=back_and_forth, patience_s=0.0)
     loop.submit_many(bench.settlements(0, topic="a"))

@@ -12,9 +12,9 @@ from fastavro import parse_schema, schemaless_reader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.avro_scan import RecordScan, ScanError
+from fairlane.avro_validation import RecordScan, ScanError
 from fairlane.schema_files import committed_schemas
-from fairlane.schema_judgement import MAX_FIXED_BYTES, MAX_SCHEMA_DEPTH, SchemaRefusedError, judge
+from fairlane.schema_safety import MAX_FIXED_BYTES, MAX_SCHEMA_DEPTH, SchemaRefusedError, check_schema
 
 
 def record(name: str, *types: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def nested(depth: int) -> Any:
 def test_the_committed_schemas_pass() -> None:
     for name in committed_schemas().record_names:
         for schema in committed_schemas().versions(name):
-            judge(schema)
+            check_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_committed_schemas_pass() -> None:
 def test_hostile_schemas_are_refused_at_once(schema: object, reason: str) -> None:
     began = time.perf_counter()
     with pytest.raises(SchemaRefusedError, match=reason):
-        judge(schema)
+        check_schema(schema)
     assert time.perf_counter() - began < 0.5
 
 
@@ -105,7 +105,7 @@ def test_hostile_schemas_are_refused_at_once(schema: object, reason: str) -> Non
     ],
 )
 def test_harmless_schemas_pass(schema: object) -> None:
-    judge(schema)
+    check_schema(schema)
 
 
 NAMES = st.sampled_from(["A", "B", "C"])
@@ -129,7 +129,7 @@ def test_whatever_passes_reads_any_bytes_in_no_time(types: list[Any], body: byte
     """A count of any size in front of few bytes ends with these bytes."""
     schema = record("Top", *types)
     try:
-        judge(schema)
+        check_schema(schema)
     except SchemaRefusedError:
         return
     scan = RecordScan(schema, lambda _record, _field: 2**62)
@@ -166,7 +166,7 @@ def test_whatever_passes_reads_any_bytes_in_no_time(types: list[Any], body: byte
 )
 def test_any_json_passes_or_is_refused(schema: object) -> None:
     with suppress(SchemaRefusedError):
-        judge(schema)
+        check_schema(schema)
 
 
 _WORDS = st.sampled_from(
@@ -183,4 +183,4 @@ _JSON = st.recursive(
 def test_whatever_is_registered_is_judged_or_refused(schema: Any, field_type: Any) -> None:
     for one in (schema, record("R", field_type), record("R", {"type": field_type})):
         with suppress(SchemaRefusedError):
-            judge(one)
+            check_schema(one)

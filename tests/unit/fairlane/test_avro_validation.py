@@ -11,7 +11,7 @@ from fastavro import parse_schema, schemaless_reader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.avro_scan import Fault, RecordScan, ScanError
+from fairlane.avro_validation import RecordScan, ScanError, ScanFault
 from fairlane.codec import DecodeError, DecodeProblem
 from fairlane.record_bounds import MAX_METADATA_BYTES, MAX_REQUEST_BYTES, MAX_STOP_STRINGS, max_items
 from fairlane.records import (
@@ -51,7 +51,7 @@ def test_whatever_is_encoded_passes(record: Any) -> None:
 
 @given(ANY_RECORD, st.data())
 def test_damaged_bytes_pass_if_and_only_if_they_decode(record: Any, data: st.DataObject) -> None:
-    """But for fastavro's liberties: it takes numbers of any length, and what a block says of its own size."""
+    """Except where fastavro is lenient: numbers of any length, and the size that a block states for itself."""
     damaged = bytearray(CODEC.encode(record))
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(5, len(damaged) - 1))] = data.draw(st.integers(0, 127))
@@ -63,7 +63,7 @@ def test_damaged_bytes_pass_if_and_only_if_they_decode(record: Any, data: st.Dat
         decodes = True
     found = scan_of(record).explain(bytes(damaged), 5)
     if decodes:
-        assert found is None or "a block of" in found.reason
+        assert found is None or "a block of" in found.reason or "a number of more than" in found.reason
     else:
         assert found is not None
         assert found.field
@@ -83,45 +83,51 @@ def test_any_bytes_pass_or_are_a_scan_error(name: str, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "body", "field", "fault", "reason"),
     [
-        ("InferenceRequest", b"", "request_id", Fault.ENDS_EARLY, "end within it"),
-        ("InferenceRequest", long(-1), "request_id", Fault.INVALID, "a negative length"),
-        ("InferenceRequest", long(2**40), "request_id", Fault.ENDS_EARLY, "1099511627776 bytes"),
-        ("InferenceRequest", b"\xff" * 300, "request_id", Fault.INVALID, "more than 10 bytes"),
-        ("InferenceRequest", HEAD + long(7), "input.messages", Fault.INVALID, "branch 7 of a union of 2"),
-        ("InferenceRequest", HEAD + long(-1), "input.messages", Fault.INVALID, "branch -1"),
-        ("InferenceRequest", HEAD + long(1) + long(2**62), "input.messages", Fault.TOO_MANY_ITEMS, "more than 4096"),
+        ("InferenceRequest", b"", "request_id", ScanFault.ENDS_EARLY, "end within it"),
+        ("InferenceRequest", long(-1), "request_id", ScanFault.INVALID, "a negative length"),
+        ("InferenceRequest", long(2**40), "request_id", ScanFault.ENDS_EARLY, "1099511627776 bytes"),
+        ("InferenceRequest", b"\xff" * 300, "request_id", ScanFault.INVALID, "more than 10 bytes"),
+        ("InferenceRequest", HEAD + long(7), "input.messages", ScanFault.INVALID, "branch 7 of a union of 2"),
+        ("InferenceRequest", HEAD + long(-1), "input.messages", ScanFault.INVALID, "branch -1"),
+        (
+            "InferenceRequest",
+            HEAD + long(1) + long(2**62),
+            "input.messages",
+            ScanFault.TOO_MANY_ITEMS,
+            "more than 4096",
+        ),
         (
             "InferenceRequest",
             HEAD + long(1) + long(-(2**63)) + long(0),
             "input.messages",
-            Fault.TOO_MANY_ITEMS,
+            ScanFault.TOO_MANY_ITEMS,
             f"{2**63} items",
         ),
         (
             "InferenceRequest",
             HEAD + long(1) + long(-1) + long(50),
             "input.messages",
-            Fault.INVALID,
+            ScanFault.INVALID,
             "a block of 50 bytes, of which 0",
         ),
         (
             "InferenceRequest",
             HEAD + long(1) + long(-1) + long(-7),
             "input.messages",
-            Fault.INVALID,
+            ScanFault.INVALID,
             "a block of -7 bytes",
         ),
         (
             "InferenceRequest",
             HEAD + long(1) + long(2) + string("user") + string("") + string("user") + long(99),
             "input.messages[1].content",
-            Fault.ENDS_EARLY,
+            ScanFault.ENDS_EARLY,
             "99 bytes",
         ),
-        ("AuditEvent", b"\x00" * 5 + b"\x02", "source.topic", Fault.ENDS_EARLY, "1 bytes"),
+        ("AuditEvent", b"\x00" * 5 + b"\x02", "source.topic", ScanFault.ENDS_EARLY, "1 bytes"),
     ],
 )
-def test_the_field_and_the_reason_are_named(name: str, body: bytes, field: str, fault: Fault, reason: str) -> None:
+def test_the_field_and_the_reason_are_named(name: str, body: bytes, field: str, fault: ScanFault, reason: str) -> None:
     error = fault_of(name, body)
     assert (error.field, error.fault) == (field, fault)
     assert reason in error.reason
@@ -134,7 +140,7 @@ def many_blocks(count: int) -> bytes:
 
 def test_items_are_counted_over_all_blocks() -> None:
     error = fault_of("InferenceRequest", many_blocks(MOST_INPUT_ITEMS + 1))
-    assert (error.fault, error.field) == (Fault.TOO_MANY_ITEMS, "input.messages")
+    assert (error.fault, error.field) == (ScanFault.TOO_MANY_ITEMS, "input.messages")
 
 
 def test_text_that_is_no_utf8_is_found_by_its_field() -> None:

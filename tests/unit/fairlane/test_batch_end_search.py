@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.batch_end import BatchEnd
+from fairlane.batch_end_search import BatchEnd
 
 
 def looks(search: BatchEnd, end: int) -> int:

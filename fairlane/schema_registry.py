@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
+from fairlane.canonical_schema import canonical_form
 from fairlane.codec import Codec, SchemaSource
 from fairlane.schema_files import SchemaFiles, committed_schemas, default_codec
-from fairlane.schema_form import canonical_form
-from fairlane.schema_judgement import MAX_SCHEMA_CHARS, SchemaRefusedError, judge
+from fairlane.schema_safety import MAX_SCHEMA_CHARS, SchemaRefusedError, check_schema
 from fairlane.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def codec_for(settings: KafkaSettings) -> Codec:
     """Codec of the registry at SCHEMA_REGISTRY_URL; when that is unset, of the committed ids. Raises RegistryError."""
     if settings.schema_registry_url is None:
         return default_codec()
-    return Codec(RegistrySchemas(Registry(settings.schema_registry_url), committed_schemas()))
+    return Codec(RegistrySchemas(RegistryClient(settings.schema_registry_url), committed_schemas()))
 
 
 def subject_of(record_name: str) -> str:
@@ -77,7 +77,7 @@ class RegistrySchemas(SchemaSource):
     and must not be treated as undecodable. Thread-safe.
     """
 
-    def __init__(self, registry: "Registry", committed: SchemaFiles, clock: Clock = time.monotonic) -> None:
+    def __init__(self, registry: "RegistryClient", committed: SchemaFiles, clock: Clock = time.monotonic) -> None:
         """Raises RegistryError when the registry does not answer or lacks a committed schema."""
         self._registry = registry
         self._clock = clock
@@ -162,7 +162,7 @@ class RegistrySchemas(SchemaSource):
             )
 
 
-class Registry:
+class RegistryClient:
     """The few registry calls that are needed, each with a timeout and limited retries."""
 
     def __init__(self, url: str) -> None:
@@ -276,7 +276,7 @@ def _own_schema(text: str | None, subject: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise SchemaRefusedError("no JSON, or nested too deep") from None
     try:
-        judge(schema)
+        check_schema(schema)
         canonical_form(schema)
     except SchemaRefusedError:
         raise

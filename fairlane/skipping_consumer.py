@@ -15,10 +15,10 @@ from time import monotonic
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
-from fairlane.batch_end import BatchEnd
-from fairlane.kafka import ClientConfig
+from fairlane.batch_end_search import BatchEnd
+from fairlane.kafka_config import ClientConfig
 from fairlane.logs import get_logger
-from fairlane.lost_brokers import watched
+from fairlane.lost_brokers import with_broker_check
 
 log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ OnAssignment = Callable[[Consumer, list[TopicPartition]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadableRange:
+class SkippedRange:
     """Skipped offsets, from ``first`` up to but not including ``end``: one batch, with its markers and gaps."""
 
     topic: str
@@ -66,7 +66,7 @@ def problem_of(error: KafkaError) -> str | None:
     return _PROBLEMS.get(error.code())
 
 
-class PassingConsumer(Consumer):
+class SkippingConsumer(Consumer):
     """A consumer that skips unreadable batches. Each is counted and logged with its offsets.
 
     Finding the end of such a batch blocks ``poll`` and ``consume`` for some tenths of a second, or some seconds if its
@@ -82,16 +82,16 @@ class PassingConsumer(Consumer):
         self,
         config: ClientConfig,
         reader: str,
-        on_unreadable: Callable[[UnreadableRange], None] | None = None,
+        on_unreadable: Callable[[SkippedRange], None] | None = None,
         **more: object,
     ) -> None:
-        super().__init__(watched(config), **more)
+        super().__init__(with_broker_check(config), **more)
         self._search_config = config | {"enable.partition.eof": True}
         self._reader = reader
         self.on_unreadable = on_unreadable
         self._passed_to: dict[PartitionPlace, int] = {}
         """Where reading continues, for partitions that were moved and have delivered nothing since."""
-        self._last_passed: dict[PartitionPlace, UnreadableRange] = {}
+        self._last_passed: dict[PartitionPlace, SkippedRange] = {}
 
     def subscribe(
         self,
@@ -120,7 +120,7 @@ class PassingConsumer(Consumer):
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         return self._readable(self._sift(super().consume(num_messages, timeout)))
 
-    def poll_batch(self, num_messages: int, timeout: float) -> list[Message | UnreadableRange]:
+    def poll_batch(self, num_messages: int, timeout: float) -> list[Message | SkippedRange]:
         """Return as soon as there is anything: records, errors and skipped ranges, in offset order."""
         first = super().poll(timeout)
         if first is None:
@@ -128,11 +128,11 @@ class PassingConsumer(Consumer):
         return self._sift((first, *super().consume(num_messages, 0)))
 
     @staticmethod
-    def _readable(found: Iterable[Message | UnreadableRange]) -> list[Message]:
-        return [one for one in found if not isinstance(one, UnreadableRange)]
+    def _readable(found: Iterable[Message | SkippedRange]) -> list[Message]:
+        return [one for one in found if not isinstance(one, SkippedRange)]
 
-    def _sift(self, messages: Sequence[Message]) -> list[Message | UnreadableRange]:
-        found: list[Message | UnreadableRange] = []
+    def _sift(self, messages: Sequence[Message]) -> list[Message | SkippedRange]:
+        found: list[Message | SkippedRange] = []
         moved: set[PartitionPlace] = set()
         for message in messages:
             topic, partition, offset = message.topic(), message.partition(), message.offset()
@@ -165,7 +165,7 @@ class PassingConsumer(Consumer):
             return False
         return error.code() == KafkaError._AUTO_OFFSET_RESET and offset is not None and offset > end
 
-    def _pass_over(self, place: PartitionPlace, offset: int, problem: str, reason: str) -> UnreadableRange | None:
+    def _pass_over(self, place: PartitionPlace, offset: int, problem: str, reason: str) -> SkippedRange | None:
         topic, partition = place
         last = self._last_passed.get(place)
         if last is not None and (last.first, last.end) == (offset, self._passed_to.get(place)):
@@ -183,7 +183,7 @@ class PassingConsumer(Consumer):
         if end is not None:
             self._passed_to[place] = end
             self.seek(TopicPartition(topic, partition, end))
-        passed = UnreadableRange(topic, partition, offset, offset + 1 if end is None else end, problem, reason)
+        passed = SkippedRange(topic, partition, offset, offset + 1 if end is None else end, problem, reason)
         self._last_passed[place] = passed
         metrics.UNREADABLE_RECORDS.labels(reader=self._reader, problem=problem).inc(passed.end - offset)
         log.error(

@@ -11,12 +11,12 @@ ClientConfig = dict[str, Any]
 
 METADATA_REFRESH_MS = 2_000
 MAX_MESSAGE_BYTES = MAX_RECORD_BYTES
-HEARTBEAT_LIFE_MS = 2_000
+HEARTBEAT_DELIVERY_TIMEOUT_MS = 2_000
 MAX_HEARTBEATS_QUEUED = 64
 CHUNK_LIFE_MS = 5_000
 MAX_CHUNKS_QUEUED = 16_384
 
-MAY_BE_PUBLISHED = frozenset(
+UNCERTAIN_DELIVERY_ERRORS = frozenset(
     {
         KafkaError._MSG_TIMED_OUT,
         KafkaError._TIMED_OUT,
@@ -71,8 +71,8 @@ def heartbeat_producer(settings: Settings, name: str) -> ClientConfig:
     return idempotent_producer(settings) | {
         "client.id": f"{settings.instance_id}-{name}",
         "linger.ms": 0,
-        "delivery.timeout.ms": HEARTBEAT_LIFE_MS,
-        "request.timeout.ms": HEARTBEAT_LIFE_MS // 2,
+        "delivery.timeout.ms": HEARTBEAT_DELIVERY_TIMEOUT_MS,
+        "request.timeout.ms": HEARTBEAT_DELIVERY_TIMEOUT_MS // 2,
         "queue.buffering.max.messages": MAX_HEARTBEATS_QUEUED,
     }
 
@@ -116,7 +116,7 @@ def read_committed_consumer(settings: KafkaSettings, group_id: str) -> ClientCon
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
-        # A batch corrupted on disk is an error (see `fairlane.unreadable`), never an altered record.
+        # A batch corrupted on disk is an error (see `fairlane.skipping_consumer`), never an altered record.
         "check.crcs": settings.kafka_check_crcs,
         "fetch.wait.max.ms": 100,
         "fetch.queue.backoff.ms": 10,

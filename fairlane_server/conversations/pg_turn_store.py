@@ -5,8 +5,8 @@ from typing import Any
 
 from fairlane.names import is_name
 from fairlane.records import Message
-from fairlane_server.conversations.turns import MOST_TURNS, Turn, Turns
-from fairlane_server.postgres.pool import PromptPool, Question, Rows, rows_for
+from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn, StoredTurns
+from fairlane_server.postgres.pool import DeadlinePool, Question, Rows, rows_for
 from fairlane_server.store_error import StoreError
 from fairlane_server.text import clean_text, without_nul
 
@@ -36,12 +36,12 @@ NEWEST_WITH = _NEWEST_IF.format(f"AND EXISTS ({_IS_THERE})").encode()
 class PgTurnStore:
     """A TurnStore over Postgres. Each transaction reads for one tenant, enforced by row-level security."""
 
-    def __init__(self, pool: PromptPool) -> None:
+    def __init__(self, pool: DeadlinePool) -> None:
         self._pool = pool
 
     async def turns(
         self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
-    ) -> Turns:
+    ) -> StoredTurns:
         """See :class:`TurnStore`."""
         if not is_name(tenant):
             raise StoreError("this is no tenant's name")
@@ -57,7 +57,7 @@ class PgTurnStore:
 
     async def turns_with(
         self, tenant: str, conversation_id: str, after: str, max_tokens: int, timeout_s: float
-    ) -> Turns | None:
+    ) -> StoredTurns | None:
         """See :class:`TurnStore`."""
         if not is_name(tenant):
             raise StoreError("this is no tenant's name")
@@ -68,16 +68,16 @@ class PgTurnStore:
         return _turns_of(rows, has_after=True) if rows else None
 
 
-def _turns_of(rows: Rows, *, has_after: bool) -> Turns:
+def _turns_of(rows: Rows, *, has_after: bool) -> StoredTurns:
     """Build turns from rows that end with their place, 1 for the newest turn, and the number of all turns found."""
     kept = [row for row in rows if row[5] <= MOST_TURNS]
-    return Turns(tuple(map(turn_of, kept)), not kept or len(kept) == kept[0][6], has_after)
+    return StoredTurns(tuple(map(turn_of, kept)), not kept or len(kept) == kept[0][6], has_after)
 
 
-def turn_of(row: Sequence[Any]) -> Turn:
+def turn_of(row: Sequence[Any]) -> StoredTurn:
     """Build a turn from a row that begins with request_id, messages, answer, tokens and replied_at_ms."""
     request_id, messages, answer, tokens, replied_at_ms = row[:5]
-    return Turn(request_id, tuple(_message(message) for message in messages), answer, tokens, replied_at_ms)
+    return StoredTurn(request_id, tuple(_message(message) for message in messages), answer, tokens, replied_at_ms)
 
 
 def stored_name(name: str) -> str:

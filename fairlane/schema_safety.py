@@ -41,7 +41,7 @@ class _Size:
     depth: int
 
 
-def judge(schema: object) -> None:
+def check_schema(schema: object) -> None:
     """Check that decoding any bytes with this schema takes time and memory in proportion to their length.
 
     The schema must be a record. A named type must be complete before it is used again; unknown types are refused.

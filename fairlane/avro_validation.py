@@ -20,7 +20,7 @@ _MAX_VARINT_BYTES = 10
 _MAX_LEADING_BYTES = 512
 
 
-class Fault(StrEnum):
+class ScanFault(StrEnum):
     """Kind of a scan error."""
 
     ENDS_EARLY = "ends early"
@@ -31,7 +31,7 @@ class Fault(StrEnum):
 class ScanError(ValueError):
     """The bytes are not a record of this schema within the bounds. ``field`` is the path to the faulty value."""
 
-    def __init__(self, fault: Fault, reason: str) -> None:
+    def __init__(self, fault: ScanFault, reason: str) -> None:
         super().__init__(reason)
         self.fault = fault
         self.reason = reason
@@ -46,7 +46,7 @@ class ScanError(ValueError):
 class RecordScan:
     """Scanner for the records of one schema. Safe to share between threads.
 
-    The schema must pass :func:`fairlane.schema_judgement.judge`: not recursive, and no list items of zero bytes.
+    The schema must pass :func:`fairlane.schema_safety.check_schema`: not recursive, and no list items of zero bytes.
     """
 
     def __init__(self, schema: Mapping[str, Any], max_items: Bound) -> None:
@@ -164,7 +164,7 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
                 break
             shift += 7
             if shift >= 7 * _MAX_VARINT_BYTES:
-                raise ScanError(Fault.INVALID, f"a number of more than {_MAX_VARINT_BYTES} bytes")
+                raise ScanError(ScanFault.INVALID, f"a number of more than {_MAX_VARINT_BYTES} bytes")
     except IndexError:
         raise _ends_early() from None
     value &= 2**64 - 1
@@ -172,7 +172,7 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _ends_early() -> ScanError:
-    return ScanError(Fault.ENDS_EARLY, "the bytes end within it")
+    return ScanError(ScanFault.ENDS_EARLY, "the bytes end within it")
 
 
 def _step_over_long(data: bytes, at: int) -> int:
@@ -182,10 +182,10 @@ def _step_over_long(data: bytes, at: int) -> int:
 def _bytes(data: bytes, at: int) -> int:
     length, at = _long(data, at)
     if length < 0:
-        raise ScanError(Fault.INVALID, "a negative length")
+        raise ScanError(ScanFault.INVALID, "a negative length")
     at += length
     if at > len(data):
-        raise ScanError(Fault.ENDS_EARLY, f"a length of {length} bytes is more than there are")
+        raise ScanError(ScanFault.ENDS_EARLY, f"a length of {length} bytes is more than there are")
     return at
 
 
@@ -195,7 +195,7 @@ def _text(data: bytes, at: int) -> int:
     try:
         data[start:end].decode()
     except UnicodeDecodeError:
-        raise ScanError(Fault.INVALID, "no UTF-8") from None
+        raise ScanError(ScanFault.INVALID, "no UTF-8") from None
     return end
 
 
@@ -213,7 +213,7 @@ def _enum(symbols: int) -> _Walk:
     def walk(data: bytes, at: int) -> int:
         index, at = _long(data, at)
         if not 0 <= index < symbols:
-            raise ScanError(Fault.INVALID, f"symbol {index} of {symbols}")
+            raise ScanError(ScanFault.INVALID, f"symbol {index} of {symbols}")
         return at
 
     return walk
@@ -225,7 +225,7 @@ def _union(branches: Sequence[_Walk]) -> _Walk:
     def walk(data: bytes, at: int) -> int:
         branch, at = _long(data, at)
         if not 0 <= branch < count:
-            raise ScanError(Fault.INVALID, f"branch {branch} of a union of {count}")
+            raise ScanError(ScanFault.INVALID, f"branch {branch} of a union of {count}")
         return branches[branch](data, at)
 
     return walk
@@ -255,10 +255,10 @@ def _blocks(item: _Walk, item_size: int | None, most: int) -> _Walk:
                 count = -count
                 size, at = _long(data, at)
                 if not 0 <= size <= len(data) - at:
-                    raise ScanError(Fault.INVALID, f"a block of {size} bytes, of which {len(data) - at} are there")
+                    raise ScanError(ScanFault.INVALID, f"a block of {size} bytes, of which {len(data) - at} are there")
             items += count
             if items > most:
-                raise ScanError(Fault.TOO_MANY_ITEMS, f"{items} items are more than {most}")
+                raise ScanError(ScanFault.TOO_MANY_ITEMS, f"{items} items are more than {most}")
             if item_size is not None:
                 at += count * item_size
                 if at > len(data):

@@ -1,6 +1,6 @@
 """Create, list, rotate and revoke API keys and manage their users, as the owner of the tables.
 
->>> from fairlane_server.api_keys.registry import ApiKeys
+>>> from fairlane_server.api_keys.key_store import ApiKeys
 >>> from fairlane.settings import Settings
 >>> with ApiKeys(Settings().postgres_owner_dsn.get_secret_value()) as keys:
 ...     issued = keys.create("acme", "nightly report", expires_in_ms=90 * 86_400_000)
@@ -22,7 +22,7 @@ from fairlane.logs import get_logger
 from fairlane.names import is_name
 from fairlane_server.api_keys.api_key import new_key
 from fairlane_server.api_keys.roles import Role, Scope
-from fairlane_server.postgres.connection import ALL_TENANTS, KeptConnection, describe, reason
+from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, describe, reason
 
 APPLICATION_NAME = "fairlane-keys"
 CALL_TIMEOUT_S = 30.0
@@ -120,7 +120,7 @@ class ApiKeys:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._kept = KeptConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
+        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self

@@ -298,6 +298,7 @@ class Dispatcher:
         refusal = refusal_of(queued)
         if refusal is not None:
             self.context.release(claim)
+            self.scheduler.refund(queued)
             self.admissions.audited(claim)
             self.unserved.refuse(queued, refusal, now_ms)
             self._something_arrived.set()
@@ -445,6 +446,7 @@ class Dispatcher:
     def _take_back(self, cancel: CancelCommand) -> None:
         """Put cancelled requests that await enrichment back into the queue, where the cancel finds them."""
         for queued in self.context.take_back(cancel.concerns):
+            self.scheduler.refund(queued)
             self.scheduler.push(queued)
 
     async def _without_duplicates(

@@ -223,6 +223,13 @@ class Scheduler(Generic[ItemT]):
                 more_tokens = now.prompt_tokens - before.prompt_tokens
             pool.queue.charge(before.tenant, before.group, before.priority_class, more_tokens)
 
+    def refund(self, item: ItemT) -> None:
+        """A popped item is not dispatched after all: its tenant is not charged for it."""
+        pool = self._pools.get(item.pool)
+        if pool is not None:
+            tokens = item.prompt_tokens if self.policy.fairness == "vtc" else item.cost_tokens
+            pool.queue.charge(item.tenant, item.group, item.priority_class, -tokens)
+
     def charged_tokens(self, own: Reserved) -> int:
         """What was charged for this work when it left."""
         if self.policy.fairness == "vtc":

@@ -11,6 +11,8 @@ from fairlane.records import CancelRequest, Parameters, Retrieval, RetrievalUse,
 from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.intake.validation import size_of_input
+from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 from tests.kit.dispatcher_bench import MODEL, PARTITION, Bench, encoded, handed_back, request
 from tests.kit.fake_passages import collection, hit
 from tests.waiting import eventually_async
@@ -99,13 +101,28 @@ def test_what_goes_wrong_takes_something_away_and_says_why(bench: Bench, trouble
         assert item.passages == ()
 
 
-def test_a_collection_that_is_not_there_is_named_and_nothing_stays_in_flight(bench: Bench) -> None:
+@pytest.fixture
+def refunded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of requests whose charge in the fair queue was taken back."""
+    ids: list[str] = []
+    refund = Scheduler.refund
+
+    def note(self: Scheduler[QueuedRequest], item: QueuedRequest) -> None:
+        ids.append(item.request_id)
+        refund(self, item)
+
+    monkeypatch.setattr(Scheduler, "refund", note)
+    return ids
+
+
+def test_a_collection_that_is_not_there_is_named_and_nothing_stays_in_flight(bench: Bench, refunded: list[str]) -> None:
     bench.run(given(retrieval=Retrieval("other")))
     (reply,) = bench.decoded("replies.acme")
     assert (reply.outcome, reply.code, reply.field) == (Outcome.REJECTED, Code.INVALID, "retrieval.collection")
     assert reply.degradations == ()
     assert work(bench) == []
     assert taken(bench) == 0
+    assert refunded == [request(1).request_id]
 
 
 def test_one_that_is_looked_up_counts_as_in_flight(bench: Bench) -> None:
@@ -255,7 +272,9 @@ def test_one_tenant_keeps_a_part_of_the_room_and_no_more_text_than_there_is(benc
     assert enrichment._bytes <= 4 * 2 * len("the text of a")
 
 
-def test_one_that_is_cancelled_while_it_is_looked_up_is_answered_and_sent_to_nobody(bench: Bench) -> None:
+def test_one_that_is_cancelled_while_it_is_looked_up_is_answered_and_sent_to_nobody(
+    bench: Bench, refunded: list[str]
+) -> None:
     bench.passages.hangs = True
 
     async def run() -> None:
@@ -271,6 +290,7 @@ def test_one_that_is_cancelled_while_it_is_looked_up_is_answered_and_sent_to_nob
     assert work(bench) == []
     assert [reply.outcome for reply in bench.decoded("replies.acme")] == [Outcome.CANCELLED]
     assert taken(bench) == 0
+    assert refunded == [request(1).request_id]
 
 
 def test_one_that_waits_in_line_is_let_in_or_goes_without_when_its_turn_has_come(bench: Bench) -> None:

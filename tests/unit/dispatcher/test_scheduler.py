@@ -508,3 +508,21 @@ def test_backfill_that_was_fetched_before_a_pause_gets_nobody_elses_request_refu
     verdict = kit.judge(kit.request("b"))
     assert isinstance(verdict, Shed)
     assert verdict.retry_after_ms < 10_000
+
+
+@pytest.mark.parametrize("policy", ["drr", "vtc"])
+def test_what_is_not_dispatched_after_its_turn_costs_its_tenant_nothing(policy: Policy) -> None:
+    kit = Kit(policy)
+    kit.report(capacity_report(items=1, tokens=100))
+    kit.push_many(300, "a", prompt_tokens=100)
+    kit.push_many(300, "b", prompt_tokens=100)
+    served: Counter[str] = Counter()
+    while served.total() < 150:
+        for item in kit.dispatched():
+            if item.tenant == "a" and item.claim.offset % 2:
+                kit.in_flight.release(source_of(item))
+                kit.scheduler.refund(item)
+            else:
+                served[item.tenant] += 1
+                kit.settle(item)
+    assert abs(served["a"] - served["b"]) <= 15, served

@@ -25,11 +25,12 @@ MOST_SCRAPES = 16
 
 
 class Readiness:
-    """Named conditions that must all hold before a process is ready. Thread-safe."""
+    """Named conditions that must all hold before a process is ready, and parts it works without. Thread-safe."""
 
     def __init__(self, *conditions: str) -> None:
         self._lock = threading.Lock()
         self._reasons: dict[str, str | None] = dict.fromkeys(conditions, "not yet")
+        self._degraded: dict[str, str] = {}
 
     def set(self, condition: str, reason: str | None = None) -> None:
         """Mark the condition as met (``reason`` None) or as not met for this reason."""
@@ -44,6 +45,19 @@ class Readiness:
     def reasons(self) -> Mapping[str, str | None]:
         with self._lock:
             return dict(self._reasons)
+
+    def degrade(self, part: str, reason: str | None) -> None:
+        """Report a part that the process works without, and why; ``reason`` None: it is available again."""
+        with self._lock:
+            if reason is None:
+                self._degraded.pop(part, None)
+            else:
+                self._degraded[part] = reason
+
+    def degraded(self) -> Mapping[str, str]:
+        """The unavailable parts, and why."""
+        with self._lock:
+            return dict(self._degraded)
 
 
 class _Server(ThreadingHTTPServer):
@@ -131,7 +145,11 @@ def _handler(readiness: Readiness) -> type[BaseHTTPRequestHandler]:
                 self._answer(200, "application/json", b'{"status": "alive"}\n')
             elif self.path == "/health/ready":
                 ready = readiness.ready
-                body = {"status": "ready" if ready else "not_ready", "conditions": readiness.reasons()}
+                body = {
+                    "status": "ready" if ready else "not_ready",
+                    "conditions": readiness.reasons(),
+                    "degraded": readiness.degraded(),
+                }
                 self._answer(200 if ready else 503, "application/json", json.dumps(body).encode() + b"\n")
             elif self.path == "/metrics":
                 self._answer(200, CONTENT_TYPE_LATEST, generate_latest())

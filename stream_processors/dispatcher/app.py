@@ -88,7 +88,9 @@ class DispatcherApp:
         self._passages = PgVectorSearch(
             settings.postgres_dsn.get_secret_value(), max_connections=2 * settings.retrieval_max_concurrency
         )
-        self._embedder = LazyEmbedder(partial(query_embedder_for, settings))
+        self._embedder = LazyEmbedder(
+            partial(query_embedder_for, settings), partial(self._readiness.degrade, "embedder")
+        )
         self._shown: tuple[object, object, object] = (None, None, None)
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -95,7 +95,7 @@ def test_health_ready_and_metrics(pipeline: Pipeline, replies: Replies) -> None:
         status, body = process.get("/health/ready")
         assert (status, json.loads(body)) == (
             200,
-            {"status": "ready", "conditions": dict.fromkeys(conditions[kind])},
+            {"status": "ready", "conditions": dict.fromkeys(conditions[kind]), "degraded": {}},
         )
         status, body = process.get("/metrics")
         assert status == 200

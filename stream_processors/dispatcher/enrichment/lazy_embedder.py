@@ -1,29 +1,55 @@
-"""An embedder that is loaded beside everything else: nobody waits for it, and nothing stops because it cannot be."""
+"""An embedder that is loaded in the background, and again after a failure."""
 
 import asyncio
 from collections.abc import Callable
+from random import random
 
+from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, OpenQueryEmbedder
 
 log = get_logger(__name__)
 
+RETRIES = Backoff(first_s=1.0, longest_s=60.0)
+
+
+def _ignore(_reason: str | None) -> None: ...
+
 
 class LazyEmbedder:
-    """Until it is loaded, and after that failed, everything it is asked raises EmbedderError with the reason."""
+    """Every use raises EmbedderError with the reason until it is loaded: requests are then answered without passages.
 
-    def __init__(self, make: Callable[[], OpenQueryEmbedder]) -> None:
+    Args:
+        make: loads the embedder, on a thread.
+        on_problem: called with the reason after each failure, and with None once it is loaded.
+        retries: delays between attempts.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], OpenQueryEmbedder],
+        on_problem: Callable[[str | None], None] = _ignore,
+        retries: Backoff = RETRIES,
+    ) -> None:
         self._make = make
+        self._on_problem = on_problem
+        self._retries = retries
         self._loaded: OpenQueryEmbedder | None = None
         self._problem = "the embedder is still being loaded"
 
     async def load(self) -> None:
-        """Never raises but when it is cancelled."""
-        try:
-            self._loaded = await asyncio.get_running_loop().run_in_executor(None, self._make)
-        except Exception as error:  # noqa: BLE001 - requests are answered without passages rather than not at all
-            self._problem = f"the embedder cannot be loaded: {error}"
-            log.error("embedder_not_loaded", error=str(error), kind=type(error).__name__)
+        """Load it, trying again for as long as it fails. Raises nothing but CancelledError."""
+        failures = 0
+        while self._loaded is None:
+            try:
+                self._loaded = await asyncio.get_running_loop().run_in_executor(None, self._make)
+            except Exception as error:  # noqa: BLE001 - requests are answered without passages rather than not at all
+                failures += 1
+                self._problem = f"the embedder cannot be loaded: {error}"
+                self._on_problem(self._problem)
+                log.error("embedder_not_loaded", error=str(error), kind=type(error).__name__, times=failures)
+                await asyncio.sleep(self._retries.delay_s(failures, random()))  # noqa: S311 - jitter, no secret
+        self._on_problem(None)
 
     @property
     def name(self) -> str:
@@ -40,7 +66,7 @@ class LazyEmbedder:
         return await self._embedder.embed_query(text)
 
     async def aclose(self) -> None:
-        """Let go of what it holds."""
+        """Release what it holds."""
         if self._loaded is not None:
             await self._loaded.aclose()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from fairlane.backoff import Backoff
 from fairlane.outcomes import RetrievalMode, RetrievalReason
 from fairlane.records import Retrieval, RetrievalUse
 from fairlane_server.retrieval.embedder import EmbedderError, OpenQueryEmbedder
@@ -239,18 +240,25 @@ def test_one_that_joins_a_search_late_has_its_own_time(desk: Desk) -> None:
     assert ids(second) == ["c", "a"]
 
 
-def test_an_embedder_that_is_not_loaded_yet_or_cannot_be_refuses_with_the_reason(desk: Desk) -> None:
-    def broken() -> OpenQueryEmbedder:
-        raise FileNotFoundError("no such folder")
+def test_an_embedder_that_cannot_be_loaded_is_tried_again_and_refuses_with_the_reason(desk: Desk) -> None:
+    attempts: list[OpenQueryEmbedder | None] = [desk.embedder, None, None]
+    problems: list[str | None] = []
 
-    lazy = LazyEmbedder(broken)
+    def load() -> OpenQueryEmbedder:
+        made = attempts.pop()
+        if made is None:
+            raise FileNotFoundError("no such folder")
+        return made
+
+    def reported(problem: str | None) -> None:
+        problems.append(problem)
+        if problem is not None:
+            with pytest.raises(EmbedderError, match="no such folder"):
+                _ = lazy.name
+
+    lazy = LazyEmbedder(load, reported, Backoff(first_s=0.001, longest_s=0.001))
     desk.retriever.vectors = QueryEmbeddings(lazy)
     assert desk.ask().use.reason == RetrievalReason.EMBEDDER_FAILED
     asyncio.run(lazy.load())
-    with pytest.raises(EmbedderError, match="no such folder"):
-        _ = lazy.name
-    assert desk.ask().use.reason == RetrievalReason.EMBEDDER_FAILED
-    good = LazyEmbedder(lambda: desk.embedder)
-    asyncio.run(good.load())
-    desk.retriever.vectors = QueryEmbeddings(good)
+    assert problems == ["the embedder cannot be loaded: no such folder"] * 2 + [None]
     assert desk.ask().use == use(RetrievalMode.HYBRID, None)

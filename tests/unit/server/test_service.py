@@ -57,11 +57,21 @@ def test_health_is_alive_before_it_is_ready(server: HealthServer, readiness: Rea
     status, _, body = get(server, "/health/ready")
     assert (status, json.loads(body)) == (
         503,
-        {"status": "not_ready", "conditions": {"engines": None, "assignment": "not yet"}},
+        {"status": "not_ready", "conditions": {"engines": None, "assignment": "not yet"}, "degraded": {}},
     )
     readiness.set("assignment")
     status, _, body = get(server, "/health/ready")
     assert (status, json.loads(body)["status"]) == (200, "ready")
+
+
+def test_a_part_that_it_works_without_is_named_and_leaves_it_ready(server: HealthServer, readiness: Readiness) -> None:
+    readiness.set("engines")
+    readiness.set("assignment")
+    readiness.degrade("embedder", "it cannot be loaded")
+    status, _, body = get(server, "/health/ready")
+    assert (status, json.loads(body)["degraded"]) == (200, {"embedder": "it cannot be loaded"})
+    readiness.degrade("embedder", None)
+    assert json.loads(get(server, "/health/ready")[2])["degraded"] == {}
 
 
 def test_metrics_are_prometheus_text(server: HealthServer, readiness: Readiness) -> None:

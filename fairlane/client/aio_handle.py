@@ -5,8 +5,8 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
+from fairlane.client.future import Future
 from fairlane.client.handle import Handle, no_reply_yet, not_published_yet, successful
-from fairlane.client.promise import Promise
 from fairlane.records import InferenceReply, SourceCoordinate
 
 
@@ -96,7 +96,7 @@ class AsyncHandle:
         return f"<Async{repr(self._handle)[1:]}"
 
 
-async def settled(promise: Promise[Any], timeout_s: float | None) -> bool:
+async def settled(promise: Future[Any], timeout_s: float | None) -> bool:
     """Whether the promise is settled, waiting for it up to ``timeout_s``."""
     if promise.done:
         return True

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from fairlane.client.handle import Handle
+from fairlane.client.ports import KafkaHeaders
 from fairlane.client.retry_policy import RetryPolicy
-from fairlane.client.seams import KafkaHeaders
 from fairlane.clock import ClockMs
 from fairlane.errors import PublishFailed
 from fairlane.records import InferenceReply, InferenceRequest

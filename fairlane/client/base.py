@@ -8,9 +8,9 @@ from confluent_kafka import KafkaException
 
 from fairlane.client.core import ClientCore
 from fairlane.client.limits import ClientLimits
+from fairlane.client.ports import Connector, KafkaConnector
 from fairlane.client.requests import RequestFields, build_request
 from fairlane.client.retry_policy import NO_RETRIES, RetryPolicy
-from fairlane.client.seams import Connector, KafkaConnector
 from fairlane.client.stats import ClientStats
 from fairlane.clock import now_ms
 from fairlane.cluster import reason_of

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane import cloud_events
 from fairlane.client.handle import Handle
-from fairlane.client.seams import ProducerSeam, log
+from fairlane.client.ports import ProducerPort, log
 from fairlane.client.tracing import current_trace
 from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
@@ -19,7 +19,7 @@ from fairlane.records import CancelRequest
 class Canceller:
     """Thread-safe. The handle remembers that a cancellation was sent, so that it is sent once."""
 
-    def __init__(self, producer: ProducerSeam, codec: Codec, clock: ClockMs, tenant: str) -> None:
+    def __init__(self, producer: ProducerPort, codec: Codec, clock: ClockMs, tenant: str) -> None:
         self._producer = producer
         self._codec = codec
         self._clock = clock

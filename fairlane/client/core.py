@@ -16,11 +16,11 @@ from fairlane.client.attempts import Retrier
 from fairlane.client.handle import Handle
 from fairlane.client.limits import ClientLimits
 from fairlane.client.open_handles import OpenHandles
+from fairlane.client.ports import Connector, KafkaHeaders, ReaderPort, log
 from fairlane.client.publisher import Prepared, Publisher
 from fairlane.client.reader import TopicReader
 from fairlane.client.requests import check_request
 from fairlane.client.retry_policy import RetryPolicy
-from fairlane.client.seams import Connector, KafkaHeaders, ReaderSeam, log
 from fairlane.client.stats import ClientStats
 from fairlane.client.streaming import ChunkHub
 from fairlane.client.tracing import current_trace
@@ -223,7 +223,7 @@ class ClientCore:
             self._thread("publisher", partial(self._publish, publisher)),
         ]
 
-    def _chunk_consumer(self) -> ReaderSeam:
+    def _chunk_consumer(self) -> ReaderPort:
         return self._connector.chunk_reader(self._group_id())
 
     def _group_id(self) -> str:

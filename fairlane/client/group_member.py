@@ -9,8 +9,8 @@ from time import monotonic
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
+from fairlane.client.ports import log
 from fairlane.client.positions import PERMANENT_ERRORS, ask, end_of, existing_partitions
-from fairlane.client.seams import log
 from fairlane.client.sequence import Sequence
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec, DecodeError, DecodeProblem

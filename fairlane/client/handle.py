@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fairlane.client.promise import Promise
+from fairlane.client.future import Future
 from fairlane.errors import FairlaneError, Timeout, unsuccessful_error
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.trace_context import TraceHeaders
@@ -68,8 +68,8 @@ class Handle:
         self.trace: TraceHeaders = ()
         self.held_bytes = 0
         self.queued_bytes = 0
-        self.acknowledged: Promise[SourceCoordinate | None] = Promise(lock)
-        self.replied: Promise[InferenceReply] = Promise(lock)
+        self.acknowledged: Future[SourceCoordinate | None] = Future(lock)
+        self.replied: Future[InferenceReply] = Future(lock)
 
     def done(self) -> bool:
         """Whether ``reply`` would return or raise at once."""

@@ -10,8 +10,8 @@ from fairlane.client.attempts import Attempts, Retrier
 from fairlane.client.canceller import Canceller
 from fairlane.client.handle import Handle
 from fairlane.client.open_handles import OpenHandles
+from fairlane.client.ports import KafkaHeaders, ProducerPort
 from fairlane.client.retry_policy import RetryPolicy
-from fairlane.client.seams import KafkaHeaders, ProducerSeam
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
@@ -44,7 +44,7 @@ class Publisher:
 
     def __init__(
         self,
-        producer: ProducerSeam,
+        producer: ProducerPort,
         codec: Codec,
         tenant: str,
         topic: str,

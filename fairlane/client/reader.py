@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
+from fairlane.client.ports import ReaderPort, log
 from fairlane.client.positions import CALL_TIMEOUT_S, PERMANENT_ERRORS, end_of, existing_partitions, partitions_of
-from fairlane.client.seams import ReaderSeam, log
 from fairlane.clock import ClockMs
 from fairlane.codec import Codec, DecodeError
 from fairlane.errors import Unavailable
@@ -37,7 +37,7 @@ class TopicReader(Generic[RecordT]):
 
     def __init__(
         self,
-        consumer: ReaderSeam,
+        consumer: ReaderPort,
         topic: str,
         record_type: type[RecordT],
         codec: Codec,

@@ -8,8 +8,8 @@ from uuid import uuid4
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane.client.group_member import ReadRecord
+from fairlane.client.ports import LETTER_TIMEOUT_MS, ProducerPort
 from fairlane.client.positions import MetadataSource, existing_partitions
-from fairlane.client.seams import LETTER_TIMEOUT_MS, ProducerSeam
 from fairlane.cluster import reason_of
 from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers, letter_content
 from fairlane.errors import Unavailable
@@ -44,7 +44,7 @@ class DeadLetter:
     error: Exception = field(repr=False)
 
 
-class LetterProducer(ProducerSeam, MetadataSource, Protocol):
+class LetterProducer(ProducerPort, MetadataSource, Protocol):
     """An idempotent producer that knows which topics there are."""
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from fairlane import metrics
 from fairlane.client.group_member import GroupMember, UndecodableReply
 from fairlane.client.handler_retries import HandlerRetries
+from fairlane.client.ports import log
 from fairlane.client.reply_letters import DeadLetter, ReplyLetters, UndecodableReplyError
-from fairlane.client.seams import log
 from fairlane.client.tracing import continued
 from fairlane.records import InferenceReply
 

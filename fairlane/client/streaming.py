@@ -8,9 +8,9 @@ from time import monotonic
 from confluent_kafka import KafkaException
 
 from fairlane.client.handle import Handle, successful
+from fairlane.client.ports import ReaderPort, log
 from fairlane.client.reader import TopicReader
 from fairlane.client.reassembly import Reassembly, TextDelta
-from fairlane.client.seams import ReaderSeam, log
 from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
@@ -102,7 +102,7 @@ class ChunkHub:
     """
 
     def __init__(
-        self, topic: str, consumer: Callable[[], ReaderSeam], cancel: Callable[[Handle], None], clock: ClockMs
+        self, topic: str, consumer: Callable[[], ReaderPort], cancel: Callable[[Handle], None], clock: ClockMs
     ) -> None:
         # Answers whose stream was dropped rather than closed. Finalizers fill it, which must take no lock.
         self.dropped: SimpleQueue[StreamedAnswer] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""The seam to whatever turns text into vectors."""
+"""The port of embedders: whatever turns text into vectors."""
 
 from collections.abc import Sequence
 from typing import Protocol

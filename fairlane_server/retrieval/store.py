@@ -1,4 +1,4 @@
-"""The seam to whatever keeps passages and finds them: one protocol to write through, one to search."""
+"""The ports of passage stores: one to write through, one to search."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where calls go: the seam between those who generate load and the ways into Fairlane."""
+"""Where load goes: the port of load generators, over the gateway or the client."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -9,8 +9,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane.client.ports import DeliveryReport, KafkaHeaders
 from fairlane.client.requests import RequestFields
-from fairlane.client.seams import DeliveryReport, KafkaHeaders
 from fairlane.records import InferenceReply, ReplyChunk
 from fairlane.schema_files import default_codec
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from confluent_kafka import Consumer, Producer
 
-from fairlane.client.seams import KafkaConnector
+from fairlane.client.ports import KafkaConnector
 from fairlane.codec import Codec
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings

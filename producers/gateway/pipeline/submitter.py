@@ -7,8 +7,8 @@ from typing import Protocol
 from uuid import uuid4
 
 from fairlane import cloud_events, metrics
+from fairlane.client.ports import KafkaHeaders
 from fairlane.client.requests import check_request
-from fairlane.client.seams import KafkaHeaders
 from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
 from fairlane.logs import get_logger

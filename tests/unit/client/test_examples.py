@@ -11,7 +11,7 @@ import pytest
 import fairlane
 from fairlane.client import Client, base, new_request_id
 from fairlane.client import __path__ as client_folders
-from fairlane.client.seams import DeliveryReport, KafkaHeaders
+from fairlane.client.ports import DeliveryReport, KafkaHeaders
 from fairlane.records import (
     CancelRequest,
     ConversationTurn,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from fairlane.client.seams import KafkaHeaders
+from fairlane.client.ports import KafkaHeaders
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from producers.gateway.pipeline.errors import TOO_MANY_CALLS
 from producers.gateway.pipeline.publisher import DeliveryReport, Publisher, PublishLimits

@@ -31,7 +31,7 @@ _SAME_ERROR_AGAIN_S = 30.0
 _CHUNK_BUFFERS = {"fetch.message.max.bytes": 1024 * 1024, "queued.max.messages.kbytes": 4_096}
 
 
-class ProducerSeam(Protocol):
+class ProducerPort(Protocol):
     """An idempotent producer."""
 
     def produce(
@@ -45,7 +45,7 @@ class ProducerSeam(Protocol):
     def purge(self) -> None: ...
 
 
-class ReaderSeam(Protocol):
+class ReaderPort(Protocol):
     """A consumer with partitions assigned by hand."""
 
     def list_topics(self, topic: str, timeout: float) -> Any: ...
@@ -66,11 +66,11 @@ class ReaderSeam(Protocol):
 class Connector(Protocol):
     """Makes the clients of one connection."""
 
-    def producer(self, max_messages: int, max_bytes: int) -> ProducerSeam: ...
+    def producer(self, max_messages: int, max_bytes: int) -> ProducerPort: ...
 
-    def reader(self, group_id: str) -> ReaderSeam: ...
+    def reader(self, group_id: str) -> ReaderPort: ...
 
-    def chunk_reader(self, group_id: str) -> ReaderSeam: ...
+    def chunk_reader(self, group_id: str) -> ReaderPort: ...
 
     def last_error(self) -> str | None: ...
 
@@ -82,14 +82,14 @@ class KafkaConnector:
         self._settings = settings
         self._errors = _LoggedLastError()
 
-    def producer(self, max_messages: int, max_bytes: int) -> ProducerSeam:
+    def producer(self, max_messages: int, max_bytes: int) -> ProducerPort:
         """A producer whose own queue holds at least this much. Raises KafkaException for settings it refuses."""
         config = quiet_config(idempotent_producer(self._settings), self._errors) | {
             "queue.buffering.max.messages": max_messages,
             "queue.buffering.max.kbytes": -(-max_bytes // 1024),
             "topic.metadata.propagation.max.ms": _TOPIC_PROPAGATION_MS,
         }
-        producer: ProducerSeam = Producer(config)
+        producer: ProducerPort = Producer(config)
         return producer
 
     def letter_producer(self) -> Producer:
@@ -97,13 +97,13 @@ class KafkaConnector:
         config = quiet_config(idempotent_producer(self._settings), self._errors)
         return Producer(config | {"linger.ms": 0, "delivery.timeout.ms": LETTER_TIMEOUT_MS})
 
-    def reader(self, group_id: str) -> ReaderSeam:
+    def reader(self, group_id: str) -> ReaderPort:
         """A consumer that joins no group. Raises KafkaException for settings it refuses."""
         return SkippingConsumer(
             quiet_config(read_committed_consumer(self._settings, group_id), self._errors), "client_replies"
         )
 
-    def chunk_reader(self, group_id: str) -> ReaderSeam:
+    def chunk_reader(self, group_id: str) -> ReaderPort:
         """A consumer of chunks, which stand in no transaction. Raises KafkaException for settings it refuses."""
         config = quiet_config(read_committed_consumer(self._settings, group_id), self._errors)
         return SkippingConsumer(config | {"isolation.level": "read_uncommitted"} | _CHUNK_BUFFERS, "chunks")

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 ValueT = TypeVar("ValueT")
 
 
-class Promise(Generic[ValueT]):
+class Future(Generic[ValueT]):
     """Kept once with a value, or broken with an error. Thread-safe.
 
     Unlike a Future it makes its event only when somebody waits, and shares its lock with its siblings.

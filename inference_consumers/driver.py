@@ -1,4 +1,4 @@
-"""Gives engines their work and settles what they tell: the listener of every engine's process.
+"""Driver of the engines: gives them work and settles the outcomes they report.
 
 A feeding thread picks what runs next; the engines' own threads bring the outcomes, which are settled as they come. All
 state is changed under one lock, and nothing is sent, encoded or written with it held.

@@ -1,4 +1,4 @@
-"""What the stack shows on a terminal: what happens, the logs with a coloured prefix, and a table of the parts."""
+"""Terminal output of the stack: events, logs with a coloured prefix, a table of the parts."""
 
 import sys
 import threading

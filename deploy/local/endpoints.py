@@ -1,4 +1,4 @@
-"""How to reach each part of a stack."""
+"""Addresses of the parts of a stack."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Where things are: the project, and the folders of one data directory."""
+"""Paths of the project and of a data directory."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where a supervised process stands, for its supervisor and for those who ask."""
+"""States of a supervised process."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

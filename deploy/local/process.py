@@ -1,4 +1,4 @@
-"""One supervised process: what it is, and the running instance of it."""
+"""Specification and running instance of one supervised process."""
 
 import os
 import signal

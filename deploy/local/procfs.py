@@ -1,4 +1,4 @@
-"""What /proc says about processes: enough to never mistake a stranger with a reused pid for one of ours."""
+"""Processes from /proc, identified by pid and start time, so that a reused pid is never mistaken."""
 
 import os
 import signal

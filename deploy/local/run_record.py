@@ -1,4 +1,4 @@
-"""What a running stack writes down about its processes, the lock it holds, and the rest that a crashed run left."""
+"""Record of a running stack: its processes, its lock, and the leftovers of a crashed run."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""Stopping processes in the reverse of the order in which they were started."""
+"""Stops processes in reverse start order."""
 
 import threading
 import time

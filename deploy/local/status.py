@@ -1,4 +1,4 @@
-"""The state of a running stack as seen from outside: what its supervisor wrote down, and what each part answers now."""
+"""Status of a running stack: the supervisor's record, and a health check of each part."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

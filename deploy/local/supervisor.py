@@ -1,4 +1,4 @@
-"""Starts processes in the order of their dependencies, watches them, restarts what dies, stops everything.
+"""Supervisor: starts processes by dependency, restarts those that die, stops them all.
 
 All children are started by one thread that lives as long as they do: the kernel ties a child to the *thread* that
 forked it (`PR_SET_PDEATHSIG`), so the end of that thread, or a SIGKILL of this process, ends them all.

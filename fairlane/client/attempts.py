@@ -1,4 +1,4 @@
-"""The requests of a client that wait to be published again."""
+"""Requests of a client that wait to be published again."""
 
 import heapq
 import threading

@@ -1,4 +1,4 @@
-"""What the sync and the asyncio client have in common: their arguments and how a stream of replies is opened."""
+"""Base of the sync and asyncio clients: arguments, and opening a stream of replies."""
 
 import weakref
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Publishes that the answer to a request is not wanted any more."""
+"""Publishes cancels."""
 
 import threading
 from functools import partial

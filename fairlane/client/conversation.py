@@ -1,4 +1,4 @@
-"""A conversation: turns that go on from one another, each sent with what is new alone."""
+"""Conversations: each turn is sent with its new messages only."""
 
 from collections.abc import Awaitable, Callable
 from typing import cast

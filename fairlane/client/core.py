@@ -1,4 +1,4 @@
-"""What the sync and the asyncio client share: admission, publishing, the table of open handles, the two threads."""
+"""Core of the sync and asyncio clients: admission, publishing, open handles, two threads."""
 
 import random
 import threading

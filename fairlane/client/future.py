@@ -1,4 +1,4 @@
-"""A value that comes once, from another thread. Thousands are open at a time, so waiting costs, holding does not."""
+"""A value that another thread sets once. Thousands are open at a time: waiting costs, holding does not."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,7 @@ ValueT = TypeVar("ValueT")
 class Future(Generic[ValueT]):
     """Kept once with a value, or broken with an error. Thread-safe.
 
-    Unlike a Future it makes its event only when somebody waits, and shares its lock with its siblings.
+    Unlike ``concurrent.futures.Future`` it makes its event only when somebody waits, and shares a lock with others.
     """
 
     __slots__ = ("_callbacks", "_done", "_error", "_lock", "_value")

@@ -1,4 +1,4 @@
-"""Reads a reply topic as a member of a consumer group: at least once, committed only when a reply is done."""
+"""Reads a reply topic as a member of a consumer group: at least once; commits when a reply is handled."""
 
 import threading
 from collections import deque

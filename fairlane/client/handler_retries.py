@@ -1,4 +1,4 @@
-"""How often a service's handler is given a reply that it fails on. Pure: failures in, a wait or None out."""
+"""Retry policy of a service's reply handler. Pure: failures in, a delay or None out."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The bounds of one client, in one value."""
+"""Bounds of one client."""
 
 from dataclasses import dataclass
 

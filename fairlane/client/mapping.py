@@ -1,4 +1,4 @@
-"""Many requests, each with its reply, in bounded memory."""
+"""Requests mapped to replies in bounded memory."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The requests of a client that are not over, by id, and the room they take."""
+"""Open requests of a client by id, and the room they take."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What exists of a topic and where it ends, asked with deadlines."""
+"""Existing partitions of a topic and their ends, queried with deadlines."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Publishes requests, the first time and again, and hears what became of that."""
+"""Publishes requests and retries, and handles delivery reports."""
 
 import threading
 from dataclasses import dataclass

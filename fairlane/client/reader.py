@@ -1,4 +1,4 @@
-"""Reads a topic from where it ended when that began, on one thread: the replies or the chunks, for all of a client."""
+"""Reads a topic from its end on, on one thread: replies or chunks, for all handles of a client."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Streamed text from chunks that may be late, repeated, lost or of a run that was given up. Pure: no clock, no I/O."""
+"""Reassembles streamed text from chunks that may be late, repeated, lost or of an abandoned run. Pure."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The dead letters of a service: replies that its handler cannot take, on a topic of its tenant's own."""
+"""Dead letters of a service: replies that its handler cannot handle, on its tenant's own topic."""
 
 from dataclasses import dataclass, field
 from time import monotonic

@@ -1,4 +1,4 @@
-"""A service's loop over the replies of its topic: a handler, at least once, with bounded tries and dead letters."""
+"""Reply service: a handler over the replies of a topic, at least once, with bounded retries and dead letters."""
 
 import asyncio
 import random

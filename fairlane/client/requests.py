@@ -1,4 +1,4 @@
-"""Building a request and finding its obvious mistakes, before anything is sent. The dispatcher stays the authority."""
+"""Builds requests and checks them before they are sent. The dispatcher remains the authority."""
 
 import math
 import os

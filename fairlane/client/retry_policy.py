@@ -1,4 +1,4 @@
-"""When a request is published again under its id. Pure: what happened and for how long in, a wait or None out."""
+"""When a request is published again under its id. Pure: outcome and elapsed time in, a delay or None out."""
 
 from dataclasses import dataclass
 

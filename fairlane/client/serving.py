@@ -1,4 +1,4 @@
-"""For a process that does nothing but serve replies: a service without a client to hold."""
+"""Reply services for a process that does nothing else."""
 
 from typing import TYPE_CHECKING, Unpack
 

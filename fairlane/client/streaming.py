@@ -1,4 +1,4 @@
-"""What the sync and the asyncio stream share: one answer that is being filled, and the one reader that fills them."""
+"""Streams of the sync and asyncio clients: open answers, and the reader that fills them."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The client for threads."""
+"""The synchronous client."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator

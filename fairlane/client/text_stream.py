@@ -1,4 +1,4 @@
-"""What ``stream`` returns: the text of one answer as it is made."""
+"""The text of one answer as it is generated; returned by ``stream``."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""The trace of the caller, for those who use OpenTelemetry; without it nothing here costs anything.
+"""Trace context of the caller, if OpenTelemetry is installed; no cost without it.
 
 Trace context goes on, baggage does not: see :mod:`fairlane.trace_context`.
 """

@@ -1,4 +1,4 @@
-"""How much may be under way at a time: the client's bound on unanswered requests and on bytes not yet in the log."""
+"""The client's bound on unanswered requests and unacknowledged bytes."""
 
 import threading
 from collections import deque

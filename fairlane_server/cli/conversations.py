@@ -1,4 +1,4 @@
-"""``fairlane conversations``: what is kept of a tenant's conversations."""
+"""``fairlane conversations``: the stored conversations of a tenant."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

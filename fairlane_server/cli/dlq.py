@@ -1,4 +1,4 @@
-"""``fairlane dlq``: the dead letters, to look at."""
+"""``fairlane dlq``: look at dead letters."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""``fairlane explain``: the story of one request."""
+"""``fairlane explain``: the timeline of one request."""
 
 from collections.abc import Iterable
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""``fairlane keys``: the API keys that callers of the gateway show."""
+"""``fairlane keys``: API keys of the gateway."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""How commands speak: tables or JSON on stdout, one line on stderr when something is wrong."""
+"""Output of commands: tables or JSON on stdout, one line on stderr for an error."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""How fast something goes and how long it will take yet, from what was done since it began. Pure; times in seconds."""
+"""Throughput and remaining time of a task. Pure; times in seconds."""
 
 from dataclasses import dataclass, field
 

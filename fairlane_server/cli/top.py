@@ -1,4 +1,4 @@
-"""``fairlane top``: who has what, now."""
+"""``fairlane top``: load per pool and tenant, live."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""``fairlane users``: what is said of those who show tokens to the gateway, or have keys made for them."""
+"""``fairlane users``: roles and status of users who present tokens or own keys."""
 
 from dataclasses import asdict
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The embedder of a deployment, as its settings say. There is one: collections and queries need the same."""
+"""The embedder of a deployment, from the settings: collections and queries must share one."""
 
 from fairlane.names import is_name
 from fairlane.settings import Settings

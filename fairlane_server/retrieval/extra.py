@@ -1,4 +1,4 @@
-"""The extra ``retrieval``: what it is called where one of its libraries is missing."""
+"""Error when a library of the extra ``retrieval`` is missing."""
 
 from importlib.util import find_spec
 

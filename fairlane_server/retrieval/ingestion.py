@@ -1,4 +1,4 @@
-"""Files into a collection: what has changed, and that much of it read, split, embedded and stored.
+"""Ingestion: files into a collection; only changed files are read, split, embedded and stored.
 
 A document's content hash stands for its bytes and for everything that its passages depend on beside them. What is
 stored under the same hash is left alone: so a second run is short, and one that was interrupted goes on.

@@ -1,4 +1,4 @@
-"""Embedding by any server that has OpenAI's ``POST /v1/embeddings``."""
+"""Embedder over OpenAI's ``POST /v1/embeddings``."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What writing to and searching in Postgres share: how collections, vectors and text look there."""
+"""Rows of collections in Postgres: conversions of vectors and text, shared by the store and the search."""
 
 import struct
 from functools import lru_cache

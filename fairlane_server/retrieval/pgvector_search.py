@@ -1,4 +1,4 @@
-"""Collections in Postgres with pgvector: what searches them, within an event loop and a time that is kept."""
+"""Search in collections with pgvector, for an event loop, within a deadline."""
 
 from typing import Any, Self
 

@@ -1,4 +1,4 @@
-"""Collections in Postgres with pgvector: what writes them. Its tables, policies and functions: migration 0004."""
+"""Store of collections with pgvector. Its tables, policies and functions: migration 0004."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence

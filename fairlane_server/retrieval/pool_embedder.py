@@ -1,4 +1,4 @@
-"""Embedding by a model of one of Fairlane's own pools, as the work of one tenant."""
+"""Embedder that runs on a pool of Fairlane's own, as work of one tenant."""
 
 import random
 import time

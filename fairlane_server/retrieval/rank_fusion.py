@@ -1,4 +1,4 @@
-"""Two ranked lists become one by reciprocal rank fusion: ranks are compared, since their scores cannot be. Pure.
+"""Reciprocal rank fusion of two ranked lists. Pure.
 
 Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning Methods",
 SIGIR 2009: a passage's score is the sum of 1 / (k + rank) over the lists that hold it, ranks counted from 1.

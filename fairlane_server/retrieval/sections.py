@@ -1,4 +1,4 @@
-"""The structure of a document: stretches of text, each with the headings above it. Pure."""
+"""Structure of a document: spans of text with their headings. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Which files are meant by a file, a folder or a glob, and what each is called in its collection."""
+"""Files named by a path, a folder or a glob, and their names in a collection."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Embedding by looking tokens up in a table: microseconds for a text, so it may run in an event loop.
+"""Static embedder: token vectors from a table, microseconds per text, so it may run in an event loop.
 
 The table is a model2vec folder (Tulkens and van Dongen 2024, "Model2Vec: Fast State-of-the-Art Static Embeddings"): the
 vector of a text is the mean of its tokens' vectors, scaled to length 1.

@@ -1,4 +1,4 @@
-"""What every embedder does to the vectors that it was given, before anybody sees them."""
+"""Checks and normalisation of embedding vectors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""How fast items arrive, and with that whether company comes in time. Pure."""
+"""Arrival rate of items, and whether another one is expected in time. Pure."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What waits for one model's engine, in the orders that batches are made by. Pure; no order is ever searched through.
+"""Queued items of one model in the orders that batches are formed by. Pure; no search is linear.
 
 Items stand in heaps: by arrival, for each priority and again for each cell of like lengths, and by deadline for each
 cell. Who leaves by one heap stays in the others until it comes to their top or they are swept, so that every operation

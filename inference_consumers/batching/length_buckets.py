@@ -1,4 +1,4 @@
-"""Items of like length run together, so that little of a run is padding. Pure.
+"""Length buckets: items of similar length run together, so that padding is small. Pure.
 
 A batch is prefilled as a rectangle: prompts are padded to the longest of them, unless the engine says that it computes
 less than that. Rows that end early leave it, so answers need no padding; but a run goes on until its longest answer, so

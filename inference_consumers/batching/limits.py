@@ -1,4 +1,4 @@
-"""How large a batch may be: what is configured, and what the engine's memory was seen to hold. Pure."""
+"""Bounds of a batch: the configured ones, and what the engine's memory has held. Pure."""
 
 from dataclasses import dataclass, field, replace
 

@@ -1,4 +1,4 @@
-"""Which items run together, and when. Pure: items and ``now`` in, a batch out.
+"""Micro-batcher: which items run together, and when. Pure: items and ``now`` in, a batch out.
 
 A batch holds one model version. It closes at its item bound, its token bound or its time bound, whichever comes first;
 an engine that was idle takes what is there at once, and so does one that nobody joins in time (``arrival_pace.py``).

@@ -1,4 +1,4 @@
-"""One model in the micro-batcher: what waits for it, and what is known of its engine. Pure."""
+"""Queue of one model in the micro-batcher, with what was learned about its engine. Pure."""
 
 from dataclasses import dataclass, field
 

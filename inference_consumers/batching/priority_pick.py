@@ -1,4 +1,4 @@
-"""Whose turn it is among the priorities. Pure.
+"""Weighted pick among the priorities. Pure.
 
 Start-time fair queueing with one unit of service per turn (Goyal, Vin and Cheng, SIGCOMM 1996): each priority has a
 tag, the virtual time at which its next turn begins, and a turn moves it on by a stride that is inverse to its weight.

@@ -1,4 +1,4 @@
-"""A work item in memory: where it came from, and what happened to it here so far."""
+"""A work item in memory: its origin, and its history in this process."""
 
 from dataclasses import dataclass
 

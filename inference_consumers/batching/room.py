@@ -1,4 +1,4 @@
-"""What a batch may still take while it is put together. Pure."""
+"""Remaining room of a batch while it is formed. Pure."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""How long a run takes, learned from those before it. Pure.
+"""Predicted run time, learned from earlier runs. Pure.
 
 A line through the runs' tokens and seconds, older ones counting less: what a run costs whatever it holds, and what a
 token adds. It knows nothing of an engine but that larger batches take longer.

@@ -1,4 +1,4 @@
-"""How many items a batch should have: the fewest that give the engine's throughput. Pure.
+"""Batch size: the fewest items that reach the engine's throughput. Pure.
 
 Throughput is measured by size, in rungs of powers of two. What a rung gives is a sum of tokens over a sum of seconds,
 older runs counting less. A size that was not measured yet is taken for worth it: when so much waits, it is tried. From

@@ -1,4 +1,4 @@
-"""Everything a consumer holds that does not run: what came from the log, and what is to run again. Pure."""
+"""Work that a consumer holds and does not run: new items, and items to be retried. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

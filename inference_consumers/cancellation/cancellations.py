@@ -1,4 +1,4 @@
-"""What a consumer knows of cancelled requests, and where it hears of them."""
+"""Known cancelled requests, and the feed that names them."""
 
 import threading
 from collections import OrderedDict

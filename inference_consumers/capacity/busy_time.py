@@ -1,4 +1,4 @@
-"""How long engines ran anything at all: the runs of a continuous engine overlap. Pure."""
+"""Busy time of engines; runs of a continuous engine overlap. Pure."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""The speed of a continuous engine, whose runs overlap: what it served within windows of busy time. Pure."""
+"""Throughput of a continuous engine, whose runs overlap, over windows of busy time. Pure."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What the engines of a process can do, measured from their runs. Pure: runs in, rates out.
+"""Measured capacity of a process's engines. Pure: runs in, rates out.
 
 Rates are kept by the size of the batch, in buckets of powers of two, because a batch of 32 gives many times the tokens
 per second of a lone item. The bucket that gives most says what the process can do, which is what its dispatchers ask:

@@ -1,4 +1,4 @@
-"""Telling the dispatchers four times a second what this process can do, from a thread of its own."""
+"""Heartbeats with the process's capacity, four a second, from a thread of its own."""
 
 import threading
 from collections.abc import Callable

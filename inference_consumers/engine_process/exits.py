@@ -1,4 +1,4 @@
-"""Why the process of an engine ended, and whether what it ran can have done it. Pure.
+"""Why an engine's process ended, and whether its work can be the cause. Pure.
 
 =================  ==============================================================  ====
 kind               what was seen                                                   own

@@ -1,4 +1,4 @@
-"""What an exception of an engine says about its cause. Pure, and without the libraries that raise them."""
+"""Classification of an engine's exceptions by cause. Pure, and without importing the libraries that raise them."""
 
 from inference_consumers.engines.protocol import EngineGoneError, Problem, TransientEngineError
 

@@ -1,4 +1,4 @@
-"""The consumer's side of one engine's process: starts it, talks to it, starts it again when it dies."""
+"""Host of one engine's process: starts it, sends it work, restarts it when it dies."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The processes of a pool's engines: what each is made from, and how it is started. A part of the composition root."""
+"""Engine processes of a pool: what each is made from, and how it is started. Part of the composition root."""
 
 import os
 import sys

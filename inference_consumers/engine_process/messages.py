@@ -1,4 +1,4 @@
-"""What a consumer and the process of one of its engines tell each other, and how it travels.
+"""Messages between a consumer and an engine's process, and their transport.
 
 Typed MessagePack instead of pickles: what comes out of a process that runs a stranger's model is data, never code.
 """

@@ -1,4 +1,4 @@
-"""What the kernel says of processes. Nothing here fails: what cannot be read is not known."""
+"""Facts about processes from the kernel; None where they cannot be read. Nothing here raises."""
 
 import contextlib
 import os

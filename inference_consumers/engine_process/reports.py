@@ -1,4 +1,4 @@
-"""How a run tells its consumer what happens: gathered until the next step, then sent at once."""
+"""Reports of a run to its consumer, collected until the next step and then sent at once."""
 
 import threading
 from collections.abc import Callable

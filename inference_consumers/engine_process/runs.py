@@ -1,4 +1,4 @@
-"""The runs that engines are at, and what each has told so far. Pure state, changed under the consumer's lock."""
+"""Running batches and what each has reported so far. Changed under the consumer's lock."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

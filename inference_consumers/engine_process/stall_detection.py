@@ -1,4 +1,4 @@
-"""How long an engine may be silent before it counts as stuck, and then as hung. Pure: times in, verdicts out."""
+"""Stall detection: how long an engine may be silent before it is overdue, and then hung. Pure."""
 
 from dataclasses import dataclass
 

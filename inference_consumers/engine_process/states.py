@@ -1,4 +1,4 @@
-"""The engines of one consumer: which are loaded, and which could take more. Changed under the consumer's lock."""
+"""State of a consumer's engines: which are loaded, and which have room. Changed under the consumer's lock."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

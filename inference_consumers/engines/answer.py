@@ -1,4 +1,4 @@
-"""What a model's tokens become: text told as it is certain, and an outcome."""
+"""From a model's tokens to text deltas and an outcome."""
 
 from collections.abc import Callable, Collection, Sequence
 

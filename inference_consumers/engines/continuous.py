@@ -1,4 +1,4 @@
-"""``run`` of an engine that schedules by itself: join, and wait for the last outcome."""
+"""``run`` of an engine that schedules by itself: add the items, and wait for the last outcome."""
 
 import threading
 from collections.abc import Callable, Sequence

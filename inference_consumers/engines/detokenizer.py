@@ -1,4 +1,4 @@
-"""Text from tokens as they come, in pieces that stay as they are whatever comes next."""
+"""Incremental detokenizer: pieces of text that later tokens do not change."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What the engines share that read texts and write none: loading, checking inputs, running in groups."""
+"""Base of the engines that read texts and write none: loading, input checks, running in groups."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Whether loading an exported program runs nothing but what a model is made of. ``torch.export.load`` does not ask.
+"""Check that an exported program holds nothing but model operations; ``torch.export.load`` does not check.
 
 Its archive (``.pt2``) may hold pickles, which it unpickles without a limit (weights and constants that say so, objects,
 and sample inputs that are no plain tensors); libraries that were compiled from the program, which it loads; expressions

@@ -1,4 +1,4 @@
-"""The text of one answer while its tokens come."""
+"""Text of one answer during generation."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures from strangers, as the pixels that a model takes. Imports no torch.
+"""Untrusted images to pixels. Imports no torch.
 
 A PNG, JPEG or WebP file becomes red, green and blue, or grey by luminance (ITU-R BT.601: 0.299 red, 0.587 green, 0.114
 blue), 16-bit values are scaled to 8 bits, transparency is laid over black, and the orientation that a camera noted is

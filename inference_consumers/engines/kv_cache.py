@@ -1,4 +1,4 @@
-"""The keys and values of a batch that is generated, in buffers that rows leave without the others being copied.
+"""Key-value cache of a generating batch; rows leave without copying the others.
 
 transformers' DynamicCache concatenates every layer at every step: measured on a CPU with a batch of 32 and 500
 tokens of context, that took longer than the matrix products of the step. Here a step writes into its place.

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for a library that wants one beside code that blocks."""
+"""An event loop in a thread of its own, for an asyncio library beside blocking code."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""How much memory there is for a model, and whether its weights fit, before they are loaded."""
+"""Check before loading that a model's weights fit into memory."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Observers of runs: for whoever wants the outcomes of a batch and nothing else."""
+"""Observers of runs that keep the outcomes."""
 
 from collections.abc import Collection, Sequence
 

@@ -1,4 +1,4 @@
-"""How retrieved passages stand in a prompt: as data, between markers that no passage can write itself.
+"""Retrieved passages in a prompt: as data, between markers that no passage can contain.
 
 A model's folder may say how, in ``passages_template.txt`` beside its chat template: text that has ``{passages}`` once.
 """

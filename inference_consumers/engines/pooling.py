@@ -1,4 +1,4 @@
-"""How the vectors of a text's tokens become the text's own."""
+"""Pooling: a text's vector from the vectors of its tokens."""
 
 import json
 from collections.abc import Mapping

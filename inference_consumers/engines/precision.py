@@ -1,4 +1,4 @@
-"""Where a torch model runs and how its numbers are stored, from the words of the settings and of models.yaml."""
+"""Device and number format of a torch model, from settings and models.yaml."""
 
 import torch
 

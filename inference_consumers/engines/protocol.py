@@ -1,4 +1,4 @@
-"""What an engine is to the consumer: items in, one outcome per item out, told as soon as each is known."""
+"""The port of engines: items in, one outcome per item out, each reported when it is known."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

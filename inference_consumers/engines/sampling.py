@@ -1,4 +1,4 @@
-"""The next token of every row of a batch, each by its own parameters and its own randomness."""
+"""Next-token sampling, per row with its own parameters and randomness."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""An engine without a model, for load tests: it takes the time it is told and says so in every answer."""
+"""Simulated engine for load tests, without a model; every answer says that it is simulated."""
 
 import itertools
 import math

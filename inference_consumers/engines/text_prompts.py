@@ -1,4 +1,4 @@
-"""What a text generating engine checks before it takes an item, the same for all of them."""
+"""Checks of a text generating engine before it accepts an item."""
 
 import math
 from dataclasses import dataclass

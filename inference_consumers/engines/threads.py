@@ -1,4 +1,4 @@
-"""How many CPU threads torch uses."""
+"""Number of CPU threads of torch."""
 
 import torch
 

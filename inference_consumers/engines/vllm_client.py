@@ -1,4 +1,4 @@
-"""The only module that touches vLLM: its asynchronous engine with the few calls that ours needs, in our own words.
+"""The only module that imports vLLM: its asynchronous engine, with the calls that ours needs.
 
 Written against the version in ``requirements/vllm.txt``. The engine core runs in a process of vLLM's own, so that
 scheduling is not slowed down by this process, and dies alone.

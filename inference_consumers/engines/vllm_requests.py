@@ -1,4 +1,4 @@
-"""One item of a batch that joined vLLM, from its first token to its outcome."""
+"""One item in a running vLLM batch, from its first token to its outcome."""
 
 import itertools
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Answers kept for the next who asks: a thread of their own writes them to Redis, and nobody waits for it.
+"""Cache writer: stores answers in Redis on a thread of its own; nothing waits for it.
 
 Whatever Redis does, an answer costs its request no more than a place in a queue: what finds no place, or comes while
 Redis is late or away, is not kept, and nothing is tried twice.

@@ -1,4 +1,4 @@
-"""Streamed text on its way to the tenant: outside the transactions, never waited for, worth nothing when it is late.
+"""Chunk writer: streamed text to the tenant, outside the transactions, dropped when it is late.
 
 The final reply is authoritative; a chunk that is lost costs its reader a pause, and nothing else.
 """

@@ -1,4 +1,4 @@
-"""When so much of the work ends among the dead letters that the engine or the topic must be at fault. Pure.
+"""Detects when so much work becomes dead letters that the engine or the topic must be at fault. Pure.
 
 Every tenant counts the same, however much it sends: it has a window of its own, so that a flood of one pushes nobody
 else's items out, and the one that fares worst does not count at all. So no single tenant can end a consumer, whatever

@@ -1,4 +1,4 @@
-"""What becomes of work: replies, usage, dead letters. Pure: outcomes in, records out."""
+"""Records of a result: replies, usage, dead letters. Pure: outcomes in, records out."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Whether work that an engine has no room for goes back to its dispatcher. Pure."""
+"""Whether work without room in an engine is requeued to its dispatcher. Pure."""
 
 from dataclasses import replace
 

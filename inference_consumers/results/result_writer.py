@@ -1,4 +1,4 @@
-"""From an item's outcome to its settlement, counted."""
+"""Result writer: from an item's outcome to its settlement, with counts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

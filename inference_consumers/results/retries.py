@@ -1,4 +1,4 @@
-"""What becomes of work whose run failed. Pure: what happened and ``now`` in, what to run again and what to answer out.
+"""Retries of failed work. Pure: what happened and ``now`` in, what to retry and what to answer out.
 
 The failure of one item is the failure of one item: an engine that fails on a batch is given its halves, down to the
 item that fails alone; one that dies is given the batch once more, then its items one by one, so that the item that

@@ -1,4 +1,4 @@
-"""What a job will cost, from some of its rows. Pure."""
+"""Estimated cost of a job, from a sample of its rows. Pure."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Removes the files that have expired: now and then, in a thread of every runner of offline jobs."""
+"""Removes expired files, periodically, on a thread of every job runner."""
 
 from dataclasses import dataclass
 from random import random

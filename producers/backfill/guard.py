@@ -1,4 +1,4 @@
-"""Nothing that one job meets ends the process that runs it: there are other jobs."""
+"""Catches errors of one job, so that the process and its other jobs go on."""
 
 from collections.abc import Callable
 from traceback import extract_tb

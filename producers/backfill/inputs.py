@@ -1,4 +1,4 @@
-"""Rows of JSONL, CSV and Parquet, read from any place on; memory is that of a few blocks, however large the file is."""
+"""Rows of JSONL, CSV and Parquet from any position on, in the memory of a few blocks."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What a job is, how far it has come, and the words for both. Values only."""
+"""Values of a job: its definition, its progress, its states."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields

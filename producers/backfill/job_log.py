@@ -1,4 +1,4 @@
-"""What is durable of the job that this process runs; Postgres refuses what a runner without the lease writes."""
+"""Durable state of a running job; Postgres rejects writes of a runner without the lease."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""How fast a job went and how long it will take yet, as far as what is stored of it says. Pure."""
+"""Throughput of a job and its remaining time, from what is stored. Pure."""
 
 from typing import Any
 

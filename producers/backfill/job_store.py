@@ -1,4 +1,4 @@
-"""Jobs in Postgres: registering, finding, steering them, and taking the lease of one."""
+"""Jobs in Postgres: register, find, control, and acquire a lease."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""Which jobs run now, of those that wait: slots are shared by tenants. Pure.
+"""Which waiting jobs run next; tenants share the slots. Pure.
 
 A tenant that waits has as many slots as any other, within one. Where slots cannot be divided evenly, they go round: a
 job that has had its time goes on later, and whose last turn began longest ago comes first. So a job of ten rows waits

@@ -1,4 +1,4 @@
-"""Holding the lease of a job while it runs, and hearing what its owner wants: a thread beside the loop.
+"""Holds the lease of a running job and reads its owner's commands, on a thread of its own.
 
 The loop may wait for Kafka for half a minute; the lease must not end meanwhile.
 """

@@ -1,4 +1,4 @@
-"""Blocks of bytes in, records with their places out; what is too long is skipped and never held. Pure."""
+"""Splits blocks of bytes into records with their positions; skips records that are too long. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

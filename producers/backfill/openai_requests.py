@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files as requests: what the gateway makes of the same bodies."""
+"""Lines of OpenAI batch files as requests, parsed as the gateway parses the same bodies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

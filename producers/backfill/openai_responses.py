@@ -1,4 +1,4 @@
-"""Replies as the responses in OpenAI's batch files. Pure."""
+"""Replies as lines of OpenAI batch output files. Pure."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What options of the command line mean. Pure; every mistake is a ValueError that names the option."""
+"""Parses command line options. Pure; every mistake is a ValueError that names the option."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Answers into parts, and parts into the output: JSONL, CSV or Parquet. A part is whole or not there."""
+"""Writes answers into parts and joins the parts: JSONL, CSV or Parquet. A part is complete or absent."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What the loop of a job needs of Kafka, Postgres and files. Tests put memory in their place."""
+"""Ports of the job loop: Kafka, Postgres and files. Tests use in-memory versions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Rows into the tenant's backfill topic: a chunk is one transaction, and the log itself says which chunks it has.
+"""Publishes rows to the tenant's backfill topic: one transaction per chunk; the log records which chunks it has.
 
 With the rows of a chunk the transaction commits an offset of a group that only this job has: the number of chunks that
 are in the log. So a runner that takes over knows, whatever the one before it did last, and sends nothing twice. Its

@@ -1,4 +1,4 @@
-"""The job's partition of the reply topic, read from an offset that the runner names. No group, nothing is committed."""
+"""Reads the job's partition of the reply topic from a given offset, without a group and without commits."""
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 

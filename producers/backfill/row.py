@@ -1,4 +1,4 @@
-"""A row on its way: as it was read, and as what it can be run. Values only."""
+"""A row in progress: as read, and as a request. Values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which request id a row of a job has, and which row an id belongs to. Pure.
+"""Request id of a row, and the row of a request id. Pure.
 
 An id says all of it: 64 bits of the job, 48 of the row, and 16 that are chosen so that the reply comes to the job's own
 partition. Whoever goes on with a job makes the same ids again, so that nothing has to be remembered about a row.

@@ -1,4 +1,4 @@
-"""A row of the input, as a request or as the reason why it is none. Pure; no reason quotes what the row holds."""
+"""Parses an input row to a request or an error; no error quotes the row. Pure."""
 
 import base64
 import binascii

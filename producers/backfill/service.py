@@ -1,4 +1,4 @@
-"""Runs whatever jobs wait to be run, several at a time, until told to stop: a thread for each, and one that decides."""
+"""Runs waiting jobs, several at a time, one thread each."""
 
 import logging
 import random

@@ -1,4 +1,4 @@
-"""Registering a job: look at its input once, say what it will cost, refuse what would cost too much."""
+"""Registers a job: reads its input once, estimates its cost, rejects it beyond the budget."""
 
 from collections.abc import Callable
 from contextlib import closing

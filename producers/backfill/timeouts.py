@@ -1,4 +1,4 @@
-"""Waiting for what does not answer, and hearing meanwhile what is wanted of the job."""
+"""Waits with timeouts that also react to the job's commands."""
 
 import random
 from collections.abc import Callable

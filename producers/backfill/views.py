@@ -1,4 +1,4 @@
-"""A job as it is shown: JSON, a row of a table, one line."""
+"""A job as JSON, as a table row and as one line."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""How far jobs are that run here: a bar for each where a person watches, else a line in the log now and then."""
+"""Progress of running jobs: bars on a terminal, otherwise periodic log lines."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""One call from when it is due to what is written of it; what an open and a closed loop have in common."""
+"""One call from its due time to its record; shared by open and closed loops."""
 
 import asyncio
 from collections.abc import Callable, Iterable

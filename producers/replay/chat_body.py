@@ -1,4 +1,4 @@
-"""The body of a chat completion that a call becomes. Pure, and of the standard library alone, for Locust's sake."""
+"""Body of a chat completion for a call. Pure, standard library only, for Locust."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an answer in OpenAI's shape says, whole or as server-sent events. Pure."""
+"""Parses answers in OpenAI's format, whole or as server-sent events. Pure."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Calls over HTTP: chat completions of the gateway, in the name of whom a key belongs to."""
+"""Calls over HTTP: chat completions of the gateway, with a key per tenant."""
 
 import json
 from collections.abc import Mapping

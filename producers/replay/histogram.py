@@ -1,4 +1,4 @@
-"""Percentiles of any number of times in bounded memory. Pure."""
+"""Percentiles of any number of durations in bounded memory. Pure."""
 
 import math
 from collections import Counter

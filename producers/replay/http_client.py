@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for load: connections stay open, requests are built once, answers may be streamed.
+"""A small HTTP/1.1 client for load: keep-alive, prebuilt requests, streamed responses.
 
 A library for everyday use takes as much of a core as the server that it is to measure. This one does what a load
 generator needs and no more: no redirects, no cookies, no compression, and no second try, since a failure is a result.

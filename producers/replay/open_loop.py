@@ -1,4 +1,4 @@
-"""Calls that go out when they are due, whether or not the last ones were answered."""
+"""Open loop: calls go out when they are due, whether or not earlier ones are answered."""
 
 import asyncio
 from collections.abc import Iterable

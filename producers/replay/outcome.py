@@ -1,4 +1,4 @@
-"""What became of a call, in words that do not depend on the way it went. Pure."""
+"""Outcome of a call, independent of the target. Pure."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is due when: a trace and a factor in, calls out. Pure, and lazy like the trace."""
+"""Schedule of calls from a trace and a factor. Pure, and lazy like the trace."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Four shapes of load by users who ask, read the answer, think, and ask again. Pure.
+"""Four load profiles of users who ask, read, think and ask again. Pure.
 
 They are the scenarios of ``python -m producers.replay profile`` and of the Locust file; this module needs nothing but
 the standard library, so that both read the same numbers.

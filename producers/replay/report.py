@@ -1,4 +1,4 @@
-"""What came of a run, for each tenant and in all. Pure; its memory does not grow with the number of calls."""
+"""Report of a run per tenant and in total. Pure; memory does not grow with the calls."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A run from its start to its report: signals, the way in, and the clock."""
+"""Runs a load test: signals, target, clock."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Calls through the client SDK: straight to Kafka, one client for each tenant."""
+"""Calls over the client: straight to Kafka, one client per tenant."""
 
 from collections.abc import Mapping, Sequence
 

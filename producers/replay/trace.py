@@ -1,4 +1,4 @@
-"""A recorded load: when requests arrived, how long they were, and, if the file says so, whose they were. Pure.
+"""Load traces: arrival times, lengths and, if present, tenants. Pure.
 
 Read is CSV with the columns of the Azure LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens), or the same
 under plain names (arrived_at_s, prompt_tokens, output_tokens), with a column ``tenant`` or without one. A time is a

@@ -1,4 +1,4 @@
-"""Users who ask, wait for the answer, think, and ask again: a closed loop, as Locust has it."""
+"""Closed loop: users who ask, wait, think and ask again, as in Locust."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""How much is read for one transaction. Pure."""
+"""Size of the next transaction: halved after a time-out, grown slowly after successes. Pure."""
 
 from dataclasses import dataclass, field
 

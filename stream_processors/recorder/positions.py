@@ -1,4 +1,4 @@
-"""How far each owned partition is read and how far it is stored. Pure."""
+"""Read and stored position of each owned partition. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Records of the log to rows of the tables. Pure: no Kafka client, no database, no clock."""
+"""Projection of log records to table rows. Pure: no Kafka client, no database, no clock."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields

@@ -1,4 +1,4 @@
-"""The loop: read what the log has, project it, store rows and offsets together.
+"""The recorder's loop: read the log, project it, store rows and offsets in one transaction.
 
 Every doubt about a partition has one answer: stop fetching it, ask Postgres how far it is stored, go on from there.
 A new assignment, an outage, another recorder and a truncated log differ only in what raises the doubt.

@@ -1,4 +1,4 @@
-"""Removes old rows, a few at a time, on a thread and a connection of its own."""
+"""Removal of old rows, in small steps, on a thread and a connection of its own."""
 
 import random
 import threading

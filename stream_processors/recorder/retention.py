@@ -1,4 +1,4 @@
-"""How long rows are kept: which are too old to be stored, and when some of the old ones are removed. Pure."""
+"""Retention of rows: which are too old to store, and when old ones are removed. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The log as the recorder reads it. The only module that talks to Kafka.
+"""Kafka source of the recorder. The only module of it that talks to Kafka.
 
 What was assigned is not fetched before the stored offset is known, so nothing here needs the database and a rebalance
 never waits for it: a callback only notes what changed, and ``fetch`` starts a partition at an exact offset.

@@ -1,4 +1,4 @@
-"""The projection in Postgres: rows and stored offsets in one transaction. The only module that talks to it."""
+"""Postgres store of the recorder: rows and offsets in one transaction. The only module of it that talks to Postgres."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

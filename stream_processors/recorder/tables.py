@@ -1,4 +1,4 @@
-"""The tables as the recorder writes them: columns in order, keys, and what a second row for the same key means.
+"""The recorder's tables: columns in order, keys, and how a second row for a key is merged.
 
 The tables themselves are made by ``deploy/migrations``; a test holds the two together.
 """

@@ -1,4 +1,4 @@
-"""Values as Postgres can store them. Its text and JSON hold no NUL character, its JSON no NaN."""
+"""Values that Postgres can store: text and JSON without NUL characters, JSON without NaN."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a parser makes of a file, what it may take for it, and how it says that it cannot."""
+"""Parsed documents, the formats a parser accepts, and its errors."""
 
 from dataclasses import dataclass, fields
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""HTML to Markdown: what the page says, without what makes it look and move."""
+"""HTML to Markdown: content without styles and scripts."""
 
 import warnings
 

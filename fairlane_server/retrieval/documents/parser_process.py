@@ -1,4 +1,4 @@
-"""Parsing in a process of its own, which is ended when a document takes too long, and started again for the next."""
+"""Parsing in a child process, which is killed when a document takes too long, and replaced."""
 
 import json
 import os

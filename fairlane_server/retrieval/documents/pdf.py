@@ -1,4 +1,4 @@
-"""PDF to plain text: the text that is in the file as text. A scanned page has none."""
+"""PDF to plain text, from the text layer. A scanned page has none."""
 
 import re
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""A file's bytes, and the document in them."""
+"""Read a file and parse it."""
 
 import os
 import stat

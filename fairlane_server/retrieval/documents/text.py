@@ -1,4 +1,4 @@
-"""Bytes to text: the encoding, and no character that a database or a prompt could stumble over."""
+"""Bytes to text: UTF-8 or a byte order mark; drops characters that databases or prompts do not accept."""
 
 import codecs
 import re

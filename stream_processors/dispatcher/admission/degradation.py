@@ -1,4 +1,4 @@
-"""What a request gives up so that it can be served at all, and when. Pure: pressure and requests in, requests out."""
+"""Degradation ladder: what a request gives up under pressure, and when. Pure: pressure and requests in and out."""
 
 from bisect import bisect_right
 from collections import OrderedDict

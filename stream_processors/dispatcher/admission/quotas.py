@@ -1,4 +1,4 @@
-"""How much a tenant may send: token buckets for requests per second, tokens per minute and tokens per day. Pure.
+"""Quotas of tenants: token buckets for requests per second, tokens per minute and tokens per day. Pure.
 
 Over any interval a bucket lets through at most its rate times the interval plus its burst. The burst of a token quota
 is one whole period of it, so that a single large request fits.

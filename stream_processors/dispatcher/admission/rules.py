@@ -1,4 +1,4 @@
-"""Whether a request is let in, and when it would be served. Pure: facts and ``now_ms`` in, a decision out.
+"""Admission rules: predicted wait, and whether a request is admitted. Pure: facts and ``now_ms`` in, a decision out.
 
 A request is refused at once if it cannot be served in time, or if what already waits leaves it no place; waiting in
 vain costs its sender the time to go elsewhere. Backfill has no such hurry and is never refused: it is let in always,

@@ -1,4 +1,4 @@
-"""How tenants share one bounded resource of the dispatcher: the number, or the bytes, of the requests that wait. Pure.
+"""A bound on queued requests or bytes that tenants share by weight. Pure.
 
 The rule is the dynamic threshold of Choudhury & Hahne ("Dynamic Queue Length Thresholds for Shared-Memory Packet
 Switches", IEEE/ACM Transactions on Networking 6(2), 1998) on one part of the bound, and a fixed part for each tenant in

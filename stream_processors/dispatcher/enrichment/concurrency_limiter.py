@@ -1,4 +1,4 @@
-"""How many retrievals run at a time, and whose is next."""
+"""Concurrency limiter of retrievals, fair across tenants."""
 
 import asyncio
 from collections import deque

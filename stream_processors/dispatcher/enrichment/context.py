@@ -1,4 +1,4 @@
-"""What a request is to be answered from, and the request with it. Pure."""
+"""Assemble a request with its passages and conversation history. Pure."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""The collections as they were a moment ago, so that not every request asks for its collection's version."""
+"""Short-lived cache of collections, so that not every request asks Postgres for its collection's version."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field

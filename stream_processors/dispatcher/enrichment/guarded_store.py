@@ -1,4 +1,4 @@
-"""The store of passages as retrieval asks it: within a deadline, and not at all while it does not answer a tenant."""
+"""Passage store with a deadline per call and a circuit breaker per tenant."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Finds what was said before in a conversation, within a budget, and says what was in the way."""
+"""Conversation history of a request, within a budget, with the reason when it is incomplete."""
 
 import asyncio
 import random

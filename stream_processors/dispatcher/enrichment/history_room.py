@@ -1,4 +1,4 @@
-"""How much of what was said before goes into the prompt. Pure."""
+"""How much conversation history fits into the prompt. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

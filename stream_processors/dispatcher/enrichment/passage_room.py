@@ -1,4 +1,4 @@
-"""Which of the passages that were found go into the prompt. Pure."""
+"""Which passages fit into the prompt. Pure."""
 
 from collections.abc import Sequence
 

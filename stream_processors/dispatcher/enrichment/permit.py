@@ -1,4 +1,4 @@
-"""The place of one look-up at the gate: held while it asks, and by nothing that only waits."""
+"""The permit of one look-up: held during its queries, released while it only waits."""
 
 import asyncio
 from collections.abc import AsyncIterator

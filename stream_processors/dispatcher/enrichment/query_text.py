@@ -1,4 +1,4 @@
-"""What to look for: the text of a request that says what it is about. Pure."""
+"""The search query of a request. Pure."""
 
 from fairlane.records import InferenceRequest
 

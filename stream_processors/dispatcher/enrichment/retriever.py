@@ -1,4 +1,4 @@
-"""Finds the passages of one request within its budget, as far as that goes, and says how far it went."""
+"""Passages of one request within its budget, with the mode that was reached and the reason."""
 
 import asyncio
 from collections.abc import Sequence

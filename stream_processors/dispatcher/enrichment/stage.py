@@ -1,4 +1,4 @@
-"""Adds to requests what they are to be answered from, while they wait for their turn."""
+"""Enrichment stage: looks up passages and history while requests wait for their turn."""
 
 import asyncio
 from collections import Counter

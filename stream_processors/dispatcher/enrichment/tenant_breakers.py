@@ -1,4 +1,4 @@
-"""Asking a store within a deadline, and not at all while it does not answer a tenant."""
+"""Calls with a deadline and a circuit breaker per tenant."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""First in, first out over everything: the policy that the others are measured against. Pure."""
+"""First-in-first-out queue over all tenants: the baseline of the other policies. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping

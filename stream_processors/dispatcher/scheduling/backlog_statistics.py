@@ -1,4 +1,4 @@
-"""Who waits with how much: sums that are kept, so that asking for them costs nothing. Pure."""
+"""Running sums of the backlog per class and tenant, so that reading them is O(1). Pure."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass

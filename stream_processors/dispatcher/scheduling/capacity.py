@@ -1,4 +1,4 @@
-"""What each pool can do, from the reports of its inference consumers. Pure: every method is handed ``now_ms``.
+"""Capacity of each pool, from the reports of its inference consumers. Pure: every method takes ``now_ms``.
 
 A consumer counts from its report until the report is older than ``CAPACITY_TTL_MS``, by when it was *received*: the
 clocks of consumers are not trusted. A report with ``draining`` takes it out at once.

@@ -1,4 +1,4 @@
-"""What a request will cost and what it has cost, in cost tokens: prompt tokens plus twice the output tokens. Pure."""
+"""Cost model: estimated and actual cost in cost tokens (prompt tokens plus twice the output tokens). Pure."""
 
 from collections import OrderedDict
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The requests of one line, earliest deadline first. Pure."""
+"""Requests of one tenant or group, earliest deadline first. Pure."""
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush

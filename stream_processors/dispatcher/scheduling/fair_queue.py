@@ -1,4 +1,4 @@
-"""Who goes next among the requests that wait for one pool. Pure.
+"""Fair queue of one pool: the protocol and the policies. Pure.
 
 The queue is a tree of shares. Below the root stand the classes, below a class its tenants, below a tenant its groups
 (if it has any), and at the leaves lines in which the earliest deadline goes first. The children of one node share

@@ -1,4 +1,4 @@
-"""What part of a pool's window is this dispatcher's, from what all dispatchers have waiting. Pure.
+"""This dispatcher's share of a pool's window, from the backlogs of all dispatchers. Pure.
 
 Classes that wait anywhere share the window by class weight; within a class the dispatchers share by backlogged weight.
 With w the class weights, b[d][c] what dispatcher d has backlogged of class c and B[c] the sum over all dispatchers:

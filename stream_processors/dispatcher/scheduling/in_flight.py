@@ -1,4 +1,4 @@
-"""Work that was dispatched and is not settled: all pools, fleet-wide. Pure: what was read back in, tokens out.
+"""Dispatched work that is not settled, of all pools and the whole fleet. Pure: events in, tokens out.
 
 What is in flight is counted once, from the log: work read back from ``priority.*`` counts until its UsageEvent is
 read, or until the pool's group committed past it, whichever is seen first. The three come from different partitions, so

@@ -1,4 +1,4 @@
-"""What one pool has in flight, by partition, in sums that are kept. Pure.
+"""Running sums of one pool's work in flight, by partition. Pure.
 
 Which partitions count changes rarely (when a consumer comes, goes or is given others), what is in flight on them with
 every request: so the sum over the partitions that were asked for last is kept as well, and so is their order by load.

@@ -1,4 +1,4 @@
-"""What waits, by tenant and request id. Pure."""
+"""Index of queued requests by tenant and request id. Pure."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Who goes next, in every pool of one dispatcher: capacity, window, fleet share, fair queue and admission put together.
+"""Scheduler of one dispatcher: capacity, window, fleet share, fair queue and admission of every pool.
 
 Pure: reports, settlements and ``now`` go in, verdicts and turns come out. The dispatcher and the simulation run the
 same scheduler.

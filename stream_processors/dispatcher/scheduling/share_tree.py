@@ -1,4 +1,4 @@
-"""Fair shares by tokens over classes, tenants and groups: the policies drr and vtc. Pure.
+"""Fair shares by tokens over classes, tenants and groups: deficit round robin and virtual token counters. Pure.
 
 The mechanism and its bound are derived in fair_queue.py.
 """

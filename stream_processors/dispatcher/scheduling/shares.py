@@ -1,4 +1,4 @@
-"""What a tenant is entitled to: its weight, and the groups that divide it. Values only."""
+"""A tenant's share: its weight, and the groups that divide it. Values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

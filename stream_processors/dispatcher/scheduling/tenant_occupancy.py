@@ -1,4 +1,4 @@
-"""What waits of each tenant over all pools, and which tenants' backfill therefore pauses. Pure.
+"""Queued requests and bytes of each tenant over all pools, and the tenants whose backfill must pause. Pure.
 
 Online requests and backfill have an account each: however much backfill was fetched before it paused, no online request
 is refused for it, and however many online requests wait, backfill is read.

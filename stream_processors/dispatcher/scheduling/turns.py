@@ -1,4 +1,4 @@
-"""What is scheduled, and what becomes of it when its turn comes. Pure."""
+"""Values of scheduling: what is queued, and a request whose turn has come. Pure."""
 
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar

@@ -1,4 +1,4 @@
-"""How much of a pool's work may be in flight: the dispatch window. Pure; all amounts are cost tokens.
+"""Dispatch window: how much of a pool's work may be in flight, in cost tokens. Pure.
 
 The order of requests is decided as late as possible: what was dispatched can no longer be overtaken, so no more is
 dispatched than keeps the consumers busy.

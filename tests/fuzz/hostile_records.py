@@ -48,7 +48,7 @@ def action(rng: Random, valid: InferenceRequest, without: frozenset[str]) -> Act
             return _records(kind, codec, [_part(default_codec().encode(replace(valid, input=many)))])
         case "bombs":
             compressed = rng.choice(("gzip", *(CODECS if "codecs" not in without else ())))
-            return _records(kind, compressed, [{"zeros": rng.choice((1, _BOMB_BYTES // 4, _BOMB_BYTES))}])
+            return _records(kind, compressed, [_zeros(rng)])
         case "cancels":
             cancel = CancelRequest(str(UUID(bytes=rng.randbytes(16), version=4)))
             return _records(kind, codec, [_part(default_codec().encode(cancel))] * rng.randint(1, 20))
@@ -58,10 +58,14 @@ def action(rng: Random, valid: InferenceRequest, without: frozenset[str]) -> Act
 
 def bytes_of(part: Mapping[str, Any], name: str) -> bytes | None:
     """A key or a value of an action's record."""
-    if name == "value" and "zeros" in part:
+    if name == part.get("of"):
         return bytes(part["zeros"])
     given = part.get(name)
     return None if given is None else base64.b64decode(given)
+
+
+def _zeros(rng: Random) -> dict[str, Any]:
+    return {"of": rng.choice(("key", "value")), "zeros": rng.choice((1, _BOMB_BYTES // 4, _BOMB_BYTES))}
 
 
 def headers_of(part: Mapping[str, Any]) -> list[tuple[str, bytes]]:

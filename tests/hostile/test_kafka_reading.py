@@ -170,6 +170,23 @@ def test_a_record_above_its_topics_limit_once_inflated_is_a_dead_letter(stand: S
     stand.replies.wait([one.request_id for one in good])
 
 
+def test_keys_of_sixteen_mebibytes_stop_no_reading(stand: Stand) -> None:
+    """In one poll they would be more than may be handed to the event loop at once."""
+    pipeline, dispatcher = stand.pipeline, stand.pipeline.processes["dispatcher-1"]
+    value = pipeline.codec.encode(pipeline.request())
+    topics = (stand.topic, names.backfill_topic(pipeline.tenant("hostile")))
+    dispatcher.pause()
+    try:
+        for _ in range(4):
+            for topic in topics:
+                raw_produce.produce(stand.broker, topic, batch([Written(value, bytes(15 * MIB))], codec=1))
+            last = raw_produce.produce(stand.broker, stand.topic, batch([Written(value, bytes(7 * MIB))], codec=1))
+    finally:
+        dispatcher.resume()
+    kept = stand.letter(DecodeProblem.TOO_LARGE, last - 1)
+    assert "8388608" in kept[headers.DLT_EXCEPTION_MESSAGE]
+
+
 def test_a_batch_of_empty_records_delays_nobody_else(stand: Stand) -> None:
     """Each is a dead letter of its own: they are read as fast as their tenant may be wrong."""
     producer_batch = batch([b""] * 400, codec=4)

@@ -87,28 +87,36 @@ class Intake:
             SchemaNotLoadedError: the schema must be fetched first, and ``unknown_because`` is None. Any other failure
                 becomes a dead letter.
         """
-        tenant = _tenant_of(arrival)
         try:
-            if arrival.problem is not None:
-                return self._unreadable(arrival, tenant, arrival.problem)
-            if is_returned(arrival.partition.topic):
-                return self._returned(claim, arrival)
-            record = self.codec.decode_any((InferenceRequest, CancelRequest), arrival.value, may_ask=False)
-            if isinstance(record, CancelRequest):
-                return self._cancel(record, claim, arrival, tenant)
-            return self._request(record, claim, arrival, tenant)
-        except DecodeError as error:
-            return self._unreadable(arrival, tenant, error)
-        except SchemaNotLoadedError as error:
-            if unknown_because is None:
-                raise
-            problem = DecodeProblem.UNKNOWN_SCHEMA_ID
-            return self._unreadable(arrival, tenant, DecodeError(problem, f"{error}: {unknown_because}"))
+            try:
+                return self._read(claim, arrival)
+            except DecodeError as error:
+                return self._unreadable(arrival, error)
+            except SchemaNotLoadedError as error:
+                if unknown_because is None:
+                    raise
+                problem = DecodeProblem.UNKNOWN_SCHEMA_ID
+                return self._unreadable(arrival, DecodeError(problem, f"{error}: {unknown_because}"))
+        except SchemaNotLoadedError:
+            raise
         except Exception as error:  # noqa: BLE001 - what our own code fails on is dead-lettered; intake goes on
             return self.broken(arrival, error)
 
-    def _unreadable(self, arrival: ReceivedRecord, tenant: str, error: DecodeError) -> tuple[OutputRecord, ...]:
+    def _read(self, claim: Claim, arrival: ReceivedRecord) -> QueuedRequest | CancelCommand | tuple[OutputRecord, ...]:
+        """Raises DecodeError and SchemaNotLoadedError."""
+        if arrival.problem is not None:
+            raise arrival.problem
+        if is_returned(arrival.partition.topic):
+            return self._returned(claim, arrival)
+        tenant = _tenant_of(arrival)
+        record = self.codec.decode_any((InferenceRequest, CancelRequest), arrival.value, may_ask=False)
+        if isinstance(record, CancelRequest):
+            return self._cancel(record, claim, arrival, tenant)
+        return self._request(record, claim, arrival, tenant)
+
+    def _unreadable(self, arrival: ReceivedRecord, error: DecodeError) -> tuple[OutputRecord, ...]:
         """A dead letter; for an oversized request whose id can be decoded, a rejection instead."""
+        tenant = _tenant_of(arrival)
         request_id = error.leading.get("request_id", "")
         if error.record_type is InferenceRequest and is_request_id(request_id):
             self.counts.read(tenant)
@@ -163,7 +171,7 @@ class Intake:
             prompt_tokens=cost.prompt_tokens + expected_tokens,
             expected_tokens=expected_tokens,
             input_bytes=verdict.input_bytes,
-            size_bytes=len(arrival.value or b""),
+            size_bytes=arrival.content_bytes,
             submitted_at_ms=arrival.timestamp_ms,
             admitted_at_ms=now_ms,
             deadline_at_ms=arrival.timestamp_ms + verdict.timeout_ms,
@@ -208,7 +216,7 @@ class Intake:
             cost_tokens=item.cost_tokens,
             prompt_tokens=item.prompt_tokens,
             input_bytes=0,
-            size_bytes=len(arrival.value or b""),
+            size_bytes=arrival.content_bytes,
             submitted_at_ms=item.submitted_at_ms,
             admitted_at_ms=item.admitted_at_ms,
             deadline_at_ms=item.deadline_at_ms,

@@ -7,7 +7,9 @@ from collections import deque
 
 class ReadAhead:
     """Thread-safe. Polls are handed over whole and taken in order, so the first record of a poll that the event loop
-    sees says that nothing is left of the polls before it, whether they were taken or dropped on the way."""
+    sees says that nothing is left of the polls before it, whether they were taken or dropped on the way. Of the newest
+    poll nothing says so: while it is the only one, the next poll is fetched whatever its size. Holds less than
+    ``max_bytes`` and one poll, or two polls."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -49,7 +51,7 @@ class ReadAhead:
     async def wait_for_room(self, timeout_s: float) -> bool:
         """Whether more may be fetched; waits that long for it. For the fetching thread alone."""
         with self._lock:
-            if self._bytes < self._max_bytes:
+            if self._has_room():
                 return True
             event = asyncio.Event()
             self._waiting = (asyncio.get_running_loop(), event)
@@ -63,7 +65,10 @@ class ReadAhead:
                 self._waiting = None
         return True
 
+    def _has_room(self) -> bool:
+        return self._bytes < self._max_bytes or len(self._polls) == 1
+
     def _wake(self) -> None:
-        if self._waiting is not None and self._bytes < self._max_bytes:
+        if self._waiting is not None and self._has_room():
             loop, event = self._waiting
             loop.call_soon_threadsafe(event.set)

@@ -11,13 +11,14 @@ from typing import Final, NamedTuple
 from aiokafka.record.util import calc_crc32c
 
 from fairlane.codec import DecodeError, DecodeProblem
+from fairlane.record_bounds import MAX_KEY_BYTES
 from stream_processors.dispatcher.reading.inflation import CODECS, InflationError, inflate
 
 MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
 """Of one batch. A topic takes 4 MiB as they are on the wire; what compresses better than 4:1 is no request."""
 
 MAX_RECORD_BYTES: Final = 8 * 1024 * 1024
-"""Of a value: the largest record of any topic that a dispatcher reads (topics.yaml, ``returned``)."""
+"""Of a record with its key and headers: the largest of any topic that a dispatcher reads (``returned``)."""
 
 MAX_RECORDS: Final = 200_000
 """Of one batch: more requests than that are larger than MAX_INFLATED_BYTES, and each has to be passed over again when
@@ -28,7 +29,7 @@ MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
 """What is kept of a batch that cannot be read: all that a producer can send in one."""
 
 MAX_KEPT_VALUE_BYTES: Final = 1024 * 1024
-"""What is kept of a value that is too large."""
+"""Kept of the value of a record that is too large."""
 
 MAGIC: Final = 2
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -91,7 +92,8 @@ class Batch(NamedTuple):
 
 
 class ReadRecord(NamedTuple):
-    """A record of a batch. With a ``problem``, ``value`` is what can be kept of ``read_bytes``."""
+    """A record of a batch. With a ``problem``, ``value`` is what can be kept of ``read_bytes``. Only dead letters use a
+    key, and keep MAX_KEY_BYTES of it: no more is read."""
 
     offset: int
     timestamp_ms: int
@@ -249,7 +251,7 @@ def _bounds(body: bytes | memoryview, position: int) -> tuple[int, int]:
 def _fields(header: BatchHeader, body: bytes | memoryview, start: int, end: int) -> ReadRecord:
     timestamp_delta, position = _varint(body, start + 1)
     offset_delta, position = _varint(body, position)
-    key, position = _bytes(body, position, end)
+    key, position = _bytes(body, position, end, MAX_KEY_BYTES)
     value_length, position = _varint(body, position)
     value_end = position + max(value_length, 0)
     if value_end > end:
@@ -258,10 +260,10 @@ def _fields(header: BatchHeader, body: bytes | memoryview, start: int, end: int)
     timestamp_ms = header.max_timestamp_ms
     if not header.attributes & _LOG_APPEND_TIME:
         timestamp_ms = header.first_timestamp_ms + timestamp_delta
-    if value_length > MAX_RECORD_BYTES:
-        reason = f"a value of {value_length} bytes, at most {MAX_RECORD_BYTES} are read"
+    if end - start > MAX_RECORD_BYTES:
+        reason = f"a record of {end - start} bytes, at most {MAX_RECORD_BYTES} are read"
         problem = DecodeError(DecodeProblem.TOO_LARGE, reason)
-        kept = bytes(body[position : position + MAX_KEPT_VALUE_BYTES])
+        kept = bytes(body[position : min(value_end, position + MAX_KEPT_VALUE_BYTES)])
         return ReadRecord(offset, timestamp_ms, key, kept, (), problem, end - start)
     value = None if value_length < 0 else bytes(body[position:value_end])
     count, position = _varint(body, value_end)
@@ -286,13 +288,15 @@ def _fields(header: BatchHeader, body: bytes | memoryview, start: int, end: int)
     return ReadRecord(offset, timestamp_ms, key, value, tuple(headers), bad_name, end - start)
 
 
-def _bytes(body: bytes | memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+def _bytes(
+    body: bytes | memoryview, position: int, end: int, max_kept_bytes: int = MAX_RECORD_BYTES
+) -> tuple[bytes | None, int]:
     length, position = _varint(body, position)
     if length < 0:
         return None, position
     if position + length > end:
         raise ValueError("a field ends outside of it")
-    return bytes(body[position : position + length]), position + length
+    return bytes(body[position : position + min(length, max_kept_bytes)]), position + length
 
 
 def _varint(body: bytes | memoryview, position: int) -> tuple[int, int]:

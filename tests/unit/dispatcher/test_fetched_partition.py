@@ -240,5 +240,12 @@ def test_reading_ahead_stops_until_the_loop_reaches_a_later_poll() -> None:
         assert not await ahead.wait_for_room(0)
         ahead.reset()
         assert await ahead.wait_for_room(0)
+        # Nothing says of the newest poll that it was taken: alone, it never stops what would say so.
+        ahead.hand_over(200)
+        assert await ahead.wait_for_room(0)
+        last = ahead.hand_over(200)
+        assert not await ahead.wait_for_room(0)
+        ahead.taken(last)
+        assert await ahead.wait_for_room(0)
 
     asyncio.run(run())

@@ -90,7 +90,7 @@ def test_a_pool_that_is_given_back_is_everybodys(bench: Bench) -> None:
 def test_a_queued_request_knows_its_cost_and_its_time(bench: Bench) -> None:
     queued = bench.queued(request(timeout_ms=700), submitted_at_ms=NOW_MS - 50)
     assert (queued.cost_tokens, queued.prompt_tokens) == (5 + 2 * 4, 5)
-    assert (queued.input_bytes, queued.size_bytes) == (len(SECRET), len(encoded(timeout_ms=700)))
+    assert (queued.input_bytes, queued.size_bytes) == (len(SECRET), len(b"key" + encoded(timeout_ms=700)))
     assert (queued.submitted_at_ms, queued.deadline_at_ms) == (NOW_MS - 50, NOW_MS + 650)
     assert not queued.is_backfill
 

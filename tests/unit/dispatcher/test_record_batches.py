@@ -21,6 +21,7 @@ from benchmarks.attacks.batches import (
     xerial,
 )
 from fairlane.codec import DecodeError, DecodeProblem
+from fairlane.record_bounds import MAX_KEY_BYTES
 from stream_processors.dispatcher.reading import record_batches
 from stream_processors.dispatcher.reading.inflation import InflationError, inflate
 from stream_processors.dispatcher.reading.record_batches import (
@@ -231,6 +232,20 @@ def test_a_record_that_inflates_beyond_any_topics_limit_is_cut() -> None:
     found = read(batch([b"a", bytes(MAX_RECORD_BYTES + 1), b"c"], codec=4))
     assert [one.problem and one.problem.problem for one in found] == [None, DecodeProblem.TOO_LARGE, None]
     assert len(found[1].value or b"") == record_batches.MAX_KEPT_VALUE_BYTES
+
+
+def test_of_a_key_no_more_is_read_than_a_dead_letter_keeps() -> None:
+    (one,) = read(batch([Written(b"a", bytes(4 * MIB))], codec=1))
+    assert (one.key, one.value, one.problem) == (bytes(MAX_KEY_BYTES), b"a", None)
+
+
+@pytest.mark.parametrize("part", ["key", "header"])
+def test_a_record_is_too_large_with_its_key_and_headers(part: str) -> None:
+    large = bytes(MAX_RECORD_BYTES)
+    written = Written(b"a", large) if part == "key" else Written(b"a", b"key", [(b"h", large)])
+    found = read(batch([b"b", written, b"c"], codec=1))
+    assert [one.problem and one.problem.problem for one in found] == [None, DecodeProblem.TOO_LARGE, None]
+    assert (len(found[1].key or b"") <= MAX_KEY_BYTES, found[1].value, found[1].headers) == (True, b"a", ())
 
 
 def test_records_are_read_when_they_are_asked_for() -> None:

@@ -41,7 +41,7 @@ from stream_processors.dispatcher.output import heartbeat
 from stream_processors.dispatcher.output.dispatch_reporter import HeartbeatPublisher
 from stream_processors.dispatcher.reading.request_topics import RequestTopics
 from stream_processors.dispatcher.reading.stream import RequestStream
-from stream_processors.dispatcher.registries import ModelRegistry, TenantRegistry
+from stream_processors.dispatcher.registry import ModelRegistry, TenantRegistry
 from stream_processors.dispatcher.response_cache.caches import Caches, make_caches
 from stream_processors.dispatcher.response_cache.lookup import CachedAnswers, CacheLookup, NoAnswers
 from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
@@ -161,19 +161,20 @@ class DispatcherApp:
         stream = RequestStream(
             self._settings,
             self._ownership,
-            on_record=dispatcher.on_record,
+            on_record=dispatcher.intake.receive,
             on_revoked=partial(self._revoked, parts, transactions),
             on_failure=failed,
         )
         dispatcher.on_backfill = partial(self._apply_pauses, stream, parts)
-        dispatcher.undecided.on_change = partial(self._hold_intake, stream, parts)
+        dispatcher.intake.buffer.on_change = partial(self._hold_intake, stream, parts)
         tasks: list[asyncio.Task[None]] = []
         try:
             if await self._start(stream):
                 tasks = [
-                    asyncio.create_task(dispatcher.run(), name="intake"),
-                    asyncio.create_task(dispatcher.settle_duplicates(), name="duplicates"),
-                    asyncio.create_task(dispatcher.settle_schemas(), name="schemas"),
+                    asyncio.create_task(dispatcher.run(), name="dispatcher"),
+                    asyncio.create_task(dispatcher.deliver(), name="delivery"),
+                    asyncio.create_task(dispatcher.deduplication.run(), name="duplicates"),
+                    asyncio.create_task(dispatcher.intake.run(), name="schemas"),
                     asyncio.create_task(reporter.run(), name="heartbeat"),
                     asyncio.create_task(self._upkeep(stream, parts, transactions), name="upkeep"),
                 ]
@@ -242,7 +243,7 @@ class DispatcherApp:
         if self._parts is None:
             return
         try:
-            self._parts.outlook.learn(events)
+            self._parts.updates.learn(events)
             self._parts.dispatcher.dispatch()
         except Exception as error:  # noqa: BLE001 - asyncio would only log it, and requests popped from the queue would be lost
             self._fail(error)
@@ -313,9 +314,9 @@ class DispatcherApp:
                 dispatcher.dispatch()
                 transactions.commit_positions()
             parts.scheduler.in_flight.expire(now_ms())
-            parts.outlook.show()
+            parts.updates.show()
             # Settlements of revoked partitions disappear without a commit, so no callback reports the freed room.
-            dispatcher.on_room()
+            dispatcher.intake.on_room()
             self._check_membership(stream)
             await self._pause()
 
@@ -328,7 +329,8 @@ class DispatcherApp:
 
     @staticmethod
     def _hold_intake(stream: RequestStream, parts: DispatcherParts) -> None:
-        stream.hold(parts.dispatcher.held_intake(), slow=parts.dispatcher.invalid_pace.slow)
+        intake = parts.dispatcher.intake
+        stream.hold(intake.held(), slow=intake.invalid_pace.slow)
 
     def _check_membership(self, stream: RequestStream) -> None:
         """Report readiness only as a group member. Raises RuntimeError after ``_MAX_OUTSIDE_GROUP_S`` outside the
@@ -387,8 +389,7 @@ class DispatcherApp:
         await stream.stop()
         await loop.run_in_executor(None, transactions.stop)
         if self._parts is not None:
-            await self._parts.dispatcher.answers.close()
-            await self._parts.dispatcher.context.enrichment.close()
+            await self._parts.dispatcher.close()
         await caches.settle()
         await self._embedder.aclose()
         await self._passages.close()

@@ -1,19 +1,25 @@
 """Cancellation: answer requests still waiting here; publish the cancel to consumers otherwise."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fairlane.clock import ClockMs
 from fairlane.outcomes import Decision
-from fairlane.ownership import Claim
+from fairlane.ownership import Claim, Ownership
+from fairlane.schema_registry import RegistryError
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import Admitted
-from stream_processors.dispatcher.deduplication.stage import DuplicateResolver
+from stream_processors.dispatcher.admission.inbox import AdmissionInbox
+from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
+from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
 from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.classifier import RecordClassifier
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.output.admission_audits import AdmissionAudits, Admitted
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 
@@ -34,10 +40,16 @@ class CancellationService:
     is published to the consumers, and any consumer that holds or receives the request stops it.
     """
 
+    ownership: Ownership
     transactions: TransactionLoop
+    classifier: RecordClassifier
     scheduler: Scheduler[QueuedRequest]
-    repeats: DuplicateResolver
-    unserved: RejectedAndExpired
+    deduplication: DeduplicationStage
+    response_cache: ResponseCacheStage
+    inbox: AdmissionInbox
+    enrichment: EnrichmentStage
+    rejections: RejectedAndExpired
+    audits: AdmissionAudits
     writer: DecisionWriter
     counts: TenantCounters
     clock: ClockMs
@@ -46,38 +58,53 @@ class CancellationService:
     _found_by: dict[Claim, tuple[str, str]] = field(default_factory=dict)
     """The requests of ``_unfinished``, with their key there."""
 
-    def carry_out(
-        self, cancel: CancelCommand, taken: dict[Claim, Admitted], undecided: Iterable[QueuedRequest]
-    ) -> None:
-        """Cancel all requests of this id sent before the cancel, wherever they wait.
+    async def submit(self, cancels: Sequence[tuple[CancelCommand, ReceivedRecord]]) -> None:
+        """Carry out cancels. Pending rejections are sent first."""
+        if not cancels:
+            return
+        while self.rejections:
+            await self.rejections.send()
+        for cancel, record in cancels:
+            if self.ownership.is_current(cancel.claim):
+                try:
+                    self._carry_out(cancel)
+                except RegistryError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
+                    self.transactions.submit(Settlement(cancel.claim, self.classifier.broken(record, error)))
 
-        Args:
-            cancel: its record is settled now, or once the requests it finds are committed.
-            taken: admissions not audited yet; those of cancelled requests are removed.
-            undecided: requests awaiting admission; the caller drops those that the cancel concerns.
-        """
+    def _carry_out(self, cancel: CancelCommand) -> None:
+        """Cancel all requests of this id sent before the cancel, wherever they wait."""
         now_ms = self.clock()
+        for queued in self.enrichment.take_back(cancel.concerns):
+            self.scheduler.refund(queued)
+            self.scheduler.push(queued)
         waiting = [one for one in self.scheduler.find(cancel.tenant, cancel.request_id) if cancel.concerns(one)]
-        undecided = [one for one in undecided if cancel.concerns(one)]
-        answers = [self._answer(one, cancel, taken.pop(one.claim, None), now_ms) for one in waiting]
+        looked_up = self.response_cache.find(cancel.tenant, cancel.request_id)
+        not_admitted = [*(one.queued for one in self.inbox), *looked_up]
+        not_admitted = [queued for queued in not_admitted if cancel.concerns(queued)]
+        answers = [self._answer(one, cancel, self.audits.take(one.claim), now_ms) for one in waiting]
         answers += [
-            Settlement(one.claim, self.writer.cancelled(one, cancel, now_ms, was_admitted=False)) for one in undecided
+            Settlement(one.claim, self.writer.cancelled(one, cancel, now_ms, was_admitted=False))
+            for one in not_admitted
         ]
-        told = self.writer.cancellation(cancel)
+        published = self.writer.cancellation(cancel)
         # A duplicate's first request is elsewhere; the duplicate is settled once the outcome of the first is known.
-        repeats = self.repeats.cancel(cancel)
+        duplicates = self.deduplication.cancel(cancel)
         self.scheduler.discard([one.claim for one in waiting])
-        self.unserved.answered(waiting)
+        self.inbox.keep(lambda one: not cancel.concerns(one.queued))
+        self.response_cache.drop(queued.claim for queued in not_admitted)
+        self.rejections.answered(waiting)
         for _ in answers:
             self.counts.decided(cancel.tenant, Decision.CANCELLED)
         self.transactions.submit_many(answers)
         if not answers:
             self.counts.cancel_passed_on(cancel.tenant)
-            if not repeats:
-                self.transactions.submit(Settlement(cancel.claim, (told,)))
+            if not duplicates:
+                self.transactions.submit(Settlement(cancel.claim, (published,)))
                 return
-            self.transactions.note((told,))
-        self._await(cancel, {*(answer.claim for answer in answers), *repeats})
+            self.transactions.note((published,))
+        self._await(cancel, {*(answer.claim for answer in answers), *duplicates})
 
     def on_committed(self, settled: Iterable[Settlement]) -> None:
         """Settle the cancels whose requests are all committed now."""
@@ -101,11 +128,13 @@ class CancellationService:
             if not unfinished.requests:
                 self._finish(key)
 
-    def _answer(self, queued: QueuedRequest, cancel: CancelCommand, taken: Admitted | None, now_ms: int) -> Settlement:
-        if taken is None:
+    def _answer(
+        self, queued: QueuedRequest, cancel: CancelCommand, admitted: Admitted | None, now_ms: int
+    ) -> Settlement:
+        if admitted is None:
             return Settlement(queued.claim, self.writer.cancelled(queued, cancel, now_ms))
-        outputs = self.writer.cancelled(queued, cancel, now_ms, taken.inputs)
-        return Settlement(queued.claim, (*outputs, *taken.degraded))
+        outputs = self.writer.cancelled(queued, cancel, now_ms, admitted.inputs)
+        return Settlement(queued.claim, (*outputs, *admitted.degraded))
 
     def _await(self, cancel: CancelCommand, requests: set[Claim]) -> None:
         key = cancel.tenant, cancel.request_id

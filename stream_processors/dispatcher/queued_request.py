@@ -1,4 +1,4 @@
-"""A valid request with the decisions made about it so far."""
+"""A valid request with the decisions made about it so far, and the same with its record before admission."""
 
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from fairlane.records import (
     SourceCoordinate,
 )
 from fairlane.trace_context import TraceHeaders
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,3 +81,15 @@ class QueuedRequest:
     @property
     def model_name(self) -> str:
         return self.model.model
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A valid request that awaits admission. Its record is kept for the dead letter, should our own code fail on it."""
+
+    queued: QueuedRequest
+    record: ReceivedRecord
+
+    @property
+    def claim(self) -> Claim:
+        return self.queued.claim

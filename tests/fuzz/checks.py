@@ -26,8 +26,8 @@ from producers.openai_api.request_models import (
     completion_request,
     embedding_request,
 )
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
-from stream_processors.dispatcher.intake.stage import Intake
+from stream_processors.dispatcher.intake.classifier import RecordClassifier
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords
 from tests.fuzz import corpus
 from tests.fuzz.mutation import mutated_bytes, mutated_json
@@ -96,7 +96,7 @@ def batches() -> Target:
     return Target(seeds, mutated, check)
 
 
-class _IntakeThatRaises(Intake):
+class _ClassifierThatRaises(RecordClassifier):
     """What it would bury as a dead letter of our own making is to be seen here."""
 
     __slots__ = ()
@@ -114,14 +114,14 @@ class RecordCheck:
         self._bench.assign(*_TOPICS[1:])
         partitions = [PARTITION._replace(topic=topic) for topic in _TOPICS]
         self._claims = [(partition, self._bench.ownership.deliver(partition, 0)) for partition in partitions]
-        self._bench.intake.__class__ = _IntakeThatRaises
+        self._bench.classifier.__class__ = _ClassifierThatRaises
 
     def __call__(self, data: bytes) -> None:
         with suppress(DecodeError):
             self._codec.decode(data)
         for partition, claim in self._claims:
             assert claim is not None
-            self._bench.intake.decide(claim, ReceivedRecord(partition, 0, _AT_MS, b"key", data))
+            self._bench.classifier.classify(claim, ReceivedRecord(partition, 0, _AT_MS, b"key", data))
 
 
 def check_body(data: bytes) -> None:

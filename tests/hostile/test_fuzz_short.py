@@ -121,7 +121,7 @@ def test_a_fault_of_intake_is_found_and_not_buried(monkeypatch: pytest.MonkeyPat
     check = checks.RecordCheck()
     good = default_codec().encode(request())
     check(good)
-    monkeypatch.setattr("stream_processors.dispatcher.intake.stage.validate", lambda *_args, **_named: 1 / 0)
+    monkeypatch.setattr("stream_processors.dispatcher.intake.classifier.validate", lambda *_args, **_named: 1 / 0)
     with pytest.raises(checks.Finding, match="intake failed: ZeroDivisionError"):
         check(good)
 

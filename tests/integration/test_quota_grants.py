@@ -149,7 +149,7 @@ class Successive(Bench):
         self.register([spec])
         self.report()
         self.report(draining=True)
-        self.admitter.quotas = quotas
+        self.charges.quotas = quotas
 
     async def reads(self, count: int, topic: str = "requests") -> None:
         """Records 0, 1, 2, … of the tenant, until all were decided."""
@@ -228,15 +228,15 @@ def test_a_debt_is_paid_once(redis_url: str, unique: str) -> None:
         async with dispatchers(redis_url, lambda: at_ms) as (first, second, _):
             one = Successive(spec, first)
             await one.reads(4, "backfill")
-            assert one.admitter.debts.tenants() == {unique}
+            assert one.charges.debts.tenants() == {unique}
             at_ms += 86_400_000
             one.now_ms = at_ms
             await one.dispatcher.pay_debts()
-            assert not one.admitter.debts.tenants()
+            assert not one.charges.debts.tenants()
             assert await left(first, spec) == 0
             other = Successive(spec, second)
             await other.reads(4, "backfill")
             assert other.waiting() == [0, 1, 2, 3]
-            assert not other.admitter.debts.tenants()
+            assert not other.charges.debts.tenants()
 
     asyncio.run(run())

@@ -23,8 +23,7 @@ def repeated(*numbers: int, **settings: int) -> Bench:
 def later(bench: Bench, after_ms: int) -> None:
     """So much later, in an event loop of its own."""
     bench.now_ms += after_ms
-    bench.dispatcher._something_arrived = asyncio.Event()
-    bench.dispatcher.repeats._arrived = asyncio.Event()
+    bench.new_loop()
     asyncio.run(bench.decide())
 
 

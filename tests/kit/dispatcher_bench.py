@@ -1,7 +1,7 @@
 """A dispatcher without a broker, whose surroundings are all in the test's hand."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,19 +27,21 @@ from fairlane.settings import Settings
 from fairlane_server.caching.keys import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import AdmissionDecision
+from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
+from stream_processors.dispatcher.admission.stage import AdmissionStage
 from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.cancel import CancelCommand
-from stream_processors.dispatcher.intake.stage import Intake
+from stream_processors.dispatcher.intake.classifier import RecordClassifier
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery
 from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
 from tests.kit.fake_passages import FakeEmbedder, FakePassages
 from tests.kit.fake_turns import FakeTurns
+from tests.waiting import eventually_async
 
 NOW_MS = 1_000_000
 SECRET = "a prompt nobody may see"
@@ -154,20 +156,25 @@ class Bench:
         )
         self.dispatcher = self.parts.dispatcher
         dispatcher = self.dispatcher
-        dispatcher.duplicates = dispatcher.unserved.duplicates = dispatcher.admissions.duplicates = self.seen
-        self.dispatcher.undecided.max_records = max_undecided
+        for stage in (dispatcher.deduplication, dispatcher.rejections, dispatcher.admission):
+            stage.accepted_ids = self.seen
+        self.dispatcher.intake.buffer.max_records = max_undecided
         self.partitions = {PARTITION}
         self.register([TenantSpec("acme")], [MODEL])
         self.assign()
         self._read = self._committed = 0
 
     @property
-    def intake(self) -> Intake:
-        return self.dispatcher.intake
+    def classifier(self) -> RecordClassifier:
+        return self.dispatcher.intake.classifier
 
     @property
-    def admitter(self) -> AdmissionDecision:
-        return self.dispatcher.admitter
+    def admission(self) -> AdmissionStage:
+        return self.dispatcher.admission
+
+    @property
+    def charges(self) -> QuotaCharges:
+        return self.dispatcher.charges
 
     def register(
         self,
@@ -198,7 +205,7 @@ class Bench:
         report = CapacityReport(
             f"{pool}-1", pool, (), Health.HEALTHY, draining, 0.0, 0.0, 32, tokens, 0.0, 0, 0, self.now_ms, rate
         )
-        self.parts.outlook.learn([AgedCapacityReport(report, age_ms)])
+        self.parts.updates.learn([AgedCapacityReport(report, age_ms)])
 
     def queued(
         self, one: InferenceRequest | WorkItem, topic: str = PARTITION.topic, submitted_at_ms: int | None = None
@@ -220,7 +227,7 @@ class Bench:
         claim = self.ownership.deliver(partition, offset)
         assert claim is not None
         at_ms = self.now_ms if submitted_at_ms is None else submitted_at_ms
-        return self.intake.decide(claim, ReceivedRecord(partition, offset, at_ms, b"key", value))
+        return self.classifier.classify(claim, ReceivedRecord(partition, offset, at_ms, b"key", value))
 
     async def write(
         self,
@@ -240,7 +247,7 @@ class Bench:
             headers=message_headers,
             checksum=None,
         )
-        await self.dispatcher.on_record(message)
+        await self.dispatcher.intake.receive(message)
 
     def run(self, *values: bytes | None, topic: str = PARTITION.topic) -> list[Settlement]:
         """Give it these records, let it decide them, and say what it settled."""
@@ -264,7 +271,11 @@ class Bench:
 
     async def decide(self) -> None:
         """Run its tasks until they have nothing left to do."""
-        tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.settle_duplicates())]
+        dispatcher = self.dispatcher
+        tasks = [
+            asyncio.create_task(task)
+            for task in (dispatcher.run(), dispatcher.deliver(), dispatcher.deduplication.run())
+        ]
         for _ in range(50):
             await asyncio.sleep(0)
         for task in tasks:
@@ -273,6 +284,21 @@ class Bench:
             # A test may give it one loop after another: what waits in a later one says so, when all is decided.
             if isinstance(ended, Exception) and "different event loop" not in str(ended):
                 raise ended
+
+    async def eventually(self, condition: Callable[[], object]) -> None:
+        """Dispatch what was looked up until the condition holds."""
+        delivering = asyncio.create_task(self.dispatcher.deliver())
+        try:
+            await eventually_async(condition)
+        finally:
+            delivering.cancel()
+
+    def new_loop(self) -> None:
+        """Its events belong to the next event loop."""
+        dispatcher = self.dispatcher
+        dispatcher.wake = dispatcher.intake.wake = dispatcher.inbox.wake = asyncio.Event()
+        dispatcher.deliverable = dispatcher.enrichment.wake = dispatcher.response_cache.wake = asyncio.Event()
+        dispatcher.deduplication._arrived = asyncio.Event()
 
     def decoded(self, topic: str) -> list[Any]:
         """What settlements wrote to this topic."""

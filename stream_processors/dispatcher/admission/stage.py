@@ -1,22 +1,35 @@
-"""Admission of request batches: each request is queued or answered."""
+"""Admission stage: quota, degradation and admission of request batches; each request is queued or answered."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
+from fairlane.backoff import jittered_ms
 from fairlane.clock import ClockMs
-from fairlane.ownership import Claim, Ownership
+from fairlane.outcomes import Code, Decision, Degradation, Priority
+from fairlane.ownership import Ownership
+from fairlane.records import ModelVersion, TenantSpec
 from fairlane.schema_registry import RegistryError
+from fairlane_server.conversations.turns import shortened_use
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import AdmissionDecision, Admitted
+from stream_processors.dispatcher.admission.degradation import Ladder, degrade, reduced_context
+from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.quotas import Exceeded
+from stream_processors.dispatcher.admission.rules import Load, Prediction, Shed
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
-from stream_processors.dispatcher.enrichment.stage import Enrichment
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
-from stream_processors.dispatcher.intake.stage import Intake
-from stream_processors.dispatcher.intake.validation import Rejection
+from stream_processors.dispatcher.enrichment.history_room import shown_message_tokens
+from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
+from stream_processors.dispatcher.intake.classifier import RecordClassifier
+from stream_processors.dispatcher.intake.validation import Rejection, charged_bytes
+from stream_processors.dispatcher.output.admission_audits import AdmissionAudits, Admitted
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
+from stream_processors.dispatcher.output.tenant_stats import TenantStats
+from stream_processors.dispatcher.pool_reassignment import PoolReassignment
+from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.registry import Registry
+from stream_processors.dispatcher.scheduling.capacity import CapacityState
+from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 
@@ -29,98 +42,290 @@ class AdmissionStage:
 
     ownership: Ownership
     transactions: TransactionLoop
-    intake: Intake
-    admitter: AdmissionDecision
+    registry: Registry
+    reassignment: PoolReassignment
+    classifier: RecordClassifier
+    charges: QuotaCharges
     scheduler: Scheduler[QueuedRequest]
-    enrichment: Enrichment
+    ladder: Ladder
+    costs: CostModel
+    enrichment: EnrichmentStage
+    accepted_ids: AcceptedIds
+    rejections: RejectedAndExpired
+    audits: AdmissionAudits
     writer: DecisionWriter
-    unserved: RejectedAndExpired
-    duplicates: AcceptedIds
+    counts: TenantCounters
+    stats: TenantStats
     clock: ClockMs
-    unaudited: dict[Claim, Admitted] = field(default_factory=dict)
-    """Admitted requests whose admission is not audited yet."""
 
-    async def admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, ReceivedRecord]) -> None:
+    async def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue each request or answer it. Requests of partitions that moved on are left to their new owner, which may
         have accepted them by now: their ids stay."""
-        current = [queued for queued in fresh if self.ownership.is_current(queued.claim)]
-        await self._admit(await self._in_time(current), arrivals)
+        current = [one for one in candidates if self.ownership.is_current(one.claim)]
+        if in_time := await self._in_time(current):
+            await self._admit(in_time)
 
-    def audited(self, claim: Claim) -> Admitted | None:
-        """Take out the admission not yet audited, if any: the caller writes it into the event of the next decision."""
-        return self.unaudited.pop(claim, None)
+    def requeue(self, requeued: Sequence[Candidate]) -> None:
+        """Queue work that a consumer sent back, with less context. It was admitted once and is not judged again."""
+        for candidate in requeued:
+            if not self.ownership.is_current(candidate.claim):
+                continue
+            try:
+                now_ms, now = self.clock(), self.reassignment.as_of_now(candidate.queued)
+                if isinstance(now, Rejection):
+                    outputs = self.rejections.not_served(candidate.queued, now, now_ms)
+                    self.transactions.submit(Settlement(candidate.claim, outputs))
+                    continue
+                reduced, notes = self.reduced(now, now_ms)
+                self.scheduler.push(reduced)
+                self.transactions.note(notes)
+            except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
+                self._dead_letter(candidate, error)
 
-    def note_waiting(self) -> None:
-        """Audit the admissions of requests that stay queued after this batch's dispatch."""
-        taken, self.unaudited = self.unaudited, {}
-        notes: list[OutputRecord] = []
-        for one in taken.values():
-            notes.append(self.writer.accepted(one.queued, one.inputs, one.queued.admitted_at_ms))
-            notes.extend(one.degraded)
-        if notes:
-            self.transactions.note(notes)
-
-    def bury(self, claim: Claim, arrival: ReceivedRecord, error: Exception) -> None:
-        """Dead-letter a record on which our own code failed."""
-        self.transactions.submit(Settlement(claim, self.intake.broken(arrival, error)))
-
-    async def _in_time(self, fresh: Sequence[QueuedRequest]) -> list[QueuedRequest]:
+    async def _in_time(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the requests within their deadline. Answer the others, forget their ids, and charge no quota."""
         now_ms = self.clock()
-        late = [queued for queued in fresh if now_ms > queued.deadline_at_ms]
+        late = [one.queued for one in candidates if now_ms > one.queued.deadline_at_ms]
         if not late:
-            return list(fresh)
-        await self.duplicates.forget([queued.seen for queued in late])
-        self.transactions.submit_many([self.unserved.late(queued, now_ms) for queued in late])
-        return [queued for queued in fresh if now_ms <= queued.deadline_at_ms]
+            return list(candidates)
+        await self.accepted_ids.forget([queued.seen for queued in late])
+        self.transactions.submit_many([self.rejections.late(queued, now_ms) for queued in late])
+        return [one for one in candidates if now_ms <= one.queued.deadline_at_ms]
 
-    async def _admit(self, fresh: Sequence[QueuedRequest], arrivals: Mapping[Claim, ReceivedRecord]) -> None:
-        within_quota = await self.admitter.within_quota(fresh)
+    async def _admit(self, candidates: Sequence[Candidate]) -> None:
+        within_quota = await self.charges.charge([one.queued for one in candidates])
         self.scheduler.refresh(self.clock())
         answered: list[Settlement] = []
         may_try_again: list[QueuedRequest] = []
         not_taken: list[QueuedRequest] = []
         gone: list[QueuedRequest] = []
-        for queued, exceeded in zip(fresh, within_quota, strict=True):
-            verdict: Admitted | tuple[OutputRecord, ...] | None = None
-            if self.ownership.is_current(queued.claim):
-                now_ms = self.clock()
-                try:
-                    verdict = self._admitted(queued, exceeded, now_ms)
-                    if isinstance(verdict, Admitted):
-                        self.scheduler.push(verdict.queued)
-                        self.enrichment.begin(verdict.queued)
-                        self.unaudited[queued.claim] = verdict
-                        continue
-                except RegistryError:
-                    # The schema registry is unavailable; the record is fine.
-                    raise
-                except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
-                    self.bury(queued.claim, arrivals[queued.claim], error)
-                    if exceeded is not None:
-                        self.admitter.debts.settle(queued.tenant, queued.claim)
-                        continue
-                    not_taken.append(queued)
+        for candidate, exceeded in zip(candidates, within_quota, strict=True):
+            queued = candidate.queued
+            if not self.ownership.is_current(queued.claim):
+                if exceeded is None:
+                    gone.append(queued)
+                continue
+            try:
+                verdict = self._decide_as_of_now(queued, exceeded, self.clock())
+                if isinstance(verdict, Admitted):
+                    self.scheduler.push(verdict.queued)
+                    self.enrichment.begin(verdict.queued)
+                    self.audits.add(verdict)
                     continue
-                answered.append(Settlement(queued.claim, verdict))
-                may_try_again.append(queued)
+            except RegistryError:
+                # The schema registry is unavailable; the record is fine.
+                raise
+            except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
+                self._dead_letter(candidate, error)
                 if exceeded is None:
                     not_taken.append(queued)
-            elif exceeded is None:
-                gone.append(queued)
+                else:
+                    self.charges.debts.settle(queued.tenant, queued.claim)
+                continue
+            answered.append(Settlement(queued.claim, verdict))
+            may_try_again.append(queued)
+            if exceeded is None:
+                not_taken.append(queued)
         # Before the rejections go out: a sender may retry the same id as soon as it reads one.
         if may_try_again:
-            await self.duplicates.forget([queued.seen for queued in may_try_again])
-        await self.admitter.give_back(not_taken)
-        await self.admitter.hand_over(gone)
+            await self.accepted_ids.forget([queued.seen for queued in may_try_again])
+        await self.charges.refund(not_taken)
+        await self.charges.hand_over(gone)
         if answered:
             self.transactions.submit_many(answered)
 
-    def _admitted(
+    def _decide_as_of_now(
         self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
     ) -> Admitted | tuple[OutputRecord, ...]:
         # Tenants or models may have changed during the Redis round trip or the duplicate look-up.
-        now = self.intake.as_of_now(queued)
+        now = self.reassignment.as_of_now(queued)
         if isinstance(now, Rejection):
-            return self.unserved.not_served(queued, now, now_ms)
-        return self.admitter.admit(now, exceeded, now_ms)
+            return self.rejections.not_served(queued, now, now_ms)
+        return self.decide(now, exceeded, now_ms)
+
+    def _dead_letter(self, candidate: Candidate, error: Exception) -> None:
+        """Dead-letter a record on which our own code failed."""
+        self.transactions.submit(Settlement(candidate.claim, self.classifier.broken(candidate.record, error)))
+
+    def decide(
+        self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
+    ) -> Admitted | tuple[OutputRecord, ...]:
+        """The request as it is queued, or the outputs of its immediate rejection."""
+        if exceeded is not None and (exceeded.retry_after_ms is None or not queued.is_backfill):
+            return self._beyond_quota(queued, exceeded, now_ms)
+        load, prediction = self.scheduler.predict(queued)
+        degraded, pressure, level = self._degrade(queued, prediction, now_ms)
+        if degraded is not queued:
+            load, prediction = self.scheduler.predict(degraded)
+        verdict = self.scheduler.judge(degraded, load, now_ms)
+        inputs = _inputs(degraded, load, prediction, self.scheduler.rank_at_most(degraded))
+        if isinstance(verdict, Shed):
+            if degraded is not queued:
+                # Rejected even when degraded, so the reply shows the undegraded request. The audited inputs are those
+                # of the degraded attempt.
+                inputs["tried_steps"] = " ".join(degraded.degradations)
+            return self._shed(queued, verdict.code, verdict.message, verdict.retry_after_ms, inputs, now_ms)
+        if exceeded is not None and exceeded.retry_after_ms is not None:
+            self.charges.owe(queued, now_ms + exceeded.retry_after_ms)
+        self.counts.decided(degraded.tenant, Decision.ACCEPTED)
+        if degraded is queued:
+            return Admitted(degraded, inputs)
+        felt = {"pressure": round(pressure, 3), "level": level}
+        return Admitted(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
+
+    def reduced(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutputRecord, ...]]:
+        """The requeued request with reduced context, as it is queued, and the audit of that reduction. It was admitted
+        once and is not judged again."""
+        forbidden = self.registry.tenant(queued.tenant).forbidden_degradations
+        made = reduced_context(queued.request, queued.passages, forbidden, queued.history)
+        if not made.steps:
+            return queued, ()
+        steps = tuple(dict.fromkeys((*queued.degradations, *made.steps)))
+        left_out = sum(map(shown_message_tokens, queued.history[: len(queued.history) - len(made.history)]))
+        reduced = replace(
+            queued,
+            request=made.request,
+            passages=made.passages,
+            history=made.history,
+            history_use=shortened_use(queued.history_use, queued.history, made.history),
+            degradations=steps,
+            prompt_tokens=max(0, queued.prompt_tokens - left_out),
+            cost_tokens=max(0, queued.cost_tokens - left_out),
+        )
+        return reduced, (self._note_degraded(reduced, made.steps, {"handed_back": queued.handed_back}, now_ms),)
+
+    def _degrade(self, queued: QueuedRequest, prediction: Prediction, now_ms: int) -> tuple[QueuedRequest, float, int]:
+        """The degraded request (the same object if unchanged), its pressure (predicted finish time over time left), and
+        the ladder level applied to it."""
+        if queued.is_backfill:
+            # Backfill has time, so it adds no pressure; it gets the level of its tenant's online requests.
+            pressure, level = 0.0, self.ladder.present_level(queued.pool, queued.tenant, now_ms)
+        else:
+            allowed_ms = max(1, queued.deadline_at_ms - now_ms)
+            pressure = prediction.finish_ms / allowed_ms
+            level = self.ladder.level(queued.pool, queued.tenant, pressure, now_ms)
+            if level:
+                level = self.ladder.felt(level, pressure)
+        if not level:
+            return queued, pressure, level
+        return self._with_less(queued, level), pressure, level
+
+    def _with_less(self, queued: QueuedRequest, level: int) -> QueuedRequest:
+        """The request degraded at this level. The smaller model is used only if its pool predicts an earlier finish."""
+        spec = self.registry.tenant(queued.tenant)
+        smaller, pool = self._smaller(queued, spec)
+        degraded = self._reshaped(queued, level, spec, smaller, pool)
+        if degraded.pool == queued.pool:
+            return degraded
+        load, there = self.scheduler.predict(degraded)
+        stays = self._reshaped(queued, level, spec, None, queued.pool)
+        # A pool without live consumers has no measured rate, so its prediction is no reason to switch.
+        if load.capacity.state is CapacityState.LIVE and there.finish_ms < self.scheduler.predict(stays)[1].finish_ms:
+            return degraded
+        return stays
+
+    def _reshaped(
+        self, queued: QueuedRequest, level: int, spec: TenantSpec, smaller: ModelVersion | None, pool_of_smaller: str
+    ) -> QueuedRequest:
+        made = degrade(
+            queued.request,
+            level,
+            spec.forbidden_degradations,
+            queued.model,
+            smaller,
+            backfill=queued.is_backfill,
+        )
+        request, steps = made.request, list(made.steps)
+        if made.deferred:
+            if request.priority == Priority.LOW:
+                steps.remove(Degradation.DEFERRED)
+            request = replace(request, priority=Priority.LOW)
+        if not steps:
+            return queued
+        input_bytes = charged_bytes(request.input)
+        adds_context = request.retrieval is not None or request.conversation_id is not None
+        expected_tokens = queued.expected_tokens if adds_context else 0
+        cost = self.costs.estimate(queued.tenant, made.model, input_bytes, request.parameters.max_tokens)
+        return replace(
+            queued,
+            request=request,
+            model=made.model,
+            pool=queued.pool if made.model is queued.model else pool_of_smaller,
+            cost_tokens=cost.total + expected_tokens,
+            prompt_tokens=cost.prompt_tokens + expected_tokens,
+            expected_tokens=expected_tokens,
+            input_bytes=input_bytes,
+            degradations=(*queued.degradations, *steps),
+        )
+
+    def _smaller(self, queued: QueuedRequest, spec: TenantSpec) -> tuple[ModelVersion | None, str]:
+        """The smaller model this tenant may use and the pool serving it; None and the present pool if there is none."""
+        name = queued.model.smaller_model
+        model = None if name is None else self.registry.models.get(name)
+        if model is None or (spec.models and model.model not in spec.models):
+            return None, queued.pool
+        pool = self.registry.pool_for(model, queued.tenant)
+        return (None, queued.pool) if isinstance(pool, Rejection) else (model, pool)
+
+    def _note_degraded(
+        self, queued: QueuedRequest, steps: Sequence[str], inputs: Mapping[str, object], now_ms: int
+    ) -> OutputRecord:
+        """The audit record of a degradation, which is also counted."""
+        self.counts.degraded(queued.tenant, steps)
+        return self.writer.degraded(queued, steps, inputs, now_ms)
+
+    def _beyond_quota(self, queued: QueuedRequest, exceeded: Exceeded, now_ms: int) -> tuple[OutputRecord, ...]:
+        retry_after_ms = exceeded.retry_after_ms
+        if retry_after_ms is None:
+            message = f"the request alone is more than the quota {exceeded.which} of {queued.tenant} allows"
+        else:
+            message = f"the quota {exceeded.which} of {queued.tenant} is used up"
+            # No upper bound, unlike in admission: a daily quota does not refill within minutes.
+            retry_after_ms = jittered_ms(retry_after_ms, self.scheduler.policy.admission.jitter, queued.request_id)
+        inputs = {
+            "pool": queued.pool,
+            "priority_class": queued.priority_class,
+            "quota": exceeded.which,
+            # A quota is named like the field of TenantSpec that sets it.
+            "limit": getattr(self.registry.tenant(queued.tenant), exceeded.which),
+            "cost_tokens": queued.cost_tokens,
+            "submitted_at_ms": queued.submitted_at_ms,
+            "deadline_at_ms": queued.deadline_at_ms,
+        }
+        return self._shed(queued, Code.QUOTA_EXCEEDED, message, retry_after_ms, inputs, now_ms)
+
+    def _shed(
+        self,
+        queued: QueuedRequest,
+        code: Code,
+        message: str,
+        retry_after_ms: int | None,
+        inputs: Mapping[str, object],
+        now_ms: int,
+    ) -> tuple[OutputRecord, ...]:
+        self.counts.decided(queued.tenant, Decision.REFUSED, code)
+        self.stats.shed(queued.tenant, queued.pool, code, now_ms)
+        return self.writer.shed(queued, code, message, retry_after_ms, inputs, now_ms)
+
+
+def _inputs(queued: QueuedRequest, load: Load, prediction: Prediction, rank_at_most: int) -> dict[str, object]:
+    return {
+        "pool": queued.pool,
+        "priority_class": queued.priority_class,
+        "rank_at_most": rank_at_most,
+        "predicted_wait_ms": _whole(prediction.wait_ms),
+        "predicted_service_ms": _whole(prediction.service_ms),
+        "cost_tokens": queued.cost_tokens,
+        "in_flight_tokens": load.in_flight_tokens,
+        "waiting_tokens": load.waiting_tokens,
+        "own_share": round(load.own_share, 4),
+        "capacity": load.capacity.state,
+        "consumers": load.capacity.consumers,
+        "capacity_tokens_per_s": round(load.capacity.cost_tokens_per_s),
+        "submitted_at_ms": queued.submitted_at_ms,
+        "deadline_at_ms": queued.deadline_at_ms,
+    }
+
+
+def _whole(value: float) -> object:
+    return round(value) if value < 1e15 else "unknown"

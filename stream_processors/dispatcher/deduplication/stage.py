@@ -1,8 +1,9 @@
-"""Deduplication: settle a duplicate by its first's reply, by nothing, by admission, or by a rejection for now."""
+"""Deduplication stage: passes on first requests; settles a duplicate by the reply to its first, by nothing, or by a
+rejection for now, or passes it on to admission."""
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -10,17 +11,18 @@ from typing import Protocol
 from fairlane.backoff import Backoff, jittered_ms
 from fairlane.clock import ClockMs
 from fairlane.outcomes import Code, Decision, Outcome
-from fairlane.ownership import Claim
+from fairlane.ownership import Claim, Ownership
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.admission.inbox import AdmissionInbox
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.deduplication.recent_results import RecentResult, RecentResults
 from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.cancel import CancelCommand
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 HELD_FOR_MS = 10_000
@@ -56,7 +58,7 @@ class ReplyArchive(Protocol):
 
 
 @dataclass(slots=True)
-class DuplicateResolver:
+class DeduplicationStage:
     """Looks up the first requests of duplicates, one after the other, in a task besides intake.
 
     Tenants take turns, each with its own queue. A duplicate is settled without a reply only when its first is known to
@@ -67,17 +69,19 @@ class DuplicateResolver:
     rejected for now it is answered as cancelled.
     """
 
+    ownership: Ownership
     transactions: TransactionLoop
+    accepted_ids: AcceptedIds
+    inbox: AdmissionInbox
     writer: DecisionWriter
     counts: TenantCounters
     archive: ReplyArchive
     clock: ClockMs
     scheduler: Scheduler[QueuedRequest]
+    response_cache: ResponseCacheStage
+    recent_results: RecentResults
     bounds: DuplicateBounds = field(default_factory=DuplicateBounds)
     backoff: Backoff = field(default_factory=Backoff)
-    ends: RecentResults = field(default_factory=RecentResults)
-    looked_up: Callable[[], Iterable[QueuedRequest]] = tuple
-    """Returns requests held by the response cache, which are under way although not queued."""
     _lines: DuplicateQueues = field(init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _deciding: Duplicate | None = None
@@ -94,13 +98,25 @@ class DuplicateResolver:
     def __post_init__(self) -> None:
         self._lines = DuplicateQueues(self.bounds)
 
-    def add(self, arrival: ReceivedRecord, queued: QueuedRequest, first: SourceCoordinate) -> None:
-        """Queue for look-up. Beyond the bounds, a duplicate of the tenant that holds most is rejected for now."""
-        self._put(Duplicate(arrival, queued, first, self.clock()))
+    async def submit(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the requests whose id was not accepted before. Duplicates are queued for look-up; beyond the bounds,
+        one of the tenant that holds most is rejected for now."""
+        if not candidates:
+            return []
+        firsts = await self.accepted_ids.first_seen([one.queued.seen for one in candidates])
+        fresh: list[Candidate] = []
+        for candidate, first in zip(candidates, firsts, strict=True):
+            if not self.ownership.is_current(candidate.claim):
+                continue
+            if first is None:
+                fresh.append(candidate)
+            else:
+                self._put(Duplicate(candidate, first, self.clock()))
+        return fresh
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
         """Drop duplicates of revoked partitions; their new owner reads them again."""
-        self._lines.take_where(lambda repeat: not is_current(repeat.queued.claim))
+        self._lines.take_where(lambda duplicate: not is_current(duplicate.queued.claim))
         self._cancelled = {claim: cancel for claim, cancel in self._cancelled.items() if is_current(claim)}
 
     def cancel(self, cancel: CancelCommand) -> list[Claim]:
@@ -117,9 +133,9 @@ class DuplicateResolver:
         """Tenants with so many waiting duplicates that their backfill should be paused."""
         return self._lines.crowded()
 
-    async def run(self, index: AcceptedIds, try_again: Callable[[ReceivedRecord, QueuedRequest], None]) -> None:
-        """Settle duplicates for ever. If the first was rejected for now, the duplicate replaces it in ``index`` and is
-        passed to ``try_again`` for admission."""
+    async def run(self) -> None:
+        """Settle duplicates for ever. If the first was rejected for now, the duplicate replaces it in ``accepted_ids``
+        and goes on to the inbox of admission."""
         while True:
             self._arrived.clear()
             now_ms = self.clock()
@@ -127,9 +143,9 @@ class DuplicateResolver:
                 self._looked_at_ms = now_ms
                 for held in self._lines.take_older(now_ms - HELD_FOR_MS):
                     self._give_up(held)
-            repeat = self._deciding = self._lines.take(now_ms) if now_ms >= self._resumes_at_ms else None
-            if repeat is not None:
-                await self._decide(repeat, index, try_again)
+            duplicate = self._deciding = self._lines.take(now_ms) if now_ms >= self._resumes_at_ms else None
+            if duplicate is not None:
+                await self._decide(duplicate)
                 self._deciding = None
             elif self._lines:
                 # A duplicate waits for its next look-up or its give-up time.
@@ -138,10 +154,8 @@ class DuplicateResolver:
             else:
                 await self._arrived.wait()
 
-    async def _decide(
-        self, repeat: Duplicate, index: AcceptedIds, try_again: Callable[[ReceivedRecord, QueuedRequest], None]
-    ) -> None:
-        queued, first = repeat.queued, repeat.first
+    async def _decide(self, duplicate: Duplicate) -> None:
+        queued, first = duplicate.queued, duplicate.first
         try:
             reply = await self.archive.find(queued.tenant, queued.request_id, first)
         except ReplyGoneError:
@@ -151,70 +165,66 @@ class DuplicateResolver:
             # The archive is unavailable: delay all look-ups, not this one only.
             self._failures += 1
             self._resumes_at_ms = self.clock() + self._delay_ms(self._failures)
-            await self._ask_again(repeat, index, try_again)
+            await self._ask_again(duplicate)
             return
         self._failures = 0
         if reply is None:
-            await self._ask_again(repeat, index, try_again)
+            await self._ask_again(duplicate)
         elif reply.outcome != Outcome.REJECTED or reply.code not in _RETRYABLE_CODES:
             self._settle(queued, first, reply)
         else:
-            await self._try_again(repeat, index, try_again)
+            await self._try_again(duplicate)
 
-    async def _ask_again(
-        self, repeat: Duplicate, index: AcceptedIds, try_again: Callable[[ReceivedRecord, QueuedRequest], None]
-    ) -> None:
+    async def _ask_again(self, duplicate: Duplicate) -> None:
         """Handle an unknown reply: the first is under way, the recorder lags, or the archive is unavailable."""
-        queued = repeat.queued
-        if self._is_under_way(repeat.first):
-            self._settle(queued, repeat.first, None)
-        elif self.ends.of(queued.tenant, queued.request_id) is RecentResult.REFUSED_FOR_NOW:
-            await self._try_again(repeat, index, try_again)
+        queued = duplicate.queued
+        if self._is_under_way(duplicate.first):
+            self._settle(queued, duplicate.first, None)
+        elif self.recent_results.of(queued.tenant, queued.request_id) is RecentResult.REFUSED_FOR_NOW:
+            await self._try_again(duplicate)
         else:
-            tries = repeat.tries + 1
-            self._put(replace(repeat, tries=tries, due_ms=self.clock() + self._delay_ms(tries)))
+            tries = duplicate.tries + 1
+            self._put(replace(duplicate, tries=tries, due_ms=self.clock() + self._delay_ms(tries)))
 
-    async def _try_again(
-        self, repeat: Duplicate, index: AcceptedIds, try_again: Callable[[ReceivedRecord, QueuedRequest], None]
-    ) -> None:
-        queued, first = repeat.queued, repeat.first
-        self.ends.forget(queued.tenant, queued.request_id)
-        await index.forget([(queued.tenant, queued.request_id, first)])
-        (now_first,) = await index.first_seen([(queued.tenant, queued.request_id, queued.source)])
+    async def _try_again(self, duplicate: Duplicate) -> None:
+        queued, first = duplicate.queued, duplicate.first
+        self.recent_results.forget(queued.tenant, queued.request_id)
+        await self.accepted_ids.forget([(queued.tenant, queued.request_id, first)])
+        (now_first,) = await self.accepted_ids.first_seen([queued.seen])
         if now_first is None or now_first == first:
             # An index that still returns the first (failed deletion) must not cause an endless loop.
             cancel = self._cancelled.pop(queued.claim, None)
             if cancel is None:
-                try_again(repeat.arrival, queued)
+                self.inbox.put(duplicate.candidate)
             else:
                 self._answer_cancelled(queued, cancel)
         else:
-            self._put(replace(repeat, first=now_first, tries=0))
+            self._put(replace(duplicate, first=now_first, tries=0))
 
-    def _put(self, repeat: Duplicate) -> None:
+    def _put(self, duplicate: Duplicate) -> None:
         self._arrived.set()
-        for pushed_out in self._lines.put(repeat):
+        for pushed_out in self._lines.put(duplicate):
             self._give_up(pushed_out)
 
-    def _give_up(self, repeat: Duplicate) -> None:
+    def _give_up(self, duplicate: Duplicate) -> None:
         """Settle a duplicate whose first's reply cannot be looked up in time."""
-        queued = repeat.queued
-        is_answered = self.ends.of(queued.tenant, queued.request_id) is RecentResult.ANSWERED
-        if is_answered or self._is_under_way(repeat.first):
-            self._settle(queued, repeat.first, None)
+        queued = duplicate.queued
+        is_answered = self.recent_results.of(queued.tenant, queued.request_id) is RecentResult.ANSWERED
+        if is_answered or self._is_under_way(duplicate.first):
+            self._settle(queued, duplicate.first, None)
             return
         cancel = self._cancelled.pop(queued.claim, None)
         if cancel is not None:
             self._answer_cancelled(queued, cancel)
             return
         self.counts.decided(queued.tenant, Decision.REFUSED, Code.OVERLOADED)
-        place = f"{repeat.first.topic}-{repeat.first.partition}@{repeat.first.offset}"
+        place = f"{duplicate.first.topic}-{duplicate.first.partition}@{duplicate.first.offset}"
         outputs = self.writer.shed(
             queued,
             Code.OVERLOADED,
             "this id was sent before, and what became of that cannot be looked up now",
             jittered_ms(RETRY_AFTER_MS, _RETRY_JITTER, queued.request_id),
-            {"first": place, "look_ups": repeat.tries, "held_ms": self.clock() - repeat.since_ms},
+            {"first": place, "look_ups": duplicate.tries, "held_ms": self.clock() - duplicate.since_ms},
             self.clock(),
         )
         self.transactions.submit(Settlement(queued.claim, outputs))
@@ -235,7 +245,7 @@ class DuplicateResolver:
         """Whether the first waits here or is in flight anywhere: then its own reply is still to come."""
         now_ms = self.clock()
         if now_ms - self._under_way_at_ms >= _UNDER_WAY_FOR_MS:
-            claims = (*self.scheduler.claims(), *(queued.claim for queued in self.looked_up()))
+            claims = (*self.scheduler.claims(), *(queued.claim for queued in self.response_cache.held()))
             waiting = (SourceCoordinate(*claim.partition, claim.offset) for claim in claims)
             self._under_way = frozenset((*waiting, *self.scheduler.in_flight.sources()))
             self._under_way_at_ms = now_ms

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fairlane.records import SourceCoordinate
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
 from stream_processors.dispatcher.scheduling.request_index import RequestIndex
 
 _CROWDED_PART = 0.5
@@ -25,19 +24,22 @@ class DuplicateBounds:
 class Duplicate:
     """A request whose id was first seen at ``first``. Waiting since ``since_ms``, due for look-up at ``due_ms``."""
 
-    arrival: ReceivedRecord
-    queued: QueuedRequest
+    candidate: Candidate
     first: SourceCoordinate
     since_ms: int
     tries: int = 0
     due_ms: float = 0.0
 
+    @property
+    def queued(self) -> QueuedRequest:
+        return self.candidate.queued
+
 
 @dataclass(slots=True)
-class _Line:
+class _Queue:
     """A tenant's duplicates in order of arrival, by object identity: a request id may repeat any number of times."""
 
-    repeats: OrderedDict[int, Duplicate] = field(default_factory=OrderedDict)
+    items: OrderedDict[int, Duplicate] = field(default_factory=OrderedDict)
     bytes: int = 0
 
 
@@ -47,7 +49,7 @@ class DuplicateQueues:
 
     def __init__(self, bounds: DuplicateBounds) -> None:
         self._bounds = bounds
-        self._lines: OrderedDict[str, _Line] = OrderedDict()
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._ids: RequestIndex[QueuedRequest] = RequestIndex()
         self._items = 0
         self._bytes = 0
@@ -56,27 +58,27 @@ class DuplicateQueues:
         return self._items
 
     def __iter__(self) -> Iterator[Duplicate]:
-        return (repeat for line in self._lines.values() for repeat in line.repeats.values())
+        return (duplicate for queue in self._queues.values() for duplicate in queue.items.values())
 
     @property
     def next_due_ms(self) -> float:
         """The earliest due time; 0 when none waits."""
-        return min((repeat.due_ms for repeat in self), default=0.0)
+        return min((duplicate.due_ms for duplicate in self), default=0.0)
 
-    def put(self, repeat: Duplicate) -> list[Duplicate]:
+    def put(self, duplicate: Duplicate) -> list[Duplicate]:
         """Append to its tenant's queue. Returns the duplicates evicted, which may include this one."""
-        line = self._lines.setdefault(repeat.queued.tenant, _Line())
-        line.repeats[id(repeat)] = repeat
-        line.bytes += repeat.queued.size_bytes
-        self._ids.add(repeat.queued)
+        queue = self._queues.setdefault(duplicate.queued.tenant, _Queue())
+        queue.items[id(duplicate)] = duplicate
+        queue.bytes += duplicate.queued.size_bytes
+        self._ids.add(duplicate.queued)
         self._items += 1
-        self._bytes += repeat.queued.size_bytes
+        self._bytes += duplicate.queued.size_bytes
         pushed_out = []
-        if len(line.repeats) > self._bounds.tenant_items:
-            pushed_out.append(repeat)
-            self.remove(repeat)
+        if len(queue.items) > self._bounds.tenant_items:
+            pushed_out.append(duplicate)
+            self.remove(duplicate)
         while self._items > self._bounds.items or self._bytes > self._bounds.bytes:
-            last = next(reversed(max(self._lines.values(), key=self._part).repeats.values()))
+            last = next(reversed(max(self._queues.values(), key=self._part).items.values()))
             pushed_out.append(last)
             self.remove(last)
         return pushed_out
@@ -87,41 +89,41 @@ class DuplicateQueues:
 
     def take(self, now_ms: int) -> Duplicate | None:
         """Remove and return the next due duplicate; its tenant moves behind all others."""
-        for tenant, line in self._lines.items():
-            repeat = next((repeat for repeat in line.repeats.values() if repeat.due_ms <= now_ms), None)
-            if repeat is not None:
-                self._lines.move_to_end(tenant)
-                self.remove(repeat)
-                return repeat
+        for tenant, queue in self._queues.items():
+            duplicate = next((duplicate for duplicate in queue.items.values() if duplicate.due_ms <= now_ms), None)
+            if duplicate is not None:
+                self._queues.move_to_end(tenant)
+                self.remove(duplicate)
+                return duplicate
         return None
 
     def take_older(self, since_ms: int) -> list[Duplicate]:
         """Remove and return those waiting since ``since_ms`` or earlier."""
-        return self.take_where(lambda repeat: repeat.since_ms <= since_ms)
+        return self.take_where(lambda duplicate: duplicate.since_ms <= since_ms)
 
     def take_where(self, condition: Callable[[Duplicate], bool]) -> list[Duplicate]:
         """Remove and return those that satisfy the condition."""
-        taken = [repeat for repeat in self if condition(repeat)]
-        for repeat in taken:
-            self.remove(repeat)
+        taken = [duplicate for duplicate in self if condition(duplicate)]
+        for duplicate in taken:
+            self.remove(duplicate)
         return taken
 
-    def remove(self, repeat: Duplicate) -> None:
+    def remove(self, duplicate: Duplicate) -> None:
         """Remove this duplicate."""
-        tenant = repeat.queued.tenant
-        line = self._lines[tenant]
-        del line.repeats[id(repeat)]
-        line.bytes -= repeat.queued.size_bytes
-        self._ids.remove(repeat.queued)
-        if not line.repeats:
-            del self._lines[tenant]
+        tenant = duplicate.queued.tenant
+        queue = self._queues[tenant]
+        del queue.items[id(duplicate)]
+        queue.bytes -= duplicate.queued.size_bytes
+        self._ids.remove(duplicate.queued)
+        if not queue.items:
+            del self._queues[tenant]
         self._items -= 1
-        self._bytes -= repeat.queued.size_bytes
+        self._bytes -= duplicate.queued.size_bytes
 
     def crowded(self) -> set[str]:
         """Tenants that hold at least half of their bound."""
         bound = _CROWDED_PART * min(self._bounds.tenant_items, self._bounds.items)
-        return {tenant for tenant, line in self._lines.items() if len(line.repeats) >= bound}
+        return {tenant for tenant, queue in self._queues.items() if len(queue.items) >= bound}
 
-    def _part(self, line: _Line) -> float:
-        return max(len(line.repeats) / self._bounds.items, line.bytes / self._bounds.bytes)
+    def _part(self, queue: _Queue) -> float:
+        return max(len(queue.items) / self._bounds.items, queue.bytes / self._bounds.bytes)

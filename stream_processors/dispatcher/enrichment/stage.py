@@ -1,4 +1,4 @@
-"""Enrichment stage: looks up passages and history while requests wait for their turn."""
+"""Enrichment stage: looks up passages and history of requests that wait for their turn, or whose turn has come."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane.outcomes import HistoryReason, Priority, RetrievalReason
 from fairlane.ownership import Claim
-from fairlane.records import Retrieval
+from fairlane.records import Retrieval, SourceCoordinate
 from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Ticket, Urgency
 from stream_processors.dispatcher.enrichment.context import (
     Context,
@@ -26,18 +26,17 @@ from stream_processors.dispatcher.enrichment.permit import Permit
 from stream_processors.dispatcher.enrichment.query_text import query_text
 from stream_processors.dispatcher.enrichment.retriever import LEAST_BUDGET_S, Retrieved, Retriever, nothing
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.in_flight import InFlight
+from stream_processors.dispatcher.scheduling.turns import Turn
 
 log = get_logger(__name__)
 
 _BACKFILL_PATIENCE = 20
-"""Budgets that backfill waits for a place and for an answer: it has time, and gives way to everything else. A turn that
-is not recorded yet is waited for no longer than by others."""
+"""Budgets that backfill waits for a permit and for an answer: it has time, and gives way to everything else. A turn of
+a conversation that is not recorded yet is awaited no longer than by others."""
 
 _TENANTS_THAT_SHARE = 4
-"""A tenant keeps at most this part of what is kept."""
-
-OnReady = Callable[[QueuedRequest], None]
-"""Told the request with its context, on the event loop. Must not raise."""
+"""One tenant may use at most 1/4 of the look-ups."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,35 +50,41 @@ class _Lookup:
     """What was found before this look-up."""
     found: Context | None = None
     found_bytes: int = 0
-    on_ready: OnReady | None = None
 
 
 @dataclass(slots=True)
-class Enrichment:
-    """Looks up passages, and what was said before, for what waits, so much of it at a time; for the others when their
-    turn has come.
+class EnrichmentStage:
+    """Looks up the passages and the conversation history of queued requests, concurrently with their wait; for the
+    others, and for backfill, once their turn has come.
 
-    Both are looked up at once, as one look-up. The budget is what a request whose turn has come waits at most. Before
-    that, only the search itself is bounded by it, not the line before it. On one event loop; nothing here raises
-    because of a request.
+    Both are one look-up. The budget is the longest wait of a request whose turn has come. Before its turn, the budget
+    bounds the search only, not the wait for a permit. Turns that await enrichment count as in flight; the reservation
+    is released if one is not dispatched after all. On one event loop; nothing here raises because of a request.
 
     Attributes:
-        max_kept: most look-ups before their requests' turn, done ones included; of one tenant a quarter of it.
-        max_kept_bytes: most text that was found and waits.
+        wake: set when ``ready`` has something to return.
+        max_kept: most look-ups before their requests' turn, completed ones included; a quarter of it for one tenant.
+        max_kept_bytes: most bytes of text found for them.
     """
 
     retriever: Retriever
     histories: HistoryReader
     gate: FairConcurrencyLimiter
     budget_s: float
+    in_flight: InFlight
+    wake: asyncio.Event
     max_kept: int = 1_024
     max_kept_bytes: int = 64 * 1024 * 1024
     _lookups: dict[Claim, _Lookup] = field(default_factory=dict)
+    _turns: dict[Claim, Turn[QueuedRequest]] = field(default_factory=dict)
+    """Turns awaiting enrichment."""
+    _ready: list[QueuedRequest] = field(default_factory=list)
+    """Enriched requests, for ``ready``."""
     _by_tenant: Counter[str] = field(default_factory=Counter)
     _bytes: int = 0
 
     def begin(self, queued: QueuedRequest) -> None:
-        """It waits from now on. Backfill is looked up when its turn has come: hours may pass until then."""
+        """Start the look-up of a request that was queued. Not of backfill: hours may pass until its turn."""
         if (
             needs_context(queued)
             and not queued.is_backfill
@@ -88,9 +93,9 @@ class Enrichment:
         ):
             self._start(queued, is_its_turn=False)
 
-    def enrich(self, queued: QueuedRequest, on_ready: OnReady) -> QueuedRequest | None:
-        """Its turn has come. The request with its context; None when that is still looked up: ``on_ready`` is told it
-        within the budget, unless it is not kept."""
+    def submit(self, turn: Turn[QueuedRequest]) -> QueuedRequest | None:
+        """The enriched request; None while its look-up goes on, after which ``ready`` returns it, within the budget."""
+        queued = turn.item
         if not needs_context(queued):
             return queued
         known = Context()
@@ -104,33 +109,53 @@ class Enrichment:
         if lookup is None:
             lookup = self._start(queued, is_its_turn=True)
             lookup.known = known
-        # What it is now counts, not what it was when it came: it may have been given another model since.
-        lookup.queued, lookup.on_ready, lookup.is_its_turn = queued, on_ready, True
+        # The present request counts: it may have been given another model since its look-up began.
+        lookup.queued, lookup.is_its_turn = queued, True
         if lookup.ticket is not None:
             self.gate.hurry(lookup.ticket, _urgency(queued, is_its_turn=True))
         if lookup.timeout is not None:
             soonest = asyncio.get_running_loop().time() + self._budget_s(queued)
             already = lookup.timeout.when()
             lookup.timeout.reschedule(soonest if already is None else min(already, soonest))
+        self._turns[queued.claim] = turn
         return None
 
-    def keep(self, is_wanted: Callable[[Claim], bool]) -> None:
-        """Forget what waits no longer: what was cancelled, answered late, or moved on with its partition."""
-        for claim in [claim for claim in self._lookups if not is_wanted(claim)]:
+    def ready(self) -> list[tuple[Turn[QueuedRequest], QueuedRequest]]:
+        """Remove and return the turns whose enrichment has ended, each with the enriched request."""
+        ready, self._ready = self._ready, []
+        return [(self._turns.pop(queued.claim), queued) for queued in ready]
+
+    def take_back(self, wanted: Callable[[QueuedRequest], bool]) -> list[QueuedRequest]:
+        """Remove and return the matching requests that await enrichment, and release their reservations."""
+        taken = [turn.item for turn in self._turns.values() if wanted(turn.item)]
+        for queued in taken:
+            del self._turns[queued.claim]
+            self.release(queued.claim)
+        self._ready = [queued for queued in self._ready if queued.claim in self._turns]
+        return taken
+
+    def release(self, claim: Claim) -> None:
+        """Release the in-flight reservation of a request that is not dispatched."""
+        self.in_flight.release(SourceCoordinate(*claim.partition, claim.offset))
+
+    def keep(self, is_queued: Callable[[Claim], bool]) -> None:
+        """Cancel the look-ups of requests that are neither queued nor await enrichment: cancelled, late or revoked."""
+        for claim in [claim for claim in self._lookups if not is_queued(claim) and claim not in self._turns]:
             self._drop(claim).task.cancel()
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Cancel all look-ups and wait for their tasks."""
         tasks = [lookup.task for lookup in self._lookups.values()]
+        self._turns.clear()
         self.keep(lambda _claim: False)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def __len__(self) -> int:
-        """How many look-ups are kept, those that are done included."""
+        """Number of look-ups, completed ones included."""
         return len(self._lookups)
 
     def _start(self, queued: QueuedRequest, *, is_its_turn: bool) -> _Lookup:
-        # A task runs only after this returns, so that it finds its look-up in place.
+        # A task starts only after this returns, so it finds its look-up in place.
         task = asyncio.get_running_loop().create_task(self._look_up(queued.claim), name="context")
         lookup = self._lookups[queued.claim] = _Lookup(queued, task, is_its_turn=is_its_turn)
         self._by_tenant[queued.tenant] += 1
@@ -150,21 +175,23 @@ class Enrichment:
         try:
             found = await self._found(lookup)
             ready = with_context(lookup.queued, found)
-        except Exception as error:  # noqa: BLE001 - a request is answered without it rather than not at all
+        except Exception as error:  # noqa: BLE001 - better answered without context than not at all
             log.error("context_broken", tenant=lookup.queued.tenant, error=type(error).__name__)
             found = _without(lookup.queued, Context(), RetrievalReason.UNAVAILABLE, HistoryReason.UNAVAILABLE)
             ready = with_context(lookup.queued, found)
         _count(found, lookup.known)
         if self._lookups.get(claim) is not lookup:
             return
-        if lookup.on_ready is not None:
+        if lookup.is_its_turn:
             self._drop(claim)
-            lookup.on_ready(ready)
+            if claim in self._turns:
+                self._ready.append(ready)
+                self.wake.set()
             return
         lookup.found, lookup.found_bytes = found, found.size_bytes
         self._bytes += lookup.found_bytes
         if self._bytes > self.max_kept_bytes:
-            # It is looked up again when its turn has come.
+            # Looked up again when its turn has come.
             self._drop(claim)
 
     async def _found(self, lookup: _Lookup) -> Context:
@@ -194,7 +221,7 @@ class Enrichment:
                 place.give_back()
 
     async def _both(self, lookup: _Lookup, place: Permit, budget_s: float) -> Context:
-        """What it needs and does not have yet."""
+        """Look up what the request needs and does not have yet."""
         passages, history = self._passages(lookup, place, budget_s), self._history(lookup, place, budget_s)
         place.questions = sum(question is not None for question in (passages, history))
         if passages is None or history is None:
@@ -244,7 +271,7 @@ def _urgency(queued: QueuedRequest, *, is_its_turn: bool) -> Urgency:
 
 
 def _without(queued: QueuedRequest, known: Context, passages: RetrievalReason, history: HistoryReason) -> Context:
-    """What is known, and why the rest of what it needs is not."""
+    """What is known, with the reasons why the rest is missing."""
     wanted = queued.request.retrieval or Retrieval("")
     return Context(
         nothing(wanted.collection, passages) if known.passages is None and needs_passages(queued) else known.passages,

@@ -29,7 +29,7 @@ class SchedulerUpdates:
     counts: TenantCounters
     stats: TenantStats
     clock: ClockMs
-    ends: RecentResults
+    recent_results: RecentResults
     on_settled: Callable[[SourceCoordinate], None] = _ignore
     """Called with the source coordinate of each request whose work is done or was requeued."""
 
@@ -45,7 +45,7 @@ class SchedulerUpdates:
             else:
                 settled = apply_to_in_flight(scheduler.in_flight, event)
                 if settled is not None:
-                    self.ends.note(settled)
+                    self.recent_results.note(settled)
                     self.on_settled(settled.source)
                     self._settled(settled, now_ms)
 

@@ -1,18 +1,21 @@
 """Rejection and expiry of requests that are no longer served: too late, or without a pool. One answer each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from fairlane.backoff import jittered_ms
 from fairlane.outcomes import Code, Decision
 from fairlane.ownership import Claim
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
-from stream_processors.dispatcher.admission.decision import AdmissionDecision
+from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
+from stream_processors.dispatcher.admission.rules import LEAST_RETRY_MS, Shed
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 
 @dataclass(slots=True)
@@ -21,11 +24,12 @@ class RejectedAndExpired:
     at once, so the id is removed from the duplicate index and the quota refunded first."""
 
     transactions: TransactionLoop
-    admitter: AdmissionDecision
+    charges: QuotaCharges
+    scheduler: Scheduler[QueuedRequest]
     writer: DecisionWriter
     counts: TenantCounters
     stats: TenantStats
-    duplicates: AcceptedIds
+    accepted_ids: AcceptedIds
     _refused: list[tuple[QueuedRequest, Settlement]] = field(default_factory=list)
     """Rejected requests with their settlements, not submitted yet."""
     _answered: list[QueuedRequest] = field(default_factory=list)
@@ -57,8 +61,8 @@ class RejectedAndExpired:
         refused, self._refused = self._refused, []
         answered, self._answered = self._answered, []
         if refused:
-            await self.duplicates.forget([queued.seen for queued, _ in refused])
-        await self.admitter.give_back([*answered, *(queued for queued, _ in refused)])
+            await self.accepted_ids.forget([queued.seen for queued, _ in refused])
+        await self.charges.refund([*answered, *(queued for queued, _ in refused)])
         if refused:
             self.transactions.submit_many([settlement for _, settlement in refused])
 
@@ -79,10 +83,20 @@ class RejectedAndExpired:
         else:
             self.counts.decided(queued.tenant, Decision.REFUSED, Code.DEADLINE_UNMEETABLE)
             self.stats.shed(queued.tenant, queued.pool, Code.DEADLINE_UNMEETABLE, now_ms)
-        return Settlement(queued.claim, self.writer.late(queued, self.admitter.retry_after_ms(queued, now_ms), now_ms))
+        return Settlement(queued.claim, self.writer.late(queued, self.retry_after_ms(queued, now_ms), now_ms))
 
     def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutputRecord, ...]:
         """The outputs for a request that no pool serves any more."""
         self.counts.decided(queued.tenant, Decision.REFUSED, refusal.code)
         self.stats.shed(queued.tenant, queued.pool, refusal.code, now_ms)
         return self.writer.not_served(queued, refusal, now_ms)
+
+    def retry_after_ms(self, queued: QueuedRequest, now_ms: int) -> int:
+        """Retry hint of a late request: when it would be admitted if sent again now."""
+        load, _ = self.scheduler.predict(queued)
+        allowed_ms = queued.deadline_at_ms - queued.submitted_at_ms
+        again = replace(queued, submitted_at_ms=now_ms, deadline_at_ms=now_ms + allowed_ms)
+        verdict = self.scheduler.judge(again, load, now_ms)
+        if isinstance(verdict, Shed):
+            return verdict.retry_after_ms
+        return jittered_ms(LEAST_RETRY_MS, self.scheduler.policy.admission.jitter, queued.request_id)

@@ -7,12 +7,19 @@ from dataclasses import dataclass, field
 
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
-from fairlane.outcomes import CacheMode
+from fairlane.outcomes import CacheMode, Decision
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate
+from fairlane.schema_registry import RegistryError
 from fairlane_server.caching.keys import CacheKey
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
+from stream_processors.dispatcher.admission.inbox import AdmissionInbox
+from stream_processors.dispatcher.deduplication.recent_results import RecentResults
+from stream_processors.dispatcher.intake.validation import Rejection
+from stream_processors.dispatcher.output.tenant_counters import TenantCounters
+from stream_processors.dispatcher.pool_reassignment import PoolReassignment
+from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.response_cache.cached_reply import CachedReplyWriter
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheLookup, CacheQuery
 
 log = get_logger(__name__)
@@ -28,9 +35,6 @@ _STORED_WITHIN_S = 0.05
 
 _REMEMBERED_S = 0.25
 """How long an ended leader is kept, since its committed answer may still be about to be stored."""
-
-OnDone = Callable[[ReceivedRecord, QueuedRequest, CacheHit | None], None]
-"""Called with the cached answer or None, on the event loop. Must not raise."""
 
 _Alike = tuple[CacheKey, str, str]
 """Cache key, cache mode and priority class. Equal requests coalesce; the latter two keep a request from waiting for a
@@ -60,20 +64,24 @@ class _Leader:
 
 @dataclass(slots=True, eq=False)
 class _Lookup:
-    arrival: ReceivedRecord
-    queued: QueuedRequest
+    candidate: Candidate
     task: "asyncio.Task[None]"
+
+    @property
+    def queued(self) -> QueuedRequest:
+        return self.candidate.queued
 
 
 @dataclass(slots=True)
 class ResponseCacheStage:
-    """Looks up requests that opted in, concurrently with intake. A miss is admitted as the leader, and equal requests
-    arriving meanwhile wait for its answer: once, and for at most half of their remaining time; then they are admitted
-    too. Backfill never leads.
+    """Looks up requests that opted in, concurrently with intake. A hit is answered; a miss goes to the inbox of
+    admission as the leader, and equal requests arriving meanwhile wait for its answer: once, and for at most half of
+    their remaining time; then they are admitted too. Backfill never leads.
 
     On one event loop. No method raises because of a single request.
 
     Attributes:
+        wake: set when ``answer_hits`` has something to do.
         max_held: most requests looked up or waiting. Beyond it a request is admitted without a look-up.
         max_held_bytes: most bytes of them.
         max_wait_ms: longest wait for a leader, whatever the remaining time.
@@ -81,7 +89,14 @@ class ResponseCacheStage:
     """
 
     lookup: CacheLookup
+    inbox: AdmissionInbox
+    transactions: TransactionLoop
+    reassignment: PoolReassignment
+    writer: CachedReplyWriter
+    counts: TenantCounters
+    recent_results: RecentResults
     clock: ClockMs
+    wake: asyncio.Event
     max_held: int = 2_048
     max_held_bytes: int = 32 * 1024 * 1024
     max_wait_ms: int = 60_000
@@ -96,17 +111,37 @@ class ResponseCacheStage:
     _leaders: dict[_Alike, _Leader] = field(default_factory=dict)
     _led_by: dict[SourceCoordinate, _Leader] = field(default_factory=dict)
     """Leaders by source coordinate."""
+    _hits: list[tuple[Candidate, CacheHit]] = field(default_factory=list)
+    _answered: dict[Claim, QueuedRequest] = field(default_factory=dict)
+    """Requests answered from the cache and not committed yet."""
 
-    def begin(self, arrival: ReceivedRecord, queued: QueuedRequest, on_done: OnDone) -> bool:
-        """Start a look-up unless the request did not opt in or there is no room. If True, ``on_done`` is called once,
-        unless the request is dropped before."""
-        if queued.cache == CacheMode.NONE or not self.lookup.is_available or not self._has_room(queued):
-            return False
-        task = asyncio.get_running_loop().create_task(self._run(queued.claim, on_done), name="earlier answer")
-        self._lookups[queued.claim] = _Lookup(arrival, queued, task)
-        self._by_id.setdefault((queued.tenant, queued.request_id), set()).add(queued.claim)
-        self._count(queued, 1)
-        return True
+    def submit(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Start look-ups. Returns the requests that did not opt in or for which there is no room: they go on to
+        admission at once."""
+        return [one for one in candidates if not self._begin(one)]
+
+    def answer_hits(self) -> None:
+        """Answer the hits found since the last call. A hit that cannot be used any more goes on to admission.
+
+        Raises RegistryError while the schema registry is unavailable.
+        """
+        hits, self._hits = self._hits, []
+        for candidate, hit in hits:
+            queued, now_ms = candidate.queued, self.clock()
+            outputs: tuple[OutputRecord, ...] | None = None
+            try:
+                if now_ms <= queued.deadline_at_ms and self._may_use(queued, hit):
+                    outputs = self.writer.answered(queued, hit, now_ms)
+            except RegistryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the cached answer is unusable: the request is admitted
+                log.error("earlier_answer_unusable", tenant=queued.tenant, error=type(error).__name__)
+            if outputs is None:
+                self.inbox.put(candidate)
+                continue
+            self._answered[queued.claim] = queued
+            self.counts.decided(queued.tenant, Decision.CACHED)
+            self.transactions.submit(Settlement(queued.claim, outputs))
 
     def held(self) -> list[QueuedRequest]:
         """The requests looked up or waiting for a leader."""
@@ -127,6 +162,8 @@ class ResponseCacheStage:
         """Drop requests of revoked partitions: their new owner reads them again."""
         held = (*self._lookups, *(leader.claim for leader in self._led_by.values()))
         self.drop([claim for claim in held if not is_current(claim)])
+        self._hits = [hit for hit in self._hits if is_current(hit[0].claim)]
+        self._answered = {claim: queued for claim, queued in self._answered.items() if is_current(claim)}
 
     def sent(self, claim: Claim) -> None:
         """Note a dispatched leader: it now ends when its work is settled, not when its source record is."""
@@ -136,9 +173,12 @@ class ResponseCacheStage:
             self.lookup.remember(leader.question)
 
     def committed(self, claims: Iterable[Claim]) -> None:
-        """End the leaders among these committed claims that were not dispatched."""
-        if self._led_by:
+        """Note the answers among these committed claims, and end the leaders that were not dispatched."""
+        if self._led_by or self._answered:
             for claim in claims:
+                answered = self._answered.pop(claim, None)
+                if answered is not None:
+                    self.recent_results.answered(answered.tenant, answered.request_id)
                 leader = self._led_by.get(_place(claim))
                 if leader is not None and not leader.is_sent:
                     self._end(leader)
@@ -163,7 +203,25 @@ class ResponseCacheStage:
         """Number of requests looked up or waiting for a leader."""
         return len(self._lookups)
 
-    async def _run(self, claim: Claim, on_done: OnDone) -> None:
+    def _begin(self, candidate: Candidate) -> bool:
+        queued = candidate.queued
+        if queued.cache == CacheMode.NONE or not self.lookup.is_available or not self._has_room(queued):
+            return False
+        task = asyncio.get_running_loop().create_task(self._run(queued.claim), name="response cache")
+        self._lookups[queued.claim] = _Lookup(candidate, task)
+        self._by_id.setdefault((queued.tenant, queued.request_id), set()).add(queued.claim)
+        self._count(queued, 1)
+        return True
+
+    def _may_use(self, queued: QueuedRequest, hit: CacheHit) -> bool:
+        """Whether this tenant may get the cached answer now: same model version, within its prompt bound."""
+        now, answer = self.reassignment.as_of_now(queued), hit.answer
+        if isinstance(now, Rejection) or (now.model.model, now.model.version) != (answer.model, answer.model_version):
+            return False
+        most = now.max_prompt_tokens
+        return most is None or answer.usage.prompt_tokens <= most
+
+    async def _run(self, claim: Claim) -> None:
         lookup = self._lookups[claim]
         known: CacheHit | None = None
         try:
@@ -172,7 +230,11 @@ class ResponseCacheStage:
             log.error("earlier_answer_broken", tenant=lookup.queued.tenant, error=type(error).__name__)
         if self._lookups.get(claim) is lookup:
             self._take(claim)
-            on_done(lookup.arrival, lookup.queued, known)
+            if known is None:
+                self.inbox.put(lookup.candidate)
+            else:
+                self._hits.append((lookup.candidate, known))
+                self.wake.set()
 
     async def _known(self, queued: QueuedRequest) -> CacheHit | None:
         question = await self.lookup.question(queued)

@@ -24,8 +24,8 @@ from fairlane.records import (
 )
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from fairlane_server.kafka.transactions import OutputRecord
-from stream_processors.dispatcher.admission.decision import Admitted
 from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
+from stream_processors.dispatcher.output.admission_audits import Admitted
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.in_flight import Reserved
@@ -45,9 +45,9 @@ def bench() -> Bench:
 
 def climb(bench: Bench, level: int, pool: str = "pool", tenant: str = "acme") -> None:
     """Press until the ladder stands on this level."""
-    while bench.admitter.ladder.present_level(pool, tenant, bench.now_ms) < level:
+    while bench.admission.ladder.present_level(pool, tenant, bench.now_ms) < level:
         bench.now_ms += 500
-        bench.admitter.ladder.level(pool, tenant, 10.0, bench.now_ms)
+        bench.admission.ladder.level(pool, tenant, 10.0, bench.now_ms)
 
 
 def busy(bench: Bench, tokens: int, pool: str = "pool") -> None:
@@ -74,7 +74,7 @@ def judged(
 ) -> Admitted | tuple[OutputRecord, ...]:
     queued = one if isinstance(one, QueuedRequest) else bench.queued(one, topic)
     bench.parts.scheduler.refresh(bench.now_ms)
-    return bench.admitter.admit(queued, None, bench.now_ms)
+    return bench.admission.decide(queued, None, bench.now_ms)
 
 
 def refused(bench: Bench, verdict: Admitted | Sequence[OutputRecord]) -> tuple[InferenceReply, AuditEvent]:
@@ -91,7 +91,7 @@ def refused(bench: Bench, verdict: Admitted | Sequence[OutputRecord]) -> tuple[I
 
 
 def quota_answers(bench: Bench, *requests: QueuedRequest) -> list[Exceeded | None]:
-    return asyncio.run(bench.admitter.within_quota(requests))
+    return asyncio.run(bench.charges.charge(requests))
 
 
 def audits(bench: Bench, taken: Admitted) -> list[AuditEvent]:
@@ -107,7 +107,7 @@ def test_what_is_beyond_a_quota_is_refused_with_the_time_it_takes(bench: Bench) 
     assert granted == [None, None]
     assert exceeded is not None
     assert exceeded.which == Quota.REQUESTS_PER_S
-    verdict = bench.admitter.admit(queued[2], exceeded, bench.now_ms)
+    verdict = bench.admission.decide(queued[2], exceeded, bench.now_ms)
     reply, audit = refused(bench, verdict)
     assert reply.code == Code.QUOTA_EXCEEDED
     assert exceeded.retry_after_ms == 1_001
@@ -131,7 +131,7 @@ def test_a_request_larger_than_its_quota_is_told_not_to_come_again(bench: Bench)
     queued = bench.queued(request())
     (exceeded,) = quota_answers(bench, queued)
     assert exceeded is not None
-    reply, audit = refused(bench, bench.admitter.admit(queued, exceeded, bench.now_ms))
+    reply, audit = refused(bench, bench.admission.decide(queued, exceeded, bench.now_ms))
     assert (reply.code, reply.retry_after_ms) == (Code.QUOTA_EXCEEDED, None)
     assert (audit.inputs["quota"], audit.inputs["limit"]) == ("tokens_per_minute", "10")
 
@@ -143,7 +143,7 @@ def test_who_exceeds_a_quota_together_does_not_return_together(bench: Bench) -> 
     times = []
     for one, exceeded in refusals:
         assert exceeded is not None
-        reply, _ = refused(bench, bench.admitter.admit(one, exceeded, bench.now_ms))
+        reply, _ = refused(bench, bench.admission.decide(one, exceeded, bench.now_ms))
         times.append(reply.retry_after_ms or 0)
     assert len(set(times)) == 19
     assert min(times) >= 86_400_000 // 20, "a day's quota is not there again in minutes"
@@ -163,7 +163,7 @@ def test_what_is_given_back_may_be_taken_again(bench: Bench) -> None:
     first, second = bench.queued(request(1)), bench.queued(request(2))
     assert quota_answers(bench, first) == [None]
     assert quota_answers(bench, second) != [None]
-    asyncio.run(bench.admitter.give_back([first]))
+    asyncio.run(bench.charges.refund([first]))
     assert quota_answers(bench, second) == [None]
 
 
@@ -197,11 +197,11 @@ def test_tenants_without_quotas_cost_no_round_trip(bench: Bench) -> None:
         async def hand_over(self, asks: Sequence[Ask]) -> None:
             raise AssertionError(asks)
 
-    bench.admitter.quotas = Unasked()
+    bench.charges.quotas = Unasked()
     queued = bench.queued(request())
     assert quota_answers(bench, queued) == [None]
-    asyncio.run(bench.admitter.give_back([queued]))
-    asyncio.run(bench.admitter.hand_over([queued]))
+    asyncio.run(bench.charges.refund([queued]))
+    asyncio.run(bench.charges.hand_over([queued]))
 
 
 # Admission
@@ -258,10 +258,10 @@ def test_when_a_late_one_may_come_again(bench: Bench) -> None:
     bench.report(1_000.0)
     bench.now_ms += 1_999
     bench.parts.scheduler.refresh(bench.now_ms)
-    assert 100 <= bench.admitter.retry_after_ms(queued, bench.now_ms) <= 150
+    assert 100 <= bench.dispatcher.rejections.retry_after_ms(queued, bench.now_ms) <= 150
     busy(bench, 60_000)
     bench.parts.scheduler.refresh(bench.now_ms)
-    assert bench.admitter.retry_after_ms(queued, bench.now_ms) > 10_000
+    assert bench.dispatcher.rejections.retry_after_ms(queued, bench.now_ms) > 10_000
 
 
 # Degradation
@@ -315,7 +315,7 @@ def test_the_patient_are_served_whole_beside_the_impatient(bench: Bench) -> None
         bench.now_ms += 100
         judged(bench, request(input=CHAT, timeout_ms=1_050))
         patient.append(admit(bench, request(input=CHAT, timeout_ms=600_000)).queued)
-    assert bench.admitter.ladder.present_level("pool", "acme", bench.now_ms) == 8
+    assert bench.admission.ladder.present_level("pool", "acme", bench.now_ms) == 8
     assert all(queued.degradations == () and queued.request.input == CHAT for queued in patient)
 
 
@@ -415,30 +415,30 @@ def test_what_is_refused_even_with_less_gave_up_nothing(bench: Bench) -> None:
     climb(bench, 7)
     bench.report(1_000.0)
     busy(bench, 90_000, "small-pool")
-    bench.admitter.counts = TenantCounters()
+    bench.admission.counts = TenantCounters()
     reply, audit = refused(bench, judged(bench, request(input=CHAT, timeout_ms=1_000)))
     assert (reply.code, reply.model) == (Code.DEADLINE_UNMEETABLE, "words")
     assert (audit.inputs["tried_steps"], audit.inputs["pool"]) == ("shorter_context smaller_model", "small-pool")
     expected = TenantCounters()
     expected.decided("acme", Decision.REFUSED, Code.DEADLINE_UNMEETABLE)
-    assert bench.admitter.counts == expected
+    assert bench.admission.counts == expected
 
 
 def test_what_is_taken_with_less_counts(bench: Bench) -> None:
     press(bench, 5)
-    bench.admitter.counts = TenantCounters()
+    bench.admission.counts = TenantCounters()
     admit(bench, request(input=CHAT))
     expected = TenantCounters()
     expected.decided("acme", Decision.ACCEPTED)
     expected.degraded("acme", [Degradation.SHORTER_CONTEXT])
-    assert bench.admitter.counts == expected
+    assert bench.admission.counts == expected
 
 
 # Work that was handed back
 
 
 def test_what_was_handed_back_is_taken_with_less_context(bench: Bench) -> None:
-    bench.admitter.counts = TenantCounters()
+    bench.admission.counts = TenantCounters()
     passages = tuple(Passage(str(number), SECRET, 1.0) for number in range(4))
     whole = replace(
         bench.queued(request(input=CHAT, retrieval=Retrieval("docs", 8))),
@@ -446,7 +446,7 @@ def test_what_was_handed_back_is_taken_with_less_context(bench: Bench) -> None:
         degradations=(Degradation.FEWER_PASSAGES, Degradation.CAPPED_MAX_TOKENS),
         handed_back=1,
     )
-    reduced, notes = bench.admitter.take_back(whole, bench.now_ms)
+    reduced, notes = bench.admission.reduced(whole, bench.now_ms)
     assert (reduced.passages, reduced.request.retrieval) == (passages[:2], Retrieval("docs", 4))
     assert len(reduced.request.input.messages or ()) < 4
     assert reduced.degradations == (*whole.degradations, Degradation.SHORTER_CONTEXT)
@@ -456,14 +456,14 @@ def test_what_was_handed_back_is_taken_with_less_context(bench: Bench) -> None:
     assert SECRET not in str(event)
     expected = TenantCounters()
     expected.degraded("acme", [Degradation.FEWER_PASSAGES, Degradation.SHORTER_CONTEXT])
-    assert bench.admitter.counts == expected
+    assert bench.admission.counts == expected
 
 
 def test_what_was_handed_back_keeps_what_its_tenant_forbids_to_take(bench: Bench) -> None:
     bench.register([TenantSpec("acme", forbidden_degradations=(Degradation.FEWER_PASSAGES,))])
     passages = (Passage("1", "text", 1.0), Passage("2", "text", 1.0))
     whole = replace(bench.queued(request()), passages=passages, handed_back=1)
-    assert bench.admitter.take_back(whole, bench.now_ms) == (whole, ())
+    assert bench.admission.reduced(whole, bench.now_ms) == (whole, ())
 
 
 # Backfill
@@ -495,7 +495,7 @@ def test_backfill_puts_no_pressure_on_the_ladder(bench: Bench) -> None:
         bench.now_ms += 1_000
         bench.report()
         admit(bench, backfill(bench, timeout_ms=1_000))
-    assert bench.admitter.ladder.present_level("pool", "acme", bench.now_ms) == 0
+    assert bench.admission.ladder.present_level("pool", "acme", bench.now_ms) == 0
 
 
 def test_backfill_is_taken_whatever_waits() -> None:

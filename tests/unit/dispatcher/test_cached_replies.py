@@ -75,7 +75,7 @@ def test_an_id_that_is_refused_after_it_waited_is_forgotten_as_well() -> None:
     after(bench, encoded(1, timeout_ms=1_000), encoded(2, timeout_ms=1_000))
     bench.report(10.0, tokens=5)
     bench.now_ms += 500
-    bench.parts.outlook.show()
+    bench.parts.updates.show()
     bench.dispatcher.sweep()
     assert not bench.decoded("replies.acme")
     after(bench, offset=20)
@@ -124,8 +124,8 @@ def test_a_request_that_is_shed_costs_no_quota() -> None:
 
 def is_whole(bench: Bench, tokens: int) -> bool:
     """Whether acme's quota can be had to its last token."""
-    ask = Ask("acme", bench.admitter.tenants["acme"], tokens)
-    return asyncio.run(bench.admitter.quotas.take([ask])) == [None]
+    ask = Ask("acme", bench.dispatcher.registry.tenants["acme"], tokens)
+    return asyncio.run(bench.charges.quotas.take([ask])) == [None]
 
 
 def test_what_waited_in_vain_costs_no_quota() -> None:
@@ -138,7 +138,7 @@ def test_what_waited_in_vain_costs_no_quota() -> None:
         assert not is_whole(bench, 1), "both wait, and took all of it"
         bench.report(rate, tokens=5)
         bench.now_ms += later_ms
-        bench.parts.outlook.show()
+        bench.parts.updates.show()
         bench.dispatcher.sweep()
         after(bench, offset=20)
         assert [reply.outcome for reply in bench.decoded("replies.acme")] == [outcome] * 2
@@ -151,13 +151,13 @@ def test_a_refused_request_is_given_back_before_its_refusal_goes_out() -> None:
     bench.register([TenantSpec("acme", tokens_per_day=26)])
     after(bench, encoded(1, timeout_ms=1_000))
     written: list[int] = []
-    give_back = bench.admitter.quotas.give_back
+    give_back = bench.charges.quotas.give_back
 
     async def watched(asks: Sequence[Ask]) -> None:
         written.append(len(bench.decoded("replies.acme")))
         await give_back(asks)
 
-    bench.admitter.quotas.give_back = watched  # type: ignore[method-assign]
+    bench.charges.quotas.give_back = watched  # type: ignore[method-assign]
     bench.report(10.0, tokens=5)
     bench.dispatcher.dispatch()
     after(bench, offset=20)

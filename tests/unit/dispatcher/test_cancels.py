@@ -13,8 +13,9 @@ from fairlane.records import Cancellation, CancelRequest, InferenceReply, Retrie
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import Settlement
 from stream_processors.dispatcher.deduplication.stage import HELD_FOR_MS
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.queued_request import Candidate
 from tests.kit.cached_replies import after, crowd, decisions, id_of
 from tests.kit.deduplication_doubles import away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, PARTITION, SECRET, Bench, encoded, handed_back, request
@@ -291,7 +292,7 @@ def test_what_is_refused_at_the_same_time_is_refused_first() -> None:
     after(bench, encoded(1, timeout_ms=1_000))
     bench.report(10.0, tokens=5)
     bench.now_ms += 500
-    bench.parts.outlook.show()
+    bench.parts.updates.show()
     bench.dispatcher.sweep()
     after(bench, cancel(1), offset=11)
     (reply,) = replies(bench)
@@ -336,8 +337,8 @@ def test_a_repeat_of_what_was_refused_is_not_run_once_it_is_cancelled() -> None:
     assert decisions(bench) == [("cancelled", "1")]
     bench.commit()
     assert is_settled(bench, 1)
-    assert not bench.dispatcher.repeats._cancelled
-    assert not bench.dispatcher.cancels._found_by
+    assert not bench.dispatcher.deduplication._cancelled
+    assert not bench.dispatcher.cancellation._found_by
 
 
 def test_a_cancelled_repeat_of_which_nothing_can_be_told_is_cancelled_in_the_end() -> None:
@@ -361,7 +362,7 @@ def test_a_cancelled_repeat_gets_the_copy_that_is_there() -> None:
     finds(bench, found)
     later(bench, 1_000)
     assert [(reply.outcome, reply.replayed) for reply in replies(bench)] == [(Outcome.OK, True)]
-    assert not bench.dispatcher.repeats._cancelled
+    assert not bench.dispatcher.deduplication._cancelled
 
 
 def test_a_repeat_that_is_being_looked_up_is_found() -> None:
@@ -393,11 +394,12 @@ def test_a_repeat_that_is_to_be_tried_again_is_found() -> None:
     assert isinstance(mark, CancelCommand)
     mark = replace(mark, claim=mark.claim._replace(offset=again.claim.offset + 1))
     arrival = ReceivedRecord(PARTITION, 0, NOW_MS, b"key", encoded(1))
-    bench.dispatcher._tried_again = [(arrival, again), (arrival, kept), (arrival, foreign)]
-    asyncio.run(bench.dispatcher._cancel([mark], {}))
+    for queued in (again, kept, foreign):
+        bench.dispatcher.inbox.put(Candidate(queued, arrival))
+    asyncio.run(bench.dispatcher.cancellation.submit([(mark, arrival)]))
     assert [reply.source for reply in replies(bench)] == [again.source]
-    assert [queued for _, queued in bench.dispatcher._tried_again] == [kept, foreign]
-    asyncio.run(bench.dispatcher.unserved.send())
+    assert [one.queued for one in bench.dispatcher.inbox] == [kept, foreign]
+    asyncio.run(bench.dispatcher.rejections.send())
     after(bench, encoded(2), encoded(3), offset=20)
     assert [reply.code for reply in replies(bench)] == [None, Code.QUOTA_EXCEEDED, Code.QUOTA_EXCEEDED]
 
@@ -427,10 +429,10 @@ def test_what_is_revoked_is_forgotten_with_its_cancels() -> None:
     count = len(bench.transactions.settlements)
     bench.ownership.revoke_all()
     asyncio.run(bench.dispatcher.on_revoked())
-    cancels = bench.dispatcher.cancels
+    cancels = bench.dispatcher.cancellation
     assert not cancels._unfinished
     assert not cancels._found_by
-    assert not bench.dispatcher.repeats._cancelled
+    assert not bench.dispatcher.deduplication._cancelled
     later(bench, HELD_FOR_MS)
     assert len(bench.transactions.settlements) == count
 

@@ -81,7 +81,7 @@ def test_what_was_added_fills_the_window(bench: Bench) -> None:
     known.passages.add(collection())
     known.passages.nearest = (hit("a", PASSAGE_TOKENS),)
     known.report(rate=1_000.0, tokens=2_000)
-    known.intake.context.learn("acme", grounded(), PASSAGE_TOKENS)
+    known.classifier.context.learn("acme", grounded(), PASSAGE_TOKENS)
     known.run(*(asked(number) for number in range(1, 41)))
     sent = work(known)
     assert 0 < len(sent) < 8
@@ -90,12 +90,12 @@ def test_what_was_added_fills_the_window(bench: Bench) -> None:
 
 def test_it_costs_what_was_found_and_not_what_was_expected(bench: Bench) -> None:
     bench.report(rate=1e9, tokens=10**6)
-    bench.intake.context.learn("acme", grounded(), 50_000)
+    bench.classifier.context.learn("acme", grounded(), 50_000)
     bench.run(encoded(2), asked(1))
     plain, found = work(bench)
     assert PASSAGE_TOKENS <= found.prompt_tokens - plain.prompt_tokens < 2 * PASSAGE_TOKENS
     assert found.cost_tokens - plain.cost_tokens == found.prompt_tokens - plain.prompt_tokens
-    assert bench.intake.context.expected("acme", grounded()) < 50_000
+    assert bench.classifier.context.expected("acme", grounded()) < 50_000
 
 
 def test_a_tenant_is_charged_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_tenant_is_charged_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatc
 
 def test_a_quota_is_asked_for_it(bench: Bench) -> None:
     first = bench.queued(grounded())
-    bench.intake.context.learn("acme", grounded(), PASSAGE_TOKENS)
+    bench.classifier.context.learn("acme", grounded(), PASSAGE_TOKENS)
     second = bench.queued(grounded(input=RequestInput(prompt="a prompt nobody may see")))
     assert second.quota_tokens == first.quota_tokens + PASSAGE_TOKENS
     assert (second.cost_tokens, second.prompt_tokens) == (

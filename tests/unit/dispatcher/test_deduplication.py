@@ -1,6 +1,7 @@
 """Repeated request ids whose firsts cannot be looked up, are not answered yet, or come in a flood."""
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -10,13 +11,13 @@ from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec, Usage
 from stream_processors.dispatcher.deduplication.recent_results import RecentResult, RecentResults
 from stream_processors.dispatcher.deduplication.stage import (
     HELD_FOR_MS,
-    DuplicateResolver,
     ReplyGoneError,
     ReplyUnknownError,
 )
 from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
 from stream_processors.dispatcher.feedback.work_events import WorkSeen
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.queued_request import Candidate
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, Settled, WorkId
 from tests.kit.deduplication_doubles import FIRST, Find, away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded, request
@@ -143,7 +144,7 @@ def ended(bench: Bench, number: int, code: Code | None, source_topic: str) -> No
         request_id, "acme", "pool", "words", "1", "normal", outcome, code, 1, 1, 0, 3, 1, bench.now_ms, place
     )
     seen = Dispatched(SourceCoordinate(source_topic, 0, 77), "acme", "dispatcher-2", 3)
-    bench.parts.outlook.learn([WorkSeen(WorkId("priority.pool.normal", 0, 50), seen), usage])
+    bench.parts.updates.learn([WorkSeen(WorkId("priority.pool.normal", 0, 50), seen), usage])
 
 
 @pytest.mark.parametrize("find", [away, nothing])
@@ -154,7 +155,7 @@ def test_a_retry_of_what_a_consumer_refused_is_run_without_any_archive(find: Fin
     bench.run(encoded(1))
     (work,) = bench.decoded("priority.pool.normal")
     assert work.source == SourceCoordinate("requests.acme", 0, 0)
-    assert bench.parts.dispatcher.repeats.ends.of("acme", request(1).request_id) is None
+    assert bench.parts.dispatcher.deduplication.recent_results.of("acme", request(1).request_id) is None
 
 
 def test_what_was_handed_back_did_not_end() -> None:
@@ -209,7 +210,7 @@ def test_a_flood_of_repeats_costs_nobody_else_a_reply() -> None:
             await bench.write(number, encoded(number))
         await bench.write(0, encoded(5_000), topic="requests.other")
         intake = asyncio.create_task(bench.dispatcher.run())
-        while bench.dispatcher.undecided:
+        while bench.dispatcher.intake.buffer:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         intake.cancel()
@@ -226,15 +227,7 @@ def test_a_flood_of_repeats_costs_nobody_else_a_reply() -> None:
 def test_backfill_of_a_tenant_with_many_repeats_pauses() -> None:
     bench = repeated(1, 2)
     bench.assign("backfill.acme")
-    bench.dispatcher.repeats = DuplicateResolver(
-        bench.dispatcher.transactions,
-        bench.dispatcher.writer,
-        bench.dispatcher.counts,
-        bench.archive,
-        lambda: bench.now_ms,
-        bench.parts.scheduler,
-        DuplicateBounds(tenant_items=4),
-    )
+    bench.dispatcher.deduplication = replace(bench.dispatcher.deduplication, bounds=DuplicateBounds(tenant_items=4))
     bench.run(encoded(1), encoded(2))
     assert {partition.topic for partition in bench.dispatcher.paused_backfill()} == {"backfill.acme"}
     later(bench, HELD_FOR_MS)
@@ -246,7 +239,7 @@ def test_backfill_of_a_tenant_with_many_repeats_pauses() -> None:
 
 def repeat(bench: Bench, tenant: str, *, due_ms: int = 0, size: int = 100) -> Duplicate:
     queued = bench.queued(request(1, metadata={"filler": "x" * size}), f"requests.{tenant}")
-    return Duplicate(cast("ReceivedRecord", None), queued, FIRST, NOW_MS, due_ms=due_ms)
+    return Duplicate(Candidate(queued, cast("ReceivedRecord", None)), FIRST, NOW_MS, due_ms=due_ms)
 
 
 def tenant_of(repeat: Duplicate | None) -> str | None:

@@ -15,7 +15,6 @@ from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 from tests.kit.dispatcher_bench import MODEL, PARTITION, Bench, encoded, handed_back, request
 from tests.kit.fake_passages import collection, hit
-from tests.waiting import eventually_async
 
 RETRIEVAL = Retrieval("handbook", 2)
 WORK = "priority.pool.normal"
@@ -85,7 +84,7 @@ def test_what_goes_wrong_takes_something_away_and_says_why(bench: Bench, trouble
     async def run() -> None:
         await bench.write(0, given())
         running = asyncio.create_task(bench.dispatcher.run())
-        await eventually_async(lambda: work(bench))
+        await bench.eventually(lambda: work(bench))
         running.cancel()
 
     asyncio.run(run())
@@ -123,6 +122,7 @@ def test_a_collection_that_is_not_there_is_named_and_nothing_stays_in_flight(ben
     assert work(bench) == []
     assert taken(bench) == 0
     assert refunded == [request(1).request_id]
+    assert [event.decision for event in bench.audit()] == ["accepted", "refused"]
 
 
 def test_one_that_is_looked_up_counts_as_in_flight(bench: Bench) -> None:
@@ -142,7 +142,7 @@ def test_what_moves_on_while_it_is_looked_up_is_left_to_its_new_owner(bench: Ben
         await bench.dispatcher.on_revoked()
         bench.dispatcher.sweep()
         bench.passages.hangs = False
-        await bench.dispatcher.context.enrichment.close()
+        await bench.dispatcher.enrichment.close()
 
     asyncio.run(run())
     assert bench.transactions.settlements == []
@@ -157,17 +157,17 @@ def test_what_is_cancelled_while_it_waits_is_forgotten(bench: Bench) -> None:
         await bench.write(1, encoded(3))
         await bench.write(2, given(1))
         await bench.decide()
-        assert len(bench.dispatcher.context.enrichment) == 1
-        cancel = bench.intake.codec.encode(CancelRequest(request(1).request_id))
+        assert len(bench.dispatcher.enrichment) == 1
+        cancel = bench.classifier.codec.encode(CancelRequest(request(1).request_id))
         await bench.write(3, cancel)
         await bench.decide()
         bench.dispatcher.sweep()
-        assert len(bench.dispatcher.context.enrichment) == 0
+        assert len(bench.dispatcher.enrichment) == 0
 
     asyncio.run(run())
 
 
-def test_what_fails_when_passages_come_ends_intake_and_is_not_lost_in_a_task(
+def test_what_fails_when_passages_come_ends_delivery_and_with_it_the_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -175,10 +175,12 @@ def test_what_fails_when_passages_come_ends_intake_and_is_not_lost_in_a_task(
 
     async def run() -> None:
         running = asyncio.create_task(bench.dispatcher.run())
+        delivering = asyncio.create_task(bench.dispatcher.deliver())
         monkeypatch.setattr(type(bench.dispatcher.writer), "dispatched", broken)
         await bench.write(0, given())
         with pytest.raises(RuntimeError, match="cannot be encoded"):
-            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(delivering, 10)
+        running.cancel()
 
     asyncio.run(run())
 
@@ -193,7 +195,7 @@ def test_backfill_is_looked_up_when_its_turn_has_come(bench: Bench) -> None:
 
 def test_passages_leave_room_for_the_answer(bench: Bench) -> None:
     small = replace(MODEL, max_context_tokens=200)
-    bench.register(list(bench.intake.tenants.values()), [small])
+    bench.register(list(bench.dispatcher.registry.tenants.values()), [small])
     bench.passages.nearest = (hit("long", 500), hit("short", 20))
     bench.passages.matching = ()
     bench.run(given(parameters=Parameters(50)))
@@ -203,7 +205,7 @@ def test_passages_leave_room_for_the_answer(bench: Bench) -> None:
 
 
 def test_passages_of_which_none_fits_are_no_retrieval(bench: Bench) -> None:
-    bench.register(list(bench.intake.tenants.values()), [replace(MODEL, max_context_tokens=200)])
+    bench.register(list(bench.dispatcher.registry.tenants.values()), [replace(MODEL, max_context_tokens=200)])
     bench.passages.nearest, bench.passages.matching = (hit("long", 500),), ()
     bench.run(given(parameters=Parameters(50)))
     (item,) = work(bench)
@@ -213,7 +215,7 @@ def test_passages_of_which_none_fits_are_no_retrieval(bench: Bench) -> None:
 
 
 def test_a_tenants_bound_on_prompts_holds_for_passages(bench: Bench) -> None:
-    bench.register([replace(spec, max_prompt_tokens=120) for spec in bench.intake.tenants.values()])
+    bench.register([replace(spec, max_prompt_tokens=120) for spec in bench.dispatcher.registry.tenants.values()])
     bench.passages.nearest, bench.passages.matching = (hit("long", 100), hit("short", 20)), ()
     bench.run(given())
     (item,) = work(bench)
@@ -246,7 +248,7 @@ def test_what_failed_while_it_waited_is_tried_again_when_its_turn_has_come(bench
         await bench.decide()
         bench.report(rate=1e9, tokens=1_000_000)
         bench.dispatcher.dispatch()
-        await eventually_async(lambda: [item for item in work(bench) if item.request.retrieval])
+        await bench.eventually(lambda: [item for item in work(bench) if item.request.retrieval])
 
     asyncio.run(run())
     (item,) = [item for item in work(bench) if item.request.retrieval]
@@ -260,7 +262,7 @@ def test_one_tenant_keeps_a_part_of_the_room_and_no_more_text_than_there_is(benc
     bench.assign("requests.globex")
     bench.passages.add(collection("globex"))
     bench.report(rate=10.0, tokens=10)
-    enrichment = bench.dispatcher.context.enrichment
+    enrichment = bench.dispatcher.enrichment
     enrichment.max_kept = 8
     patience = {"timeout_ms": 80_000_000}
     bench.run(encoded(90), encoded(91), *(given(number, **patience) for number in range(1, 20)))
@@ -281,10 +283,10 @@ def test_one_that_is_cancelled_while_it_is_looked_up_is_answered_and_sent_to_nob
         await bench.write(0, given(1))
         await bench.decide()
         assert taken(bench) > 0
-        await bench.write(1, bench.intake.codec.encode(CancelRequest(request(1).request_id)))
+        await bench.write(1, bench.classifier.codec.encode(CancelRequest(request(1).request_id)))
         await bench.decide()
         bench.passages.hangs = False
-        await bench.dispatcher.context.enrichment.close()
+        await bench.dispatcher.enrichment.close()
 
     asyncio.run(run())
     assert work(bench) == []
@@ -296,7 +298,7 @@ def test_one_that_is_cancelled_while_it_is_looked_up_is_answered_and_sent_to_nob
 def test_one_that_waits_in_line_is_let_in_or_goes_without_when_its_turn_has_come(bench: Bench) -> None:
     """Every place is taken by searches that hang; its budget ends the wait."""
     bench.passages.hangs = True
-    bench.dispatcher.context.enrichment.gate.limit = 1
+    bench.dispatcher.enrichment.gate.limit = 1
     bench.report(rate=10.0, tokens=10)
     patience = {"timeout_ms": 80_000_000}
 
@@ -308,7 +310,7 @@ def test_one_that_waits_in_line_is_let_in_or_goes_without_when_its_turn_has_come
         await bench.decide()
         bench.report(rate=1e9, tokens=1_000_000)
         bench.dispatcher.dispatch()
-        await eventually_async(lambda: len(work(bench)) == 5)
+        await bench.eventually(lambda: len(work(bench)) == 5)
 
     asyncio.run(run())
     reasons = {item.retrieval_use.reason for item in work(bench) if item.retrieval_use is not None}
@@ -320,7 +322,7 @@ def test_work_that_was_handed_back_keeps_its_passages(bench: Bench) -> None:
     use = RetrievalUse("handbook", RetrievalMode.HYBRID, None, 1)
     back = handed_back(request=request(1, retrieval=RETRIEVAL), retrieval_use=use)
     bench.assign("returned.pool")
-    bench.run(bench.intake.codec.encode(back), topic="returned.pool")
+    bench.run(bench.classifier.codec.encode(back), topic="returned.pool")
     assert bench.passages.searches == []
     (item,) = work(bench)
     assert item.retrieval_use == use

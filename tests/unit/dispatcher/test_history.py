@@ -47,7 +47,7 @@ def decide_and_wait(bench: Bench, *values: bytes) -> list[WorkItem]:
         for offset, value in enumerate(values):
             await bench.write(offset, value)
         running = asyncio.create_task(bench.dispatcher.run())
-        await eventually_async(lambda: len(work(bench)) == len(values))
+        await bench.eventually(lambda: len(work(bench)) == len(values))
         running.cancel()
 
     asyncio.run(run())
@@ -82,7 +82,7 @@ def test_another_tenant_and_another_conversation_have_said_nothing(bench: Bench)
 
 def test_only_what_generates_goes_on_a_conversation(bench: Bench) -> None:
     embedder = replace(MODEL, model="vectors", tasks=("embed",), max_output_tokens=0)
-    bench.register(list(bench.intake.tenants.values()), [MODEL, embedder])
+    bench.register(list(bench.dispatcher.registry.tenants.values()), [MODEL, embedder])
     bench.run(given(model="vectors", task="embed", input=RequestInput(texts=("a",))))
     assert bench.turns.asked == []
 
@@ -100,7 +100,7 @@ def test_passages_and_history_are_looked_up_at_once_and_share_the_room(bench: Be
 
 
 def test_passages_have_the_room_that_history_leaves(bench: Bench) -> None:
-    bench.register(list(bench.intake.tenants.values()), [replace(MODEL, max_context_tokens=400)])
+    bench.register(list(bench.dispatcher.registry.tenants.values()), [replace(MODEL, max_context_tokens=400)])
     bench.passages.nearest, bench.passages.matching = (hit("long", 190), hit("short", 20)), ()
     wanted: dict[str, Any] = {"retrieval": Retrieval("handbook", 2), "parameters": Parameters(50)}
     bench.run(given(conversation_id=None, **wanted), given(2, **wanted))
@@ -111,7 +111,7 @@ def test_passages_have_the_room_that_history_leaves(bench: Bench) -> None:
 
 
 def test_a_long_conversation_has_half_of_the_room_and_says_that_it_is_shortened(bench: Bench) -> None:
-    bench.register(list(bench.intake.tenants.values()), [replace(MODEL, max_context_tokens=400)])
+    bench.register(list(bench.dispatcher.registry.tenants.values()), [replace(MODEL, max_context_tokens=400)])
     bench.turns.add("acme", "long", *(turn(number, "word " * 15, "word " * 15) for number in range(9)))
     bench.run(given(conversation_id="long", parameters=Parameters(50)))
     (item,) = work(bench)
@@ -121,7 +121,7 @@ def test_a_long_conversation_has_half_of_the_room_and_says_that_it_is_shortened(
 
 
 def test_a_conversation_without_room_is_left_out_and_said(bench: Bench) -> None:
-    bench.register(list(bench.intake.tenants.values()), [replace(MODEL, max_context_tokens=120)])
+    bench.register(list(bench.dispatcher.registry.tenants.values()), [replace(MODEL, max_context_tokens=120)])
     bench.run(given(parameters=Parameters(50)))
     (item,) = work(bench)
     assert (item.history, item.history_use) == ((), HistoryUse(0, HistoryReason.NO_ROOM))
@@ -168,11 +168,11 @@ def test_one_that_waits_its_turn_is_looked_up_before_and_again_if_it_was_behind(
             await bench.write(offset, value)
         await bench.decide()
         # Once each: nobody waits for a turn of a conversation before its own has come.
-        await eventually_async(lambda: len(bench.turns.asked) == 2)
+        await bench.eventually(lambda: len(bench.turns.asked) == 2)
         bench.turns.add("acme", "talk", turn(3))
         bench.report(rate=1e9, tokens=1_000_000)
         bench.dispatcher.dispatch()
-        await eventually_async(lambda: len([item for item in work(bench) if item.history]) == 2)
+        await bench.eventually(lambda: len([item for item in work(bench) if item.history]) == 2)
 
     asyncio.run(run())
     found = {item.request.request_id: item for item in work(bench) if item.history}
@@ -191,10 +191,10 @@ def test_what_failed_while_it_waited_is_tried_again_and_what_was_found_is_not(be
         for offset, value in enumerate((*waiting, both)):
             await bench.write(offset, value)
         await bench.decide()
-        await eventually_async(lambda: len(bench.turns.asked) == 1 and len(bench.passages.searches) == 1)
+        await bench.eventually(lambda: len(bench.turns.asked) == 1 and len(bench.passages.searches) == 1)
         bench.report(rate=1e9, tokens=1_000_000)
         bench.dispatcher.dispatch()
-        await eventually_async(lambda: [item for item in work(bench) if item.history])
+        await bench.eventually(lambda: [item for item in work(bench) if item.history])
 
     asyncio.run(run())
     (item,) = [item for item in work(bench) if item.history]
@@ -208,7 +208,7 @@ def test_work_that_was_handed_back_keeps_what_was_said(bench: Bench) -> None:
     use = HistoryUse(4)
     back = handed_back(request=request(1, conversation_id="talk"), history=said, history_use=use)
     bench.assign("returned.pool")
-    bench.run(bench.intake.codec.encode(back), topic="returned.pool")
+    bench.run(bench.classifier.codec.encode(back), topic="returned.pool")
     assert bench.turns.asked == []
     (item,) = work(bench)
     # A little less of it: the model did not have room for it, or it would not have come back.

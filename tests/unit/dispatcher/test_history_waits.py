@@ -138,7 +138,7 @@ def decided(bench: Bench, *written: tuple[str, bytes]) -> list[WorkItem]:
         for offset, (topic, value) in enumerate(written):
             await bench.write(offset, value, topic=topic)
         running = asyncio.create_task(bench.dispatcher.run())
-        await eventually_async(lambda: len(work()) == len(written))
+        await bench.eventually(lambda: len(work()) == len(written))
         running.cancel()
 
     asyncio.run(run())
@@ -155,7 +155,7 @@ def made_bench(budget_ms: int) -> Bench:
     bench.assign("requests.globex")
     bench.turns.conversations = talked().conversations
     bench.passages.add(collection())
-    bench.dispatcher.context.enrichment.gate.limit = 1
+    bench.dispatcher.enrichment.gate.limit = 1
     return bench
 
 
@@ -165,7 +165,7 @@ def test_who_waits_for_a_turn_keeps_nobody_else_waiting() -> None:
     items = decided(bench, ("requests.acme", waits), ("requests.globex", goes_on))
     uses = [(item.tenant, item.history_use and item.history_use.reason) for item in items]
     assert uses == [("globex", None), ("acme", HistoryReason.BEHIND)]
-    assert len(bench.dispatcher.context.enrichment.gate) == 0
+    assert len(bench.dispatcher.enrichment.gate) == 0
 
 
 def test_backfill_waits_no_longer_for_a_turn_than_others() -> None:
@@ -188,7 +188,7 @@ def test_it_asks_in_the_place_that_its_own_search_holds() -> None:
     assert item.history_use is not None
     assert item.retrieval_use is not None
     assert (item.history_use.reason, item.retrieval_use.reason) == (None, "late")
-    assert len(bench.dispatcher.context.enrichment.gate) == 0
+    assert len(bench.dispatcher.enrichment.gate) == 0
 
 
 def test_a_place_is_shared_given_back_and_taken_again() -> None:

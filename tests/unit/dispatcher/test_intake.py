@@ -125,7 +125,7 @@ def test_another_version_of_its_model_does_not_give_a_tenant_more(bench: Bench) 
     queued = bench.queued(request(parameters=Parameters()))
     assert queued.request.parameters.max_tokens == MODEL.max_output_tokens
     bench.register([replace(bounded, max_completion_tokens=300)], [replace(MODEL, version="2")])
-    now = bench.intake.as_of_now(queued)
+    now = bench.dispatcher.reassignment.as_of_now(queued)
     assert isinstance(now, QueuedRequest)
     assert (now.model.version, now.request.parameters.max_tokens) == ("2", 300)
 
@@ -204,12 +204,12 @@ def test_returned_work_that_no_dispatcher_sent_is_dead_lettered(bench: Bench, re
     """And counted as nobody's: what it says of itself names no metric."""
     bench.register([TenantSpec("acme"), TenantSpec("other")])
     value = default_codec().encode(work_item(**lie))
-    bench.intake.counts = TenantCounters()
+    bench.classifier.counts = TenantCounters()
     message = dead_lettered(bench, bench.take_in(value, RETURNED), value)
     assert f"WorkItem.{reason}" in message
     expected = TenantCounters()
     expected.decided("", Decision.DEAD_LETTERED, DecodeProblem.INVALID_BODY)
-    assert bench.intake.counts == expected
+    assert bench.classifier.counts == expected
 
 
 def test_returned_work_answers_to_its_tenants_services(bench: Bench) -> None:

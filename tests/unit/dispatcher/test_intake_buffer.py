@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.transactions import TransactionLoop
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 
 KIB = 1024
 

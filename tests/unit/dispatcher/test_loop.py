@@ -73,7 +73,7 @@ def test_our_own_failure_buries_one_record_and_shows_nothing_of_it(
             raise RuntimeError(f"cannot cope with {one.input.prompt}")
         return real(one, *rest, **options)
 
-    monkeypatch.setattr("stream_processors.dispatcher.intake.stage.validate", broken)
+    monkeypatch.setattr("stream_processors.dispatcher.intake.classifier.validate", broken)
     bench = Bench()
     values = encoded(1), encoded(2)
     assert len(bench.run(*values)) == 2
@@ -177,7 +177,7 @@ def test_a_record_that_cannot_be_queued_is_buried_and_intake_goes_on(
         assert [work.request for work in bench.decoded("priority.pool.normal")] == [request(2)]
     else:
         other = bench.queued(request(3), "backfill.acme")
-        assert asyncio.run(bench.admitter.within_quota([other])) == [None], "it took nothing"
+        assert asyncio.run(bench.charges.charge([other])) == [None], "it took nothing"
 
 
 def test_a_revocation_purges_what_waits() -> None:
@@ -234,11 +234,11 @@ def test_a_full_dispatcher_reads_no_more_until_a_commit_makes_room() -> None:
         assert not second.done()
         await bench.decide()
         bench.transactions.pending_count = 2
-        bench.dispatcher.on_room()
+        bench.dispatcher.intake.on_room()
         await asyncio.sleep(0)
         assert not second.done()
         bench.transactions.pending_count = 1
-        bench.dispatcher.on_room()
+        bench.dispatcher.intake.on_room()
         await asyncio.wait_for(second, 1)
 
     asyncio.run(turn())

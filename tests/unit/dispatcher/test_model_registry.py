@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fairlane.records import ModelVersion
-from stream_processors.dispatcher.registries import ModelRegistry
+from stream_processors.dispatcher.registry import ModelRegistry
 
 GOOD = ModelVersion("words-1.5", "1", "gpu", "torch", ("generate",), "words", 4_096, 512, dedicated_pools=("own",))
 

@@ -11,9 +11,9 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import ModelVersion, SourceCoordinate, TenantGroup, TenantSpec, WorkItem
 from fairlane.schema_files import default_codec
 from stream_processors.dispatcher.admission.quotas import Ask
-from stream_processors.dispatcher.intake.pools import reassigns_pools
-from stream_processors.dispatcher.intake.stage import Intake
+from stream_processors.dispatcher.pool_reassignment import PoolReassignment
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.registry import reassigns_pools
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, handed_back, request
 
 ACME, OTHER = TenantSpec("acme"), TenantSpec("other")
@@ -76,9 +76,9 @@ def test_what_moves_is_not_judged_again_and_costs_no_quota_twice() -> None:
     assert [event.decision for event in bench.audit()].count(Decision.ACCEPTED) == 2
     bench.register([replace(ACME, tokens_per_day=39)], [])
     assert len(answers(bench)) == 2
-    ask = Ask("acme", bench.admitter.tenants["acme"], 27)
-    assert asyncio.run(bench.admitter.quotas.take([ask])) != [None]
-    assert asyncio.run(bench.admitter.quotas.take([replace(ask, tokens=26)])) == [None], "what it was asked for"
+    ask = Ask("acme", bench.dispatcher.registry.tenants["acme"], 27)
+    assert asyncio.run(bench.charges.quotas.take([ask])) != [None]
+    assert asyncio.run(bench.charges.quotas.take([replace(ask, tokens=26)])) == [None], "what it was asked for"
 
 
 def test_a_tenant_that_is_given_a_pool_takes_what_waits_there() -> None:
@@ -204,11 +204,11 @@ def test_nothing_that_waits_is_looked_at_for_what_does_not_move_it(
     bench = waiting()
     looked_at: list[QueuedRequest] = []
 
-    def watched(_intake: Intake, queued: QueuedRequest) -> QueuedRequest:
+    def watched(_reassignment: PoolReassignment, queued: QueuedRequest) -> QueuedRequest:
         looked_at.append(queued)
         return queued
 
-    monkeypatch.setattr(Intake, "as_of_now", watched)
+    monkeypatch.setattr(PoolReassignment, "as_of_now", watched)
     bench.register(tenants, models)
     assert not looked_at
     bench.register(tenants, [])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import TenantSpec
-from stream_processors.dispatcher.admission.backfill_debts import BackfillDebts
 from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
+from stream_processors.dispatcher.admission.quota_charges import BackfillDebts
 from stream_processors.dispatcher.admission.quotas import Ask
 from tests.kit.dispatcher_bench import PARTITION, Bench, encoded, request
 
@@ -110,13 +110,13 @@ def test_what_moves_on_owes_nothing_and_is_given_nothing_back() -> None:
     bench.assign(BACKFILL.topic)
     bench.register([TenantSpec("acme", requests_per_s=1.0)])
     one, other = (bench.queued(request(number), BACKFILL.topic) for number in (1, 2))
-    granted, exceeded = asyncio.run(bench.admitter.within_quota([one, other]))
+    granted, exceeded = asyncio.run(bench.charges.charge([one, other]))
     assert granted is None
-    bench.admitter.admit(other, exceeded, bench.now_ms)
+    bench.admission.decide(other, exceeded, bench.now_ms)
     assert bench.dispatcher.paused_backfill() == {BACKFILL}
-    asyncio.run(bench.admitter.give_back([other]))
+    asyncio.run(bench.charges.refund([other]))
     assert not bench.dispatcher.paused_backfill()
-    assert asyncio.run(bench.admitter.within_quota([other])) != [None]
+    assert asyncio.run(bench.charges.charge([other])) != [None]
 
 
 def test_a_small_burst_is_paid_for_as_fast_as_a_large_one() -> None:
@@ -127,7 +127,7 @@ def test_a_small_burst_is_paid_for_as_fast_as_a_large_one() -> None:
     async def run() -> None:
         began = monotonic()
         reading.bench.dispatcher.clock = lambda: START_MS + round(1_000 * (monotonic() - began))
-        reading.bench.admitter.quotas = LocalQuotas(reading.bench.dispatcher.clock)
+        reading.bench.charges.quotas = LocalQuotas(reading.bench.dispatcher.clock)
         intake = asyncio.create_task(reading.bench.dispatcher.run())
         for offset in range(60):
             await reading.bench.write(offset, encoded(offset), topic=BACKFILL.topic)

@@ -23,7 +23,7 @@ from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from fairlane_server.topics.families import load_families
 from stream_processors.dispatcher.enrichment.context import refusal_of
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.turns import Turn, View
 from tests.kit.dispatcher_bench import NOW_MS, PARTITION, Bench, encoded, handed_back, request
@@ -44,7 +44,7 @@ def of_size(size: int) -> bytes:
 
 def decided(bench: Bench, value: bytes, given: tuple[tuple[str, bytes], ...] = (), key: bytes = b"k") -> Any:
     claim = Claim(PARTITION, 0, bench.ownership.epoch)
-    return bench.intake.decide(claim, ReceivedRecord(PARTITION, 0, NOW_MS, key, value, given))
+    return bench.classifier.classify(claim, ReceivedRecord(PARTITION, 0, NOW_MS, key, value, given))
 
 
 def refusal(bench: Bench, verdict: Any) -> tuple[str, str, str]:

@@ -133,10 +133,10 @@ def test_an_id_that_is_sent_again_is_known_to_be_answered_or_under_way() -> None
     bench.report()
     keep(bench)
     bench.run(bytes_of(asking(1)))
-    repeats = bench.dispatcher.repeats
-    assert repeats.ends.of("acme", asking(1).request_id) is None
+    results = bench.dispatcher.deduplication.recent_results
+    assert results.of("acme", asking(1).request_id) is None
     bench.commit()
-    assert repeats.ends.of("acme", asking(1).request_id) is RecentResult.ANSWERED
+    assert results.of("acme", asking(1).request_id) is RecentResult.ANSWERED
 
     waiting = Bench()
     waiting.kept.hangs = asyncio.Event()
@@ -144,8 +144,8 @@ def test_an_id_that_is_sent_again_is_known_to_be_answered_or_under_way() -> None
     async def run() -> None:
         await waiting.write(0, bytes_of(asking(1)))
         await waiting.decide()
-        assert waiting.dispatcher.repeats._is_under_way(SourceCoordinate(*PARTITION, 0))
-        await waiting.dispatcher.answers.close()
+        assert waiting.dispatcher.deduplication._is_under_way(SourceCoordinate(*PARTITION, 0))
+        await waiting.dispatcher.response_cache.close()
 
     asyncio.run(run())
 
@@ -168,7 +168,7 @@ def test_a_cancel_finds_what_is_looked_up() -> None:
     )
     (reply,) = replies(bench)
     assert (reply.outcome, reply.source) == (Outcome.CANCELLED, SourceCoordinate(*PARTITION, 0))
-    assert len(bench.dispatcher.answers) == 0
+    assert len(bench.dispatcher.response_cache) == 0
 
 
 def test_what_moved_on_is_forgotten() -> None:
@@ -185,7 +185,7 @@ def test_what_moved_on_is_forgotten() -> None:
 
     going(bench, lambda: bench.write(0, bytes_of(asking(1))), revoke)
     assert bench.transactions.settlements == []
-    assert len(bench.dispatcher.answers) == 0
+    assert len(bench.dispatcher.response_cache) == 0
 
 
 def test_a_late_answer_is_none() -> None:
@@ -208,7 +208,7 @@ def test_beyond_the_bounds_requests_are_served_without_a_look() -> None:
     bench = Bench()
     bench.report(rate=100_000.0, tokens=100_000)
     bench.kept.hangs = asyncio.Event()
-    bench.dispatcher.answers.max_held = 8
+    bench.dispatcher.response_cache.max_held = 8
     keep(bench)
 
     async def write() -> None:

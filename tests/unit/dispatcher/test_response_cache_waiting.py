@@ -67,8 +67,8 @@ def test_when_the_first_leaves_no_answer_the_others_are_served_at_once() -> None
         bench.commit()
         answered_once(bench)
         await asyncio.wait_for(soon(), 5)
-        assert len(bench.dispatcher.answers) == 0
-        await bench.dispatcher.answers.close()
+        assert len(bench.dispatcher.response_cache) == 0
+        await bench.dispatcher.response_cache.close()
 
     asyncio.run(run())
     assert replies(bench) == []
@@ -87,10 +87,10 @@ def test_nobody_waits_for_what_brings_no_answer(why: str) -> None:
         await bench.decide()
         if why == "long ago":
             assert len(work(bench)) == 1
-            bench.now_ms += bench.dispatcher.answers.max_wait_ms + 1
-            bench.dispatcher.answers.sweep()
-        await until(bench, lambda: not bench.dispatcher.answers)
-        await bench.dispatcher.answers.close()
+            bench.now_ms += bench.dispatcher.response_cache.max_wait_ms + 1
+            bench.dispatcher.response_cache.sweep()
+        await until(bench, lambda: not bench.dispatcher.response_cache)
+        await bench.dispatcher.response_cache.close()
 
     asyncio.run(run())
     assert answers_of(bench, 2) in ([], [Outcome.EXPIRED])
@@ -106,19 +106,19 @@ def test_what_ends_without_work_releases_those_who_wait_for_it(how: str) -> None
         await bench.decide()
         await bench.write(1, bytes_of(asking(2, timeout_ms=600_000)))
         await bench.decide()
-        assert (len(bench.parts.scheduler), len(bench.dispatcher.answers)) == (1, 1)
+        assert (len(bench.parts.scheduler), len(bench.dispatcher.response_cache)) == (1, 1)
         if how == "expired":
             bench.now_ms += 61_000
             # Not by the clock: its end is what they wait for.
-            bench.dispatcher.answers.max_wait_ms = 10**9
+            bench.dispatcher.response_cache.max_wait_ms = 10**9
             bench.dispatcher.dispatch()
             bench.dispatcher._answer_late(bench.parts.scheduler.take_late(bench.now_ms), bench.now_ms)
         else:
             await bench.write(2, bytes_of(CancelRequest(asking(1).request_id)))
         await bench.decide()
         bench.commit()
-        await until(bench, lambda: not bench.dispatcher.answers)
-        await bench.dispatcher.answers.close()
+        await until(bench, lambda: not bench.dispatcher.response_cache)
+        await bench.dispatcher.response_cache.close()
 
     asyncio.run(run())
     assert answers_of(bench, 1) == [Outcome.EXPIRED if how == "expired" else Outcome.CANCELLED]
@@ -137,8 +137,8 @@ def test_a_cancel_of_the_first_releases_those_who_wait_for_it_at_once() -> None:
         await bench.decide()
         await bench.write(2, bytes_of(CancelRequest(asking(1).request_id)))
         await bench.decide()
-        await until(bench, lambda: not bench.dispatcher.answers)
-        await bench.dispatcher.answers.close()
+        await until(bench, lambda: not bench.dispatcher.response_cache)
+        await bench.dispatcher.response_cache.close()
 
     asyncio.run(run())
     assert answers_of(bench, 1) == [Outcome.CANCELLED]
@@ -166,7 +166,7 @@ def test_an_answer_that_is_stored_a_moment_after_its_commit_is_found(monkeypatch
         bench.commit()
         answered_once(bench)
         await until(bench, lambda: len(replies(bench)) == 2)
-        await bench.dispatcher.answers.close()
+        await bench.dispatcher.response_cache.close()
 
     asyncio.run(run())
     # The first looked once, and one of the others twice for both.
@@ -210,7 +210,7 @@ def test_a_tenant_has_a_quarter_of_every_bound(bound: str) -> None:
     bench.register([TenantSpec("acme"), TenantSpec("globex")])
     bench.assign("requests.globex")
     bench.report(rate=100_000.0, tokens=100_000)
-    answers = bench.dispatcher.answers
+    answers = bench.dispatcher.response_cache
     size = len(b"key" + bytes_of(asking(1)))
     setattr(answers, bound, 4 if bound != "max_held_bytes" else 4 * size + 3)
 
@@ -241,7 +241,7 @@ def test_a_leader_that_is_forgotten_late_takes_nobody_elses_place() -> None:
     bench.report(rate=100_000.0, tokens=100_000)
 
     async def run() -> None:
-        answers = bench.dispatcher.answers
+        answers = bench.dispatcher.response_cache
         await bench.write(0, bytes_of(asking(1)))
         await bench.decide()
         bench.commit()

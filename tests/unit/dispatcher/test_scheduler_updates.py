@@ -40,10 +40,10 @@ def shown(name: str, **labels: str) -> float | None:
 def test_a_pool_that_nobody_sends_to_is_shown_as_well() -> None:
     bench = Bench()
     bench.report(500.0, pool="quiet")
-    bench.parts.outlook.show()
+    bench.parts.updates.show()
     assert shown("fairlane_pool_consumers", pool="quiet") == 1
     bench.now_ms += 60_000
-    bench.parts.outlook.show()
+    bench.parts.updates.show()
     assert shown("fairlane_pool_consumers", pool="quiet") == 0
     assert shown("fairlane_pool_lost_seconds", pool="quiet") == 60
 

@@ -14,7 +14,7 @@ from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, PartitionId
 from fairlane.schema_files import committed_schemas
 from fairlane.schema_registry import RegistryError
-from stream_processors.dispatcher.intake.arrival import ReceivedRecord
+from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.waiting import eventually
@@ -72,8 +72,8 @@ class Waits:
         self.bench.assign(OTHER.topic)
         self.bench.register([], [])
         self.codec = Codec(self.registry)
-        self.bench.intake.codec = self.codec
-        self.schemas = self.bench.dispatcher.schemas
+        self.bench.classifier.codec = self.codec
+        self.schemas = self.bench.dispatcher.intake.schemas
         self.schemas.codec = self.codec
         self.schemas.every_s = 0.01
         self._offsets: dict[str, int] = {}
@@ -97,7 +97,7 @@ class Waits:
     async def run(self, until: Callable[[], bool], timeout_s: float = 5.0) -> None:
         tasks = [
             asyncio.create_task(self.bench.dispatcher.run()),
-            asyncio.create_task(self.bench.dispatcher.settle_schemas()),
+            asyncio.create_task(self.bench.dispatcher.intake.run()),
         ]
         try:
             async with asyncio.timeout(timeout_s):
@@ -105,7 +105,7 @@ class Waits:
                     for task in tasks:
                         assert not task.done(), task
                     if self.commits:
-                        self.bench.dispatcher.on_room()
+                        self.bench.dispatcher.intake.on_room()
                     await asyncio.sleep(0.001)
         finally:
             for task in tasks:
@@ -302,7 +302,7 @@ def test_a_defect_of_the_look_up_is_no_outage(waits: Waits) -> None:
         task = asyncio.create_task(waits.bench.dispatcher.run())
         try:
             with pytest.raises(ZeroDivisionError):
-                await asyncio.wait_for(waits.bench.dispatcher.settle_schemas(), 5.0)
+                await asyncio.wait_for(waits.bench.dispatcher.intake.run(), 5.0)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

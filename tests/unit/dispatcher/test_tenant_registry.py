@@ -8,7 +8,7 @@ import pytest
 
 from fairlane.records import TenantGroup, TenantSpec
 from fairlane_server.control.tenants_file import load_tenants
-from stream_processors.dispatcher.registries import TenantRegistry
+from stream_processors.dispatcher.registry import TenantRegistry
 
 
 def test_the_last_good_specification_stays() -> None:

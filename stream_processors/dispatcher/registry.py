@@ -1,0 +1,159 @@
+"""The tenants and models that the dispatcher knows, and the pool that serves each request."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from fairlane.logs import get_logger
+from fairlane.models import is_model_name
+from fairlane.names import is_name
+from fairlane.outcomes import Code
+from fairlane.records import ModelVersion, TenantSpec
+from fairlane_server.control.tenants_file import check_numbers
+from stream_processors.dispatcher.intake.validation import Rejection
+from stream_processors.dispatcher.scheduling.shares import Share
+
+log = get_logger(__name__)
+
+SpecT = TypeVar("SpecT")
+
+
+@dataclass(slots=True)
+class Registry:
+    """The present tenants and models by name. One object, shared by all stages."""
+
+    tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
+    models: Mapping[str, ModelVersion] = field(default_factory=dict)
+    _pool_owners: Mapping[str, str] = field(default_factory=dict)
+
+    def replace(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> bool:
+        """Set the tenants and models. Returns whether ``serving`` may answer otherwise for admitted requests."""
+        reassigns = reassigns_pools(self.tenants, tenants, self.models, models)
+        if tenants is not self.tenants:
+            self._pool_owners = _owners_of_pools(tenants)
+        self.tenants, self.models = tenants, models
+        return reassigns
+
+    def tenant(self, name: str) -> TenantSpec:
+        """The tenant, with the defaults if it is not registered."""
+        return self.tenants.get(name) or TenantSpec(name)
+
+    def pool_for(self, model: ModelVersion, tenant: str) -> str | Rejection:
+        """The pool for this model: the tenant's own pool if it has one, never another tenant's. A refusal if none."""
+        own_pool = self.tenant(tenant).pool
+        if own_pool is not None:
+            if own_pool == model.pool or own_pool in model.dedicated_pools:
+                return own_pool
+            return Rejection(Code.UNKNOWN_MODEL, "model", f"the pool of {tenant} does not serve {model.model}")
+        if self._pool_owners.get(model.pool, tenant) != tenant:
+            return Rejection(Code.FORBIDDEN, "model", f"the pool of {model.model} belongs to another tenant")
+        return model.pool
+
+    def serving(self, name: str, tenant: str) -> tuple[ModelVersion, str] | Rejection:
+        """The present model of that name and its pool, for a request that was admitted before; a refusal if there is
+        none any more."""
+        spec, model = self.tenants.get(tenant), self.models.get(name)
+        if spec is None:
+            return Rejection(Code.FORBIDDEN, "tenant", f"{tenant} is not registered any more")
+        if model is None:
+            return Rejection(Code.UNKNOWN_MODEL, "model", f"{name} is not served any more")
+        if spec.models and name not in spec.models:
+            return Rejection(Code.FORBIDDEN, "model", f"{tenant} may not use {name} any more")
+        pool = self.pool_for(model, tenant)
+        return pool if isinstance(pool, Rejection) else (model, pool)
+
+
+def reassigns_pools(
+    tenants_before: Mapping[str, TenantSpec],
+    tenants: Mapping[str, TenantSpec],
+    models_before: Mapping[str, ModelVersion],
+    models: Mapping[str, ModelVersion],
+) -> bool:
+    """Whether ``Registry.serving`` may return something else for admitted requests. Weights and quotas do not matter,
+    nor do new models, nor new tenants without a pool of their own."""
+    if models is not models_before and any(models.get(name) != model for name, model in models_before.items()):
+        return True
+    if tenants is tenants_before:
+        return False
+    return _owners_of_pools(tenants) != _owners_of_pools(tenants_before) or any(
+        _served(spec) != _served(tenants.get(name)) for name, spec in tenants_before.items()
+    )
+
+
+def _owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
+    """The tenant of each pool that belongs to one tenant alone."""
+    return {spec.pool: name for name, spec in tenants.items() if spec.pool is not None}
+
+
+def _served(spec: TenantSpec | None) -> object:
+    return None if spec is None else (spec.pool, spec.models)
+
+
+class LastGood(ABC, Generic[SpecT]):
+    """Keeps the last valid specification of a name whose new one is invalid, and omits a name that never had one.
+
+    The command line rejects an invalid file as a whole, but a record written by another client must not stop a
+    dispatcher. For one thread.
+    """
+
+    unusable: ClassVar[str]
+    """The log event of an invalid specification."""
+
+    def __init__(self) -> None:
+        self._seen: Mapping[str, SpecT] | None = None
+        self._usable: dict[str, SpecT] = {}
+
+    def usable(self, specs: Mapping[str, SpecT]) -> Mapping[str, SpecT]:
+        """The valid specifications by name; the same object until ``specs`` is another object."""
+        if specs is not self._seen:
+            self._seen = specs
+            found = {name: self._checked(name, spec) for name, spec in specs.items()}
+            self._usable = {name: spec for name, spec in found.items() if spec is not None}
+        return self._usable
+
+    @abstractmethod
+    def check(self, name: str, spec: SpecT) -> None:
+        """Raises ValueError if the specification under this name is invalid."""
+
+    def _checked(self, name: str, spec: SpecT) -> SpecT | None:
+        try:
+            self.check(name, spec)
+        except ValueError as error:
+            log.error(self.unusable, name=name, reason=str(error), kept=name in self._usable)
+            return self._usable.get(name)
+        return spec
+
+
+class TenantRegistry(LastGood[TenantSpec]):
+    """Validates tenants. Tenant, pool and service names become part of topic names; an invalid one would stop the feeds
+    of every dispatcher."""
+
+    unusable = "tenant_unusable"
+
+    def check(self, name: str, spec: TenantSpec) -> None:
+        """Raises ValueError for an invalid name, number, weight or group."""
+        if spec.tenant != name or not is_name(name):
+            raise ValueError(f"tenant: {spec.tenant!r} under the key {name!r}")
+        if spec.pool is not None and not is_name(spec.pool):
+            raise ValueError(f"pool: {spec.pool!r} cannot name one")
+        for service in spec.services:
+            if not is_name(service):
+                raise ValueError(f"services: {service!r} cannot name one")
+        Share(spec.weight, spec.groups)
+        check_numbers(spec)
+
+
+class ModelRegistry(LastGood[ModelVersion]):
+    """Validates models. Pool names become part of topic names; an invalid one would stop the feeds of every
+    dispatcher."""
+
+    unusable = "model_unusable"
+
+    def check(self, name: str, spec: ModelVersion) -> None:
+        """Raises ValueError for an invalid model or pool name."""
+        if spec.model != name or not is_model_name(name):
+            raise ValueError(f"model: {spec.model!r} under the key {name!r}")
+        for pool in (spec.pool, *spec.dedicated_pools):
+            if not is_name(pool):
+                raise ValueError(f"pool: {pool!r} cannot name one")

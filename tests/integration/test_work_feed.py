@@ -18,6 +18,7 @@ from fairlane.outcomes import Health, Priority
 from fairlane.records import CapacityReport, DispatchReport
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
+from fairlane_server.admission_rule import CapacityState
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.processes.restarts import RestartPolicy
 from stream_processors.dispatcher.feedback.work_events import (
@@ -28,7 +29,7 @@ from stream_processors.dispatcher.feedback.work_events import (
     WorkSeen,
 )
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
-from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState
+from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.in_flight import Reserved, WorkId
 from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
 from tests.kit.pipeline import Pipeline

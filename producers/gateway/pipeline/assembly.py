@@ -41,7 +41,7 @@ class LogPipeline:
     ) -> None:
         self._on_failure = on_failure
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._picture = LatestLoad()
+        self._latest_load = LatestLoad()
         limits = PublishLimits()
         self.directory = RegistryFeeds(settings, codec, self._failed)
         self.pending = Pending(settings.gateway_max_in_flight)
@@ -57,7 +57,7 @@ class LogPipeline:
             self._chunks,
             self.pending,
             lambda: self.directory.registry,
-            self._picture,
+            self._latest_load,
             find_reply,
         )
         self._replies = ReplyReader(settings, codec, self.submitter, on_replies, self._failed)
@@ -98,7 +98,7 @@ class LogPipeline:
         self.submitter.add(chunks)
 
     def _load_seen(self, view: LoadView) -> None:
-        self._soon(self._picture.look, view)
+        self._soon(self._latest_load.look, view)
 
     def _failed(self, error: BaseException) -> None:
         self._soon(self._on_failure, error)

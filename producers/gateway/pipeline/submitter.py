@@ -20,7 +20,7 @@ from fairlane_server.kafka.reply_partition import new_request_id, partition_of
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.chunk_reader import Chunk
-from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, early_answer
+from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, reject_early
 from producers.gateway.pipeline.errors import draining
 from producers.gateway.pipeline.pending import Pending, WaitingCall
 from producers.gateway.pipeline.waiting import LOOK_UPS, FindReply, KafkaPendingReply
@@ -52,7 +52,7 @@ class KafkaSubmitter:
 
     Args:
         registry: returns the current tenants and models.
-        picture: current load.
+        load: latest load.
         find_reply: finds replies that this instance has not read.
     """
 
@@ -61,7 +61,7 @@ class KafkaSubmitter:
     chunks: TenantChunks
     pending: Pending
     registry: Callable[[], RegistrySnapshot]
-    picture: LatestLoad
+    load: LatestLoad
     find_reply: FindReply
     clock: ClockMs = now_ms
     look_ups: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOK_UPS))
@@ -81,7 +81,7 @@ class KafkaSubmitter:
     async def submit(self, tenant: str, request: InferenceRequest) -> KafkaPendingReply:
         if self.is_draining:
             raise draining()
-        refusal = early_answer(tenant, request, self.registry(), self.picture, self.clock())
+        refusal = reject_early(tenant, request, self.registry(), self.load, self.clock())
         if refusal is not None:
             metrics.GATEWAY_REFUSED_EARLY.labels(code=refusal.code).inc()
             raise GatewayError(

@@ -1,4 +1,4 @@
-"""Admission rules: predicted wait, and whether a request is admitted. Pure: facts and ``now_ms`` in, a decision out.
+"""Admission rules: whether a request is admitted. Pure: facts and ``now_ms`` in, a decision out.
 
 A request is refused at once if it cannot be served in time, or if what already waits leaves it no place; waiting in
 vain costs its sender the time to go elsewhere. Backfill has no such hurry and is never refused: it is let in always,
@@ -6,16 +6,11 @@ has a place of its own beside the online requests, and its partitions are paused
 """
 
 from dataclasses import dataclass
-from math import inf, isfinite
 
-from fairlane.backoff import jittered_ms
 from fairlane.outcomes import Code
+from fairlane_server.admission_rule import Load, Prediction, drain_ms, predict, retry_after_ms, takes_anything
 from fairlane_server.heartbeats import LEAST_OUTAGE_MS
 from stream_processors.dispatcher.admission.shared_bound import SharedBound
-from stream_processors.dispatcher.scheduling.capacity import CapacityState, PoolCapacity
-
-LEAST_RETRY_MS = 100
-MOST_RETRY_MS = 300_000
 
 BACKFILL_PART = 0.5
 """Part of what a tenant may hold at which its backfill pauses; the rest is for what was fetched by then."""
@@ -90,36 +85,6 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is ahead of a request in its pool, in cost tokens.
-
-    ``in_flight_tokens``: dispatched and not settled, by any dispatcher. ``waiting_tokens``: all that waits for the pool
-    at this dispatcher, whose part of the pool is ``dispatcher_share``. ``own_waiting_tokens``: what waits of the same
-    tenant and class, and one request of the usual cost; their part of the pool, while all that wait go on waiting, is
-    ``own_share``. Shares are above 0 and at most 1.
-    """
-
-    capacity: PoolCapacity
-    in_flight_tokens: float
-    waiting_tokens: float
-    own_waiting_tokens: float
-    dispatcher_share: float = 1.0
-    own_share: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """How long a request is expected to wait, and then to be served."""
-
-    wait_ms: float
-    service_ms: float
-
-    @property
-    def finish_ms(self) -> float:
-        return self.wait_ms + self.service_ms
-
-
-@dataclass(frozen=True, slots=True)
 class Admitted:
     """The request is let in."""
 
@@ -134,45 +99,6 @@ class Shed:
     message: str
     retry_after_ms: int
     prediction: Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """What a prediction is made of."""
-
-    return_ms: float
-    in_flight_ms: float
-    all_waiting_ms: float
-    own_waiting_ms: float
-    service_ms: float
-
-    @property
-    def queue_ms(self) -> float:
-        return min(self.all_waiting_ms, self.own_waiting_ms)
-
-    @property
-    def prediction(self) -> Prediction:
-        return Prediction(self.return_ms + self.in_flight_ms + self.queue_ms, self.service_ms)
-
-
-def predict(load: Load, cost_tokens: float) -> Prediction:
-    """When a request of that cost would be served, with what is known now::
-
-        wait    = in flight / rate + min(waiting / (rate x dispatcher_share), own waiting / (rate x own_share))
-        service = cost / rate of one consumer
-
-    The first term cannot be overtaken: it was dispatched. Of what waits, no more goes first than all of it, and no more
-    than what is served to others while the tenant's own backlog, and one more request, are served at its entitled
-    share. The one more is the turn of each of the others that comes first, even before a tenant that has nothing
-    waiting: with a hundred tenants that is a hundred requests, however much each of them has waiting behind its first.
-    The usual cost is taken for it and not the request's own: a large one waits no longer for its turn than a small.
-
-    While the rate is not known (no consumer has reported yet, or none has measured itself) everything is 0, so that
-    requests come in and a pool scaled to zero gets its reason to start. A lost pool is expected back after
-    ``max(LEAST_OUTAGE_MS, lost_for_ms)``, since an outage of unknown length is expected to last as long again as it
-    has lasted, and then to serve at its last rate.
-    """
-    return _terms(load, cost_tokens).prediction
 
 
 def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load) -> Admitted | Shed:
@@ -196,8 +122,7 @@ def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load
     lengthened by up to ``jitter`` by a hash of the request id, so that those who were refused together do not return
     together, and lies between ``LEAST_RETRY_MS`` and ``MOST_RETRY_MS``.
     """
-    terms = _terms(load, arrival.cost_tokens)
-    prediction = terms.prediction
+    prediction = predict(load, arrival.cost_tokens)
     if arrival.backfill:
         return Admitted(prediction)
     requests, size = _shared_bounds(policy, bounds)
@@ -207,19 +132,19 @@ def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load
         code, message = Code.OVERLOADED, _full("requests", requests, 1)
     elif not size.admits(arrival.size_bytes):
         code, message = Code.OVERLOADED, _full("bytes", size, arrival.size_bytes)
-    elif prediction.finish_ms > left_ms and not (_takes_anything(load) and arrival.now_ms <= arrival.deadline_at_ms):
+    elif prediction.finish_ms > left_ms and not (takes_anything(load) and arrival.now_ms <= arrival.deadline_at_ms):
         code = Code.DEADLINE_UNMEETABLE
         latest = f"in {left_ms / 1000:.1f} s" if left_ms > 0 else "past"
         message = f"it would be done in {prediction.finish_ms / 1000:.1f} s; its deadline, less the margin, is {latest}"
     else:
         return Admitted(prediction)
-    own_drain_ms, drain_ms = _drain_ms(bounds, load)
-    retry_ms = terms.return_ms + max(
-        requests.ms_until_admitted(1, own_drain_ms, drain_ms),
-        size.ms_until_admitted(arrival.size_bytes, own_drain_ms, drain_ms),
-        _ms_until_in_time(terms, allowed_ms),
+    own_ms, all_ms = _drain_ms(bounds, load)
+    retry_ms = prediction.return_ms + max(
+        requests.ms_until_admitted(1, own_ms, all_ms),
+        size.ms_until_admitted(arrival.size_bytes, own_ms, all_ms),
+        prediction.ms_until_in_time(allowed_ms),
     )
-    return Shed(code, message, _jittered(policy, retry_ms, arrival.request_id), prediction)
+    return Shed(code, message, retry_after_ms(retry_ms, policy.jitter, arrival.request_id), prediction)
 
 
 def backfill_paused(policy: AdmissionPolicy, paused: bool, bounds: Bounds) -> bool:
@@ -231,46 +156,6 @@ def backfill_paused(policy: AdmissionPolicy, paused: bool, bounds: Bounds) -> bo
     """
     part = BACKFILL_PART * (BACKFILL_RESUMES_AT if paused else 1)
     return not all(shared.own_held < part * shared.most() for shared in _shared_bounds(policy, bounds))
-
-
-def _takes_anything(load: Load) -> bool:
-    if load.capacity.state is CapacityState.LIVE:
-        return load.in_flight_tokens <= 0 and load.waiting_tokens <= 0
-    return load.capacity.state is CapacityState.NEVER
-
-
-def _terms(load: Load, cost_tokens: float) -> _Terms:
-    capacity = load.capacity
-    lost = capacity.state is CapacityState.LOST
-    return_ms = float(max(LEAST_OUTAGE_MS, capacity.lost_for_ms)) if lost else 0.0
-    rate = capacity.last_cost_tokens_per_s if lost else capacity.cost_tokens_per_s
-    if rate <= 0:
-        return _Terms(return_ms, 0.0, 0.0, 0.0, 0.0)
-    return _Terms(
-        return_ms,
-        _ms(load.in_flight_tokens, rate),
-        _ms(load.waiting_tokens, rate * load.dispatcher_share),
-        _ms(load.own_waiting_tokens, rate * load.own_share),
-        _ms(cost_tokens, capacity.consumer_cost_tokens_per_s or rate),
-    )
-
-
-def _ms(tokens: float, tokens_per_s: float) -> float:
-    if tokens <= 0:
-        return 0.0
-    return 1000 * tokens / tokens_per_s if tokens_per_s > 0 else inf
-
-
-def _ms_until_in_time(terms: _Terms, allowed_ms: float) -> float:
-    """How long the pool must drain until a request that is submitted then is predicted to be done within its time.
-
-    What is in flight is refilled as long as anything waits. So the wait falls with what waits before the request, down
-    to nothing; what is in flight only once all that waits has gone. A pool with nothing left to do takes anything.
-    """
-    too_long_ms = terms.in_flight_ms + terms.queue_ms + terms.service_ms - allowed_ms
-    if too_long_ms <= terms.queue_ms:
-        return max(0.0, too_long_ms)
-    return terms.all_waiting_ms + min(terms.in_flight_ms, too_long_ms - terms.queue_ms)
 
 
 def _shared_bounds(policy: AdmissionPolicy, bounds: Bounds) -> tuple[SharedBound, SharedBound]:
@@ -308,8 +193,8 @@ def _drain_ms(bounds: Bounds, load: Load) -> tuple[float, float]:
         # Nothing is known of how it drains; nothing drains before a consumer comes.
         return LEAST_OUTAGE_MS, LEAST_OUTAGE_MS
     return (
-        _ms(bounds.tenant_waiting_tokens, rate * load.own_share),
-        _ms(bounds.total_waiting_tokens, rate * load.dispatcher_share),
+        drain_ms(bounds.tenant_waiting_tokens, rate * load.own_share),
+        drain_ms(bounds.total_waiting_tokens, rate * load.dispatcher_share),
     )
 
 
@@ -318,9 +203,3 @@ def _full(unit: str, shared: SharedBound, size: int) -> str:
         return f"the tenant's queue is full: {shared.own_held:.0f} of {shared.own_bound:.0f} {unit} wait"
     may_hold = max(0.0, shared.most(size))
     return f"the dispatcher is full: {shared.own_held:.0f} {unit} of the tenant wait, {may_hold:.0f} may for now"
-
-
-def _jittered(policy: AdmissionPolicy, retry_ms: float, request_id: str) -> int:
-    most_ms = MOST_RETRY_MS / (1 + policy.jitter)
-    base_ms = min(max(retry_ms, LEAST_RETRY_MS), most_ms) if isfinite(retry_ms) else most_ms
-    return min(MOST_RETRY_MS, jittered_ms(base_ms, policy.jitter, request_id))

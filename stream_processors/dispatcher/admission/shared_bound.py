@@ -30,8 +30,7 @@ whosesoever, while as much as the bound waits.
 from dataclasses import dataclass
 from math import floor, inf
 
-AFTERWARDS_FREE = 0.1
-"""Part of what a tenant may hold that must be free again before it is asked to come back."""
+from fairlane_server.admission_rule import AFTERWARDS_FREE
 
 
 @dataclass(frozen=True, slots=True)

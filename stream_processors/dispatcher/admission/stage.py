@@ -9,12 +9,13 @@ from fairlane.outcomes import Code, Decision, Degradation, Priority
 from fairlane.ownership import Ownership
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.schema_registry import RegistryError
+from fairlane_server.admission_rule import CapacityState, Load, Prediction
 from fairlane_server.conversations.turns import shortened_use
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.degradation import Ladder, degrade, reduced_context
 from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.quotas import Exceeded
-from stream_processors.dispatcher.admission.rules import Load, Prediction, Shed
+from stream_processors.dispatcher.admission.rules import Shed
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.enrichment.history_room import shown_message_tokens
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
@@ -28,7 +29,6 @@ from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.pool_reassignment import PoolReassignment
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
 from stream_processors.dispatcher.registry import Registry
-from stream_processors.dispatcher.scheduling.capacity import CapacityState
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 

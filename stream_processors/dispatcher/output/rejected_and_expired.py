@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from fairlane.backoff import jittered_ms
 from fairlane.outcomes import Code, Decision
 from fairlane.ownership import Claim
+from fairlane_server.admission_rule import LEAST_RETRY_MS
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
-from stream_processors.dispatcher.admission.rules import LEAST_RETRY_MS, Shed
+from stream_processors.dispatcher.admission.rules import Shed
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.decision_records import DecisionWriter

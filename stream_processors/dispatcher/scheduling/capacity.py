@@ -6,66 +6,11 @@ clocks of consumers are not trusted. A report with ``draining`` takes it out at 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
+from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
-
-
-class CapacityState(StrEnum):
-    """What is known of a pool's consumers."""
-
-    NEVER = "never"
-    """None has reported since this process began: perhaps the pool is scaled to zero and waits for work to come."""
-
-    LIVE = "live"
-    """At least one reports."""
-
-    LOST = "lost"
-    """Some did, and all of them drained or fell silent."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """The largest micro-batch of one consumer: number of items, and their cost tokens together."""
-
-    items: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolCapacity:
-    """A pool at one moment. Rates are cost tokens (prompt + 2 x output) per second; 0 is unknown.
-
-    ``cost_tokens_per_s`` is that of all live consumers together, ``consumer_cost_tokens_per_s`` that of one of them, on
-    average. When the pool is lost, the latter and ``last_cost_tokens_per_s`` (of the pool) are as they last were.
-    ``lost_for_ms`` counts from the last sign of life. ``batches`` has one entry for each live consumer that is counted.
-
-    ``owned_partitions`` are those of the pool's topics that a live consumer says it owns, ``work_partitions`` those of
-    consumers that are counted, which get new work. Both are None while that is not known: when nobody lives, or when
-    one that lives does not name its partitions, because it is of an older version.
-    """
-
-    state: CapacityState = CapacityState.NEVER
-    consumers: int = 0
-    cost_tokens_per_s: float = 0.0
-    consumer_cost_tokens_per_s: float = 0.0
-    last_cost_tokens_per_s: float = 0.0
-    lost_for_ms: int = 0
-    batches: tuple[BatchLimits, ...] = ()
-    owned_partitions: frozenset[int] | None = None
-    work_partitions: frozenset[int] | None = None
-
-    @property
-    def max_batch_items(self) -> int:
-        """Items that run at once when every live consumer runs a full batch."""
-        return sum(limits.items for limits in self.batches)
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Cost tokens that run at once at most."""
-        return sum(limits.tokens for limits in self.batches)
 
 
 @dataclass(slots=True)

@@ -11,17 +11,10 @@ from typing import Generic
 from fairlane.names import priority_topic
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate, TenantSpec
+from fairlane_server.admission_rule import CapacityState, Load, PoolCapacity, Prediction, predict
 from stream_processors.dispatcher.admission import rules
-from stream_processors.dispatcher.admission.rules import (
-    AdmissionPolicy,
-    Admitted,
-    Arrival,
-    Bounds,
-    Load,
-    Prediction,
-    Shed,
-)
-from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState, PoolCapacity
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Arrival, Bounds, Shed
+from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
 from stream_processors.dispatcher.scheduling.fleet import Fleet, FleetShare
 from stream_processors.dispatcher.scheduling.in_flight import InFlight, Reserved
@@ -126,7 +119,7 @@ class Scheduler(Generic[ItemT]):
             dispatcher_share=pool.share.share or own_share,
             own_share=own_share,
         )
-        return load, rules.predict(load, item.cost_tokens)
+        return load, predict(load, item.cost_tokens)
 
     def judge(self, item: ItemT, load: Load, now_ms: int) -> Admitted | Shed:
         """Whether this request is taken."""

@@ -7,7 +7,7 @@ dispatched than keeps the consumers busy.
 from dataclasses import dataclass
 from math import inf
 
-from stream_processors.dispatcher.scheduling.capacity import BatchLimits, CapacityState, PoolCapacity
+from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
 from stream_processors.dispatcher.scheduling.in_flight_ledger import Held
 
 STARTING_LIMITS = BatchLimits(items=32, tokens=16_384)

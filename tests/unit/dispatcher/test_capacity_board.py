@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
+from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
-from stream_processors.dispatcher.scheduling.capacity import BatchLimits, CapacityBoard, CapacityState, PoolCapacity
+from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 
 T0 = 1_700_000_000_000
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_processors.dispatcher.scheduling.capacity import BatchLimits, CapacityState, PoolCapacity
+from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
 from stream_processors.dispatcher.scheduling.in_flight_ledger import Held
 from stream_processors.dispatcher.scheduling.window import STARTING_LIMITS, Amount, room_tokens, window
 

@@ -3,8 +3,8 @@
 from prometheus_client import REGISTRY
 
 from fairlane.records import TenantSpec
+from fairlane_server.admission_rule import CapacityState
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.scheduling.capacity import CapacityState
 from stream_processors.dispatcher.scheduling.in_flight import RESERVATION_TTL_MS
 from tests.kit.dispatcher_bench import Bench, encoded
 

@@ -16,9 +16,10 @@ from fairlane.outcomes import Outcome
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, SourceCoordinate, UsageEvent
 from fairlane.schema_files import committed_schemas, default_codec
 from fairlane.schema_registry import RegistryError
+from fairlane_server.admission_rule import CapacityState
 from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
 from stream_processors.dispatcher.feedback.work_records import WorkRecords
-from stream_processors.dispatcher.scheduling.capacity import CapacityBoard, CapacityState
+from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 
 NOW_MS = 1_700_000_000_000
 REPORT = CapacityReport("gpu", "llm", ("m",), "healthy", False, 1.0, 1.0, 32, 16_384, 0.5, 0, 0, 1, 1_000.0, (0, 1))

@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 
 from fairlane.outcomes import Code
 from fairlane.records import InferenceRequest, ModelVersion, RequestInput, TenantSpec
+from fairlane_server.admission_rule import MOST_RETRY_MS, CapacityState, PoolCapacity, predict
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
 from producers.gateway.pipeline.early_rejection import (
     FRESH_MS,
     NO_CAPACITY,
+    SLACK_MS,
     EarlyRejection,
     LatestLoad,
     RegistrySnapshot,
-    early_answer,
     pool_of,
+    reject_early,
 )
 
 NOW = 1_000_000_000
@@ -46,7 +48,7 @@ def view(pool: PoolRow | None, tenant: TenantRow | None, at_ms: int, dispatchers
 def asked(
     seen: LatestLoad | None = None, registry: RegistrySnapshot = REGISTRY, now_ms: int = NOW, **fields: Any
 ) -> EarlyRejection | None:
-    return early_answer("acme", replace(REQUEST, **fields), registry, seen or picture(), now_ms)
+    return reject_early("acme", replace(REQUEST, **fields), registry, seen or picture(), now_ms)
 
 
 def told(refusal: EarlyRejection | None) -> tuple[int, str]:
@@ -59,7 +61,7 @@ def test_what_there_is_room_for_is_let_in() -> None:
 
 
 def test_whoever_is_not_registered_is_refused() -> None:
-    refusal = early_answer("globex", REQUEST, REGISTRY, picture(), NOW)
+    refusal = reject_early("globex", REQUEST, REGISTRY, picture(), NOW)
     assert told(refusal) == (403, Code.FORBIDDEN)
 
 
@@ -204,6 +206,27 @@ def test_the_pool_is_the_tenants_own_if_it_has_one(own: str | None, dedicated: t
 
 
 def test_a_lost_pool_is_lost_since_its_last_report_counted() -> None:
-    assert lost(7_000).lost_for_ms("gpu", NOW) == 7_000 + CAPACITY_TTL_MS
-    assert picture().lost_for_ms("gpu", NOW) is None
-    assert picture().lost_for_ms("never", NOW) is None
+    def known(seen: LatestLoad, pool: str) -> PoolCapacity:
+        return seen.ahead("acme", pool, "normal", NOW).capacity
+
+    assert known(lost(7_000), "gpu") == PoolCapacity(CapacityState.LOST, lost_for_ms=7_000 + CAPACITY_TTL_MS)
+    assert known(picture(), "gpu").state is CapacityState.LIVE
+    assert known(picture(), "never") == PoolCapacity()
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.floats(0.01, 1), st.integers(1, 60_000))
+def test_the_dispatcher_would_refuse_it_for_the_same_load(
+    in_flight: int, waiting: int, own: int, share: float, timeout_ms: int
+) -> None:
+    """By the same prediction, which is never sooner for a request that costs something."""
+    pool = replace(POOL, in_flight_tokens=in_flight, waiting_tokens=waiting)
+    seen = picture(pool, replace(TENANT, waiting_tokens=own, entitled_share=share))
+    refusal = asked(seen, timeout_ms=timeout_ms)
+    prediction = predict(seen.ahead("acme", "gpu", REQUEST.priority, NOW), cost_tokens=0)
+    if refusal is not None:
+        assert refusal.code == Code.DEADLINE_UNMEETABLE
+        assert prediction.finish_ms > timeout_ms
+        assert refusal.retry_after_ms is not None
+        assert refusal.retry_after_ms >= min(prediction.ms_until_in_time(timeout_ms) - 1, MOST_RETRY_MS / 1.5)
+    else:
+        assert prediction.wait_ms <= timeout_ms + SLACK_MS

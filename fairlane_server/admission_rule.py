@@ -1,0 +1,182 @@
+"""Admission rule of dispatcher and gateway: predicted wait of a request, and the time to retry. Pure.
+
+The dispatcher applies it to its own queue before it admits a request; the gateway applies it to the heartbeats of all
+dispatchers, to reject at once what they would reject.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, isfinite
+
+from fairlane.backoff import jittered_ms
+from fairlane_server.heartbeats import LEAST_OUTAGE_MS
+
+LEAST_RETRY_MS = 100
+MOST_RETRY_MS = 300_000
+
+AFTERWARDS_FREE = 0.1
+"""Part of a bound that must be free again before a tenant that was refused for it is asked to come back."""
+
+
+class CapacityState(StrEnum):
+    """What is known of a pool's consumers."""
+
+    NEVER = "never"
+    """None has reported since this process began: perhaps the pool is scaled to zero and waits for work to come."""
+
+    LIVE = "live"
+    """At least one reports."""
+
+    LOST = "lost"
+    """Some did, and all of them drained or fell silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The largest micro-batch of one consumer: number of items, and their cost tokens together."""
+
+    items: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCapacity:
+    """A pool at one moment. Rates are cost tokens (prompt + 2 x output) per second; 0 is unknown.
+
+    ``cost_tokens_per_s`` is that of all live consumers together, ``consumer_cost_tokens_per_s`` that of one of them, on
+    average. When the pool is lost, the latter and ``last_cost_tokens_per_s`` (of the pool) are as they last were.
+    ``lost_for_ms`` counts from the last sign of life. ``batches`` has one entry for each live consumer that is counted.
+
+    ``owned_partitions`` are those of the pool's topics that a live consumer says it owns, ``work_partitions`` those of
+    consumers that are counted, which get new work. Both are None while that is not known: when nobody lives, or when
+    one that lives does not name its partitions, because it is of an older version.
+    """
+
+    state: CapacityState = CapacityState.NEVER
+    consumers: int = 0
+    cost_tokens_per_s: float = 0.0
+    consumer_cost_tokens_per_s: float = 0.0
+    last_cost_tokens_per_s: float = 0.0
+    lost_for_ms: int = 0
+    batches: tuple[BatchLimits, ...] = ()
+    owned_partitions: frozenset[int] | None = None
+    work_partitions: frozenset[int] | None = None
+
+    @property
+    def max_batch_items(self) -> int:
+        """Items that run at once when every live consumer runs a full batch."""
+        return sum(limits.items for limits in self.batches)
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Cost tokens that run at once at most."""
+        return sum(limits.tokens for limits in self.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is ahead of a request in its pool, in cost tokens.
+
+    ``in_flight_tokens``: dispatched and not settled, by any dispatcher. ``waiting_tokens``: all that waits for the pool
+    at this dispatcher, whose part of the pool is ``dispatcher_share``. ``own_waiting_tokens``: what waits of the same
+    tenant and class, and one request of the usual cost; their part of the pool, while all that wait go on waiting, is
+    ``own_share``. Shares are above 0 and at most 1.
+    """
+
+    capacity: PoolCapacity
+    in_flight_tokens: float
+    waiting_tokens: float
+    own_waiting_tokens: float
+    dispatcher_share: float = 1.0
+    own_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How long a request is expected to wait, and then to be served: the terms of ``predict``."""
+
+    return_ms: float
+    in_flight_ms: float
+    all_waiting_ms: float
+    own_waiting_ms: float
+    service_ms: float
+
+    @property
+    def queue_ms(self) -> float:
+        return min(self.all_waiting_ms, self.own_waiting_ms)
+
+    @property
+    def wait_ms(self) -> float:
+        return self.return_ms + self.in_flight_ms + self.queue_ms
+
+    @property
+    def finish_ms(self) -> float:
+        return self.wait_ms + self.service_ms
+
+    def ms_until_in_time(self, allowed_ms: float) -> float:
+        """How long the pool must drain, once it is live, until a request that is submitted then and has ``allowed_ms``
+        is predicted to be done in time.
+
+        What is in flight is refilled as long as anything waits. So the wait falls with what waits before the request,
+        down to nothing; what is in flight only once all that waits has gone. A pool with nothing left to do takes
+        anything.
+        """
+        too_long_ms = self.in_flight_ms + self.queue_ms + self.service_ms - allowed_ms
+        if too_long_ms <= self.queue_ms:
+            return max(0.0, too_long_ms)
+        return self.all_waiting_ms + min(self.in_flight_ms, too_long_ms - self.queue_ms)
+
+
+def predict(load: Load, cost_tokens: float) -> Prediction:
+    """When a request of that cost would be served, with what is known now::
+
+        wait    = in flight / rate + min(waiting / (rate x dispatcher_share), own waiting / (rate x own_share))
+        service = cost / rate of one consumer
+
+    The first term cannot be overtaken: it was dispatched. Of what waits, no more goes first than all of it, and no more
+    than what is served to others while the tenant's own backlog, and one more request, are served at its entitled
+    share. The one more is the turn of each of the others that comes first, even before a tenant that has nothing
+    waiting: with a hundred tenants that is a hundred requests, however much each of them has waiting behind its first.
+    The usual cost is taken for it and not the request's own: a large one waits no longer for its turn than a small.
+
+    While the rate is not known (no consumer has reported yet, or none has measured itself) everything is 0, so that
+    requests come in and a pool scaled to zero gets its reason to start. A lost pool is expected back after
+    ``max(LEAST_OUTAGE_MS, lost_for_ms)``, since an outage of unknown length is expected to last as long again as it
+    has lasted, and then to serve at its last rate.
+    """
+    capacity = load.capacity
+    lost = capacity.state is CapacityState.LOST
+    return_ms = float(max(LEAST_OUTAGE_MS, capacity.lost_for_ms)) if lost else 0.0
+    rate = capacity.last_cost_tokens_per_s if lost else capacity.cost_tokens_per_s
+    if rate <= 0:
+        return Prediction(return_ms, 0.0, 0.0, 0.0, 0.0)
+    return Prediction(
+        return_ms,
+        drain_ms(load.in_flight_tokens, rate),
+        drain_ms(load.waiting_tokens, rate * load.dispatcher_share),
+        drain_ms(load.own_waiting_tokens, rate * load.own_share),
+        drain_ms(cost_tokens, capacity.consumer_cost_tokens_per_s or rate),
+    )
+
+
+def takes_anything(load: Load) -> bool:
+    """Whether the pool gets every request that has not expired, whatever is predicted: it never reported, or it lives
+    and has nothing to do. What a pool can do is learned only by work that comes to it."""
+    if load.capacity.state is CapacityState.LIVE:
+        return load.in_flight_tokens <= 0 and load.waiting_tokens <= 0
+    return load.capacity.state is CapacityState.NEVER
+
+
+def drain_ms(tokens: float, tokens_per_s: float) -> float:
+    """Time to serve this many tokens; infinite at rate 0."""
+    if tokens <= 0:
+        return 0.0
+    return 1000 * tokens / tokens_per_s if tokens_per_s > 0 else inf
+
+
+def retry_after_ms(wait_ms: float, jitter: float, request_id: str) -> int:
+    """``wait_ms`` as a time to retry, from ``LEAST_RETRY_MS`` to ``MOST_RETRY_MS``. A hash of the request id lengthens
+    it by up to ``jitter`` of itself, so that requests refused together do not return together."""
+    most_ms = MOST_RETRY_MS / (1 + jitter)
+    base_ms = min(max(wait_ms, LEAST_RETRY_MS), most_ms) if isfinite(wait_ms) else most_ms
+    return min(MOST_RETRY_MS, jittered_ms(base_ms, jitter, request_id))

@@ -27,6 +27,7 @@ from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
 from benchmarks.trace import MAX_CONTEXT_TOKENS, RequestSize, TraceRow, TraceSampler, load_trace
 from fairlane.models import load_models
+from fairlane.names import priority_topic, replies_topic, requests_topic
 from fairlane.outcomes import Outcome, Priority, Task
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (
@@ -412,9 +413,9 @@ def _request(
         admitted_at_ms=0,
         dispatched_at_ms=0,
         deadline_at_ms=2**53,
-        reply_topic=f"replies.{_TENANT}",
+        reply_topic=replies_topic(_TENANT),
         dispatcher_id="none",
-        source=SourceCoordinate(f"requests.{_TENANT}", 0, number),
+        source=SourceCoordinate(requests_topic(_TENANT), 0, number),
     )
-    claim = Claim(PartitionId(f"priority.{model.pool}.normal", 0), number, 1)
+    claim = Claim(PartitionId(priority_topic(model.pool, Priority.NORMAL), 0), number, 1)
     return Request(ReceivedWork(claim, item, len(prompt), received_at_ms=0), size.prompt_tokens)

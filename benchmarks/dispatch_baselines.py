@@ -18,6 +18,7 @@ import faust
 from confluent_kafka import Producer
 
 from fairlane.kafka_config import idempotent_producer
+from fairlane.names import dispatcher_group, replies_topic, tenant_of_request_topic
 from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
@@ -28,7 +29,7 @@ def work_item(request: InferenceRequest, topic: str, offset: int, timestamp_ms: 
     """The same record the dispatcher writes."""
     return WorkItem(
         request=request,
-        tenant=topic.removeprefix("requests."),
+        tenant=tenant_of_request_topic(topic),
         pool="generate",
         model_version="1",
         priority_class=request.priority,
@@ -37,7 +38,7 @@ def work_item(request: InferenceRequest, topic: str, offset: int, timestamp_ms: 
         admitted_at_ms=timestamp_ms,
         dispatched_at_ms=timestamp_ms,
         deadline_at_ms=timestamp_ms + 60_000,
-        reply_topic="replies.acme",
+        reply_topic=replies_topic("acme"),
         dispatcher_id="baseline-1",
         source=SourceCoordinate(topic, 0, offset),
     )
@@ -46,7 +47,7 @@ def work_item(request: InferenceRequest, topic: str, offset: int, timestamp_ms: 
 def build(kind: str, topics: list[str], settings: Settings) -> Any:
     """The Faust application of one baseline."""
     app = faust.App(
-        f"{settings.group_prefix}.baseline-{kind}",
+        f"{dispatcher_group(settings.group_prefix)}.baseline-{kind}",
         broker=f"kafka://{settings.kafka_bootstrap_servers}",
         broker_max_poll_records=2_000,
         consumer_auto_offset_reset="earliest",

@@ -15,7 +15,7 @@ from benchmarks.cluster import Cluster, cluster
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.models import load_models
-from fairlane.names import priority_topic, replies_topic
+from fairlane.names import priority_topic, replies_topic, requests_topic
 from fairlane.offsets import MAX_SPAN
 from fairlane.outcomes import Priority
 from fairlane.ownership import Ownership
@@ -168,7 +168,7 @@ def _publish(running: Cluster) -> None:
             deadline_at_ms=1 << 60,
             reply_topic=replies_topic(tenant),
             dispatcher_id="bench",
-            source=SourceCoordinate("requests.bench", 0, number),
+            source=SourceCoordinate(requests_topic("bench"), 0, number),
         )
         producer.produce(priority_topic(_POOL, Priority.NORMAL), value=codec.encode(item), key=request.request_id)
         producer.poll(0)

@@ -7,7 +7,7 @@ from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from fairlane.kafka_config import connection
-from fairlane.names import requests_topic
+from fairlane.names import dispatcher_group, requests_topic
 from fairlane.settings import Settings
 
 _TIMEOUT_S = 60.0
@@ -21,7 +21,7 @@ Owners = Mapping[str, frozenset[str]]
 def owners(settings: Settings, tenants: Sequence[str]) -> Owners:
     """By the broker's word; nothing while the group rebalances or the broker does not answer."""
     admin = AdminClient(connection(settings))
-    group = f"{settings.group_prefix}.dispatcher"
+    group = dispatcher_group(settings.group_prefix)
     try:
         described = admin.describe_consumer_groups([group], request_timeout=_CALL_TIMEOUT_S)[group]
         found = described.result(_CALL_TIMEOUT_S)

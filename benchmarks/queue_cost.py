@@ -14,6 +14,7 @@ from time import thread_time_ns
 from typing import get_args
 
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
+from fairlane.names import requests_topic, tenant_of_request_topic
 from fairlane.ownership import Claim, PartitionId
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
 
@@ -42,7 +43,7 @@ class Request:
 
 def requests(count: int, tenants: int, random: Random) -> list[Request]:
     """Requests of random tenants, classes, costs and deadlines."""
-    partitions = [PartitionId(f"requests.tenant-{number}", 0) for number in range(tenants)]
+    partitions = [PartitionId(requests_topic(f"tenant-{number}"), 0) for number in range(tenants)]
     made = []
     for offset in range(count):
         partition = random.choice(partitions)
@@ -50,7 +51,7 @@ def requests(count: int, tenants: int, random: Random) -> list[Request]:
         made.append(
             Request(
                 claim=Claim(partition, offset, 1),
-                tenant=partition.topic.removeprefix("requests."),
+                tenant=tenant_of_request_topic(partition.topic),
                 priority_class=random.choices(("high", "normal", "low"), (1, 4, 1))[0],
                 cost_tokens=prompt_tokens + 2 * random.randint(1, 256),
                 prompt_tokens=prompt_tokens,

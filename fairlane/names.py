@@ -1,29 +1,94 @@
-"""Names of topics and consumer groups, and the patterns of valid names. No other module spells them."""
+"""Names of topics, consumer groups and transactional ids, and the patterns of valid names. No other module spells them.
 
+Each of them begins with ``TOPIC_PREFIX``, so that pipelines with different prefixes share a Kafka cluster without
+seeing each other. Names in records (``reply_to``, source coordinates, audit events) are the whole names.
+"""
+
+import os
 import re
 
 TENANT_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
 _REQUEST_ID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
-DEAD_LETTER_REQUESTS = "dead-letter.requests"
-DEAD_LETTER_WORK = "dead-letter.work"
-CONTROL_TENANTS = "control.tenants"
-CONTROL_MODELS = "control.models"
-CONTROL_CAPACITY = "control.capacity"
-CONTROL_DISPATCH = "control.dispatch"
-CONTROL_CANCELLATIONS = "control.cancellations"
-LEDGER_USAGE = "ledger.usage"
-LEDGER_AUDIT = "ledger.audit"
-GATEWAY_REPLIES = "gateway.replies"
-JOBS_REPLIES = "jobs.replies"
+_TOPIC_PREFIX = re.compile(r"[a-z0-9.-]{0,40}")
+_FIRST_PARTS = (
+    *("requests", "backfill", "replies", "returned", "chunks", "dead-letter"),
+    *("priority", "control", "ledger", "gateway", "jobs"),
+)
+
+
+def valid_topic_prefix(given: str) -> str:
+    """``given``, if it is a valid TOPIC_PREFIX; it is used as it is, with or without a dot at its end.
+
+    Without the first part of a topic's name in it, no topic of a pipeline is a topic of one with another prefix.
+
+    Raises:
+        ValueError: it has other characters or more than 40, or holds the first part of a topic's name with its dot.
+    """
+    if _TOPIC_PREFIX.fullmatch(given) is None:
+        raise ValueError(
+            f"TOPIC_PREFIX is {given!r}: it may have at most 40 characters, of lower-case letters, digits, dots and "
+            "hyphens"
+        )
+    for part in _FIRST_PARTS:
+        if f"{part}." in given:
+            raise ValueError(
+                f"TOPIC_PREFIX is {given!r}: it must not contain {part + '.'!r}, with which topics of a pipeline "
+                "without a prefix begin"
+            )
+    return given
+
+
+TOPIC_PREFIX = valid_topic_prefix(os.environ.get("TOPIC_PREFIX", ""))
+"""What the name of every topic, group and transactional id of this process begins with. Read once, at import."""
+
+
+def topic_name(name: str) -> str:
+    """Whole name of a topic that topics.yaml calls ``name``."""
+    return TOPIC_PREFIX + name
+
+
+def group_id(name: str) -> str:
+    """Whole id of the consumer group ``name``."""
+    return TOPIC_PREFIX + name
+
+
+DEAD_LETTER_REQUESTS = topic_name("dead-letter.requests")
+DEAD_LETTER_WORK = topic_name("dead-letter.work")
+CONTROL_TENANTS = topic_name("control.tenants")
+CONTROL_MODELS = topic_name("control.models")
+CONTROL_CAPACITY = topic_name("control.capacity")
+CONTROL_DISPATCH = topic_name("control.dispatch")
+CONTROL_CANCELLATIONS = topic_name("control.cancellations")
+LEDGER_USAGE = topic_name("ledger.usage")
+LEDGER_AUDIT = topic_name("ledger.audit")
+GATEWAY_REPLIES = topic_name("gateway.replies")
+JOBS_REPLIES = topic_name("jobs.replies")
 SHARED_REPLIES = frozenset({GATEWAY_REPLIES, JOBS_REPLIES})
 """Reply topics shared by all tenants: of the gateway and of offline jobs."""
 
-_REQUESTS = "requests."
-_BACKFILL = "backfill."
-_REPLIES = "replies."
-_RETURNED = "returned."
-_DEAD_LETTER_REPLIES = "dead-letter.replies."
-_PRIORITY = "priority."
+RECORDED_TOPICS = tuple(
+    # Only dots: the other characters of a prefix mean themselves in every dialect of regular expressions.
+    "^" + TOPIC_PREFIX.replace(".", r"\.") + pattern
+    for pattern in (
+        r"replies\..*",
+        r"(gateway|jobs)\.replies$",
+        r"ledger\.(usage|audit)$",
+        r"control\.(tenants|models)$",
+    )
+)
+"""Patterns of the topics that the recorder reads, in the notation of ``Consumer.subscribe``."""
+
+DEAD_LETTER_REPLAY_ID = TOPIC_PREFIX + "fairlane-dead-letter-replay"
+"""Transactional id of all replays of dead letters: the latest to start fences the others, so that no two replay the
+same letter."""
+
+_REQUESTS = topic_name("requests.")
+_BACKFILL = topic_name("backfill.")
+_REPLIES = topic_name("replies.")
+_CHUNKS = topic_name("chunks.")
+_RETURNED = topic_name("returned.")
+_DEAD_LETTER_REPLIES = topic_name("dead-letter.replies.")
+_PRIORITY = topic_name("priority.")
 
 
 def is_name(value: str) -> bool:
@@ -49,7 +114,12 @@ def replies_topic(tenant: str, service: str | None = None) -> str:
 
 
 def chunks_topic(tenant: str) -> str:
-    return f"chunks.{tenant}"
+    return _CHUNKS + tenant
+
+
+def tenant_of_chunks(topic: str) -> str:
+    """Tenant of a chunk topic."""
+    return topic.removeprefix(_CHUNKS)
 
 
 def dead_letter_replies_topic(tenant: str) -> str:
@@ -94,22 +164,13 @@ def tenant_of_request_topic(topic: str) -> str:
 
 def is_read_by_dispatchers(topic: str) -> bool:
     """Whether this is a tenant's request or backfill topic, or a pool's requeue topic."""
-    prefix, _, name = topic.partition(".")
-    return f"{prefix}." in (_REQUESTS, _BACKFILL, _RETURNED) and is_name(name)
+    return any(
+        topic.startswith(prefix) and is_name(topic.removeprefix(prefix)) for prefix in (_REQUESTS, _BACKFILL, _RETURNED)
+    )
 
 
 def is_backfill(topic: str) -> bool:
     return topic.startswith(_BACKFILL)
-
-
-def dispatcher_group(prefix: str) -> str:
-    """Consumer group of the dispatchers; ``prefix`` is GROUP_PREFIX."""
-    return f"{prefix}.dispatcher"
-
-
-def pool_group(prefix: str, pool: str) -> str:
-    """Consumer group of a pool's consumers; ``prefix`` is GROUP_PREFIX."""
-    return f"{prefix}.pool.{pool}"
 
 
 def is_replies(topic: str) -> bool:
@@ -131,16 +192,59 @@ def may_carry_replies_of(topic: str, tenant: str) -> bool:
     return topic in SHARED_REPLIES or is_replies_of(topic, tenant)
 
 
+# Groups and transactional ids of the services; ``prefix`` is GROUP_PREFIX.
+
+
+def dispatcher_group(prefix: str) -> str:
+    """Consumer group of the dispatchers."""
+    return group_id(f"{prefix}.dispatcher")
+
+
+def dispatcher_archive_group(prefix: str) -> str:
+    """Group id under which dispatchers read single replies; nobody joins it."""
+    return group_id(f"{prefix}.dispatcher.archive")
+
+
+def dispatcher_transactional_id(prefix: str, instance_id: str) -> str:
+    """Transactional id of a dispatcher: the latest in its slot fences its predecessors."""
+    return group_id(f"{prefix}.dispatcher.{instance_id}")
+
+
+def pool_group(prefix: str, pool: str) -> str:
+    """Consumer group of a pool's consumers."""
+    return group_id(f"{prefix}.pool.{pool}")
+
+
+def consumer_transactional_id(prefix: str, pool: str, instance_id: str) -> str:
+    """Transactional id of an inference consumer: the latest in its slot fences its predecessors."""
+    return group_id(f"{prefix}.consumer.{pool}.{instance_id}")
+
+
+def recorder_group(prefix: str) -> str:
+    """Consumer group of the recorders."""
+    return group_id(f"{prefix}.recorder")
+
+
 def gateway_group(prefix: str) -> str:
-    """Consumer group of the gateway's instances; ``prefix`` is GROUP_PREFIX."""
-    return f"{prefix}.gateway"
+    """Consumer group of the gateway's instances."""
+    return group_id(f"{prefix}.gateway")
+
+
+def gateway_chunks_group(prefix: str) -> str:
+    """Group id under which the gateway reads chunks; nobody joins it."""
+    return group_id(f"{prefix}.gateway.chunks")
+
+
+def jobs_group(prefix: str) -> str:
+    """Group id under which offline jobs look at their reply topic; nobody joins it."""
+    return group_id(f"{prefix}.jobs")
 
 
 def job_group(prefix: str, job_id: str) -> str:
-    """Group whose committed offset counts the chunks of an offline job in the log; ``prefix`` is GROUP_PREFIX."""
-    return f"{prefix}.job.{job_id}"
+    """Group whose committed offset counts the chunks of an offline job in the log."""
+    return group_id(f"{prefix}.job.{job_id}")
 
 
 def job_transactional_id(prefix: str, job_id: str) -> str:
     """Transactional id of an offline job's publisher: the latest one fences its predecessors."""
-    return f"{prefix}-job-{job_id}"
+    return group_id(f"{prefix}-job-{job_id}")

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from fairlane import names
 from fairlane.records import MOST_INPUT_ITEMS
 
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -39,6 +40,22 @@ class KafkaSettings(BaseSettings):
     schema_registry_url: str | None = Field(
         None, description="Confluent-compatible schema registry; unset: the ids in schemas/ids.yaml"
     )
+
+    topic_prefix: str = Field(
+        "",
+        description="First part of every topic, consumer group and transactional id: pipelines with different ones "
+        "share a cluster. At most 40 of a-z, 0-9, dot and hyphen; read once, when a process starts",
+    )
+
+    @field_validator("topic_prefix")
+    @classmethod
+    def _topic_prefix_is_that_of_the_process(cls, given: str) -> str:
+        if given != names.TOPIC_PREFIX:
+            raise ValueError(
+                f"TOPIC_PREFIX is read once, when fairlane is imported, and was {names.TOPIC_PREFIX!r} then: it cannot "
+                f"be {given!r} now"
+            )
+        return given
 
     @model_validator(mode="after")
     def _sasl_is_complete(self) -> "KafkaSettings":
@@ -94,7 +111,9 @@ class Settings(KafkaSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level that is logged")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or for a person")
 
-    group_prefix: str = Field("fairlane", description="First part of every consumer group id")
+    group_prefix: str = Field(
+        "fairlane", description="First part of every consumer group and transactional id, after TOPIC_PREFIX"
+    )
     dispatcher_session_timeout_ms: int = Field(6_000, ge=1_000, description="A dispatcher silent for this long is dead")
     transaction_timeout_ms: int = Field(10_000, ge=1_000, description="Longest life of an open Kafka transaction")
     max_undone_span: int = Field(

@@ -13,7 +13,7 @@ from fairlane import logs
 from fairlane.clock import now_ms
 from fairlane.kafka_config import chunk_producer, heartbeat_producer, transactional_producer
 from fairlane.models import load_models
-from fairlane.names import pool_group
+from fairlane.names import consumer_transactional_id, pool_group
 from fairlane.ownership import Ownership
 from fairlane.records import CapacityReport, ModelVersion
 from fairlane.schema_registry import codec_for
@@ -159,7 +159,7 @@ class ConsumerApp:
 
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
         settings = self._settings
-        transactional_id = f"{settings.group_prefix}.consumer.{self._pool}.{settings.instance_id}"
+        transactional_id = consumer_transactional_id(settings.group_prefix, self._pool, settings.instance_id)
         producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
         return TransactionLoop(producer, ownership, on_fatal=self._fail, max_records=settings.max_transaction_records)
 

@@ -24,7 +24,7 @@ from deploy.local.procfs import ProcessId
 from deploy.local.run_record import RunRecord
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
-from fairlane.names import backfill_topic, priority_topic, replies_topic, requests_topic
+from fairlane.names import backfill_topic, priority_topic, recorder_group, replies_topic, requests_topic
 from fairlane.outcomes import Priority, Task
 
 _HTTP_TIMEOUT_S = 2.0
@@ -43,7 +43,7 @@ class Rig:
         self.badly_ended: list[str] = []
         """Who was asked to end and did not end with status 0."""
         self._admin = AdminClient(connection(deployed.settings) | QUIET)
-        recorders = f"{deployed.group_prefix}.recorder"
+        recorders = recorder_group(deployed.group_prefix)
         self._groups = {dispatcher_group(deployed): cast.dispatchers, work_group(deployed): cast.consumers}
         self._recorders = {recorders: (cast.recorder,)}
         self._members: dict[str, Member] = {}

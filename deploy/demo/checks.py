@@ -10,7 +10,7 @@ import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.kafka_config import read_committed_consumer
-from fairlane.names import replies_topic
+from fairlane.names import group_id, replies_topic
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -70,7 +70,7 @@ def committed_records(settings: KafkaSettings, topics: Iterable[str], timeout_s:
     Raises KafkaException when the broker does not answer, TimeoutError when a topic could not be read to its end.
     """
     deadline = monotonic() + timeout_s
-    consumer = Consumer(read_committed_consumer(settings, "fairlane-check") | {"enable.partition.eof": True})
+    consumer = Consumer(read_committed_consumer(settings, group_id("fairlane-check")) | {"enable.partition.eof": True})
     try:
         places = [
             (topic, partition)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from confluent_kafka import KafkaException
 
+from fairlane import names
 from fairlane.client.core import ClientCore
 from fairlane.client.limits import ClientLimits
 from fairlane.client.ports import Connector, KafkaConnector
@@ -176,7 +177,9 @@ class BaseClient:
             raise ValueError(f"max_processing_ms: {max_processing_ms} is below {LEAST_PROCESSING_MS}")
         idle_timeout_ms = options.get("idle_timeout_ms")
         try:
-            consumer = KafkaConnector(self._settings).member(group_id, max_processing_ms, LEAST_PROCESSING_MS)
+            consumer = KafkaConnector(self._settings).member(
+                names.group_id(group_id), max_processing_ms, LEAST_PROCESSING_MS
+            )
         except KafkaException as error:
             raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
         member = GroupMember(
@@ -214,7 +217,7 @@ class BaseClient:
             producer = KafkaConnector(self._settings).letter_producer()
         except KafkaException as error:
             raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
-        return self._member(group_id, **options), ReplyLetters(producer, self.tenant, group_id)
+        return self._member(group_id, **options), ReplyLetters(producer, self.tenant, names.group_id(group_id))
 
     @property
     def _start_timeout_s(self) -> float:

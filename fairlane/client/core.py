@@ -29,7 +29,7 @@ from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import Backpressure, ClientClosed, FairlaneError, Unavailable
-from fairlane.names import chunks_topic, replies_topic, requests_topic
+from fairlane.names import chunks_topic, group_id, replies_topic, requests_topic
 from fairlane.records import InferenceReply, InferenceRequest
 
 _POLL_S = 0.1
@@ -228,7 +228,7 @@ class ClientCore:
 
     def _group_id(self) -> str:
         """Of a consumer that joins no group. Begins with the tenant's and a dot, so that a grant on that covers it."""
-        return f"{self.tenant}.client-{uuid4()}"
+        return group_id(f"{self.tenant}.client-{uuid4()}")
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(name, work), name=f"fairlane-{name}", daemon=True)

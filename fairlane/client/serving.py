@@ -40,7 +40,7 @@ def replies(
     opened. Without ``topic`` or ``service`` it reads ``replies.<tenant>``.
 
     Args:
-        group_id: of the consumer group.
+        group_id: of the consumer group; TOPIC_PREFIX comes before it.
         handler: takes a reply, at least once. A call that raises is made again.
         tenant: whose replies.
         bootstrap_servers: brokers to start from; default: ``KAFKA_BOOTSTRAP_SERVERS``.

@@ -217,7 +217,7 @@ class Client(BaseClient):
             service.run()
 
         Args:
-            group_id: of the consumer group.
+            group_id: of the consumer group; TOPIC_PREFIX comes before it.
             handler: takes a reply, at least once. A call that raises is made again.
             retries: how often and after which waits; default: :class:`HandlerRetries`.
             on_dead_letter: takes each reply that the handler failed on at every try, and each record that is no reply,

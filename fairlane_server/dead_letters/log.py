@@ -22,6 +22,7 @@ from fairlane.cluster import (
 from fairlane.codec import Codec
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.letter import Letter, ReplayMark, StoredRecord, headers_of, read_record
+from fairlane.names import group_id
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer, message_headers
@@ -64,7 +65,7 @@ class DeadLetterReader:
         self._cluster = Cluster(settings)
         self._topics = self._cluster.metadata().topics
         # The group is never joined and nothing is committed: partitions are assigned by hand.
-        config = read_committed_consumer(settings, "fairlane-dead-letters") | {"enable.partition.eof": True}
+        config = read_committed_consumer(settings, group_id("fairlane-dead-letters")) | {"enable.partition.eof": True}
         self._consumer = SkippingConsumer(quiet_config(config, self._errors), _READER)
 
     def __enter__(self) -> Self:

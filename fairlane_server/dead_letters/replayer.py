@@ -12,14 +12,12 @@ from fairlane.clock import ClockMs
 from fairlane.cluster import ClusterError, LastConnectionError, one_line, quiet_config, reason_of
 from fairlane.codec import Codec
 from fairlane.kafka_config import transactional_producer
+from fairlane.names import DEAD_LETTER_REPLAY_ID
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings
 from fairlane_server.dead_letters.replay import Replay, audit_records, mark_record, request_record
 from fairlane_server.kafka.settlement import OutputRecord
 from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
-
-TRANSACTIONAL_ID = "fairlane-dead-letter-replay"
-"""Shared by all replays: the latest to start fences the others, so that no two replay the same letter."""
 
 _TIMEOUT_MS = 10_000
 _CALL_TIMEOUT_S = 20.0
@@ -48,7 +46,7 @@ class Replayer:
         self._clock = clock
         self._errors = LastConnectionError()
         self._known: set[str] = set()
-        config = transactional_producer(settings, TRANSACTIONAL_ID, _TIMEOUT_MS)
+        config = transactional_producer(settings, DEAD_LETTER_REPLAY_ID, _TIMEOUT_MS)
         self._producer = Producer(quiet_config(config, self._errors))
         try:
             self._repeat(partial(self._producer.init_transactions, _CALL_TIMEOUT_S))

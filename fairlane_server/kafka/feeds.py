@@ -15,6 +15,7 @@ from fairlane.backoff import Backoff
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka_config import connection
 from fairlane.logs import get_logger
+from fairlane.names import group_id
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
@@ -84,7 +85,7 @@ class TopicFollower(ABC):
         consumer = SkippingConsumer(
             connection(self._settings)
             | {
-                "group.id": f"feed-{uuid4()}",
+                "group.id": group_id(f"feed-{uuid4()}"),
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",

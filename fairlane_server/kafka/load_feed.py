@@ -9,7 +9,7 @@ from fairlane.clock import now_ms
 from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka_config import read_committed_consumer
-from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS
+from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS, group_id
 from fairlane.records import CapacityReport, DispatchReport, TenantSpec
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
@@ -46,7 +46,7 @@ class LoadFeed:
             CONTROL_CAPACITY: self._capacity,
             CONTROL_DISPATCH: self._dispatch,
         }
-        config = read_committed_consumer(settings, "fairlane-top") | {"enable.partition.eof": True}
+        config = read_committed_consumer(settings, group_id("fairlane-top")) | {"enable.partition.eof": True}
         self._consumer = SkippingConsumer(quiet_config(config, self._errors), "top")
         try:
             deadline = time.monotonic() + CONNECT_TIMEOUT_S

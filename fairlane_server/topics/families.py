@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from fairlane.data_files import data_path
-from fairlane.names import TENANT_PATTERN
+from fairlane.names import TENANT_PATTERN, topic_name
 from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec, type_by_name
 from fairlane.yaml_config import YamlNode, load_yaml_with_lines
@@ -37,7 +37,8 @@ class TopicFamily:
 
     Attributes:
         family: its key in the file.
-        name: the name of its topics, with the placeholders ``{tenant}``, ``{service}``, ``{pool}`` and ``{class}``.
+        name: the name of its topics, with the placeholders ``{tenant}``, ``{service}``, ``{pool}`` and ``{class}``;
+            TOPIC_PREFIX comes before it.
         records: names of the records it carries; empty for a dead-letter topic, which carries any bytes.
         key: the field that is the message key, or ``original``.
         retention_ms: None for a compacted family.
@@ -80,7 +81,7 @@ class TopicFamily:
 
     def matches(self, topic: str) -> bool:
         """Whether a topic of this name would belong to this family."""
-        pattern = _PLACEHOLDER.sub(TENANT_PATTERN.pattern, self.name.replace(".", r"\."))
+        pattern = _PLACEHOLDER.sub(TENANT_PATTERN.pattern, topic_name(self.name).replace(".", r"\."))
         return re.fullmatch(pattern, topic) is not None
 
 
@@ -146,7 +147,7 @@ def static(families: Iterable[TopicFamily]) -> tuple[TopicFamily, ...]:
 def _topics(family: TopicFamily, tenants: tuple[TenantSpec, ...], pools: tuple[str, ...]) -> Iterator[TopicSpec]:
     for values in _fillings(family.placeholders, tenants, pools):
         partitions = family.partitions_by_tenant.get(values.get("tenant", ""), family.partitions)
-        name = family.name.format_map(values)
+        name = topic_name(family.name.format_map(values))
         yield TopicSpec(name, family.family, partitions, family.config, family.records)
 
 

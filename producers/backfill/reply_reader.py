@@ -7,7 +7,7 @@ from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
-from fairlane.names import JOBS_REPLIES, job_group
+from fairlane.names import JOBS_REPLIES, job_group, jobs_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
@@ -26,7 +26,7 @@ _QUEUED_KIB = 16_384
 def reply_partitions(settings: Settings, timeout_s: float = _CALL_TIMEOUT_S) -> int:
     """How many partitions the topic of the replies has. Raises AwayError."""
     errors = LastConnectionError()
-    consumer = Consumer(quiet_config(read_committed_consumer(settings, f"{settings.group_prefix}.jobs"), errors))
+    consumer = Consumer(quiet_config(read_committed_consumer(settings, jobs_group(settings.group_prefix)), errors))
     try:
         found = consumer.list_topics(JOBS_REPLIES, timeout=timeout_s).topics[JOBS_REPLIES]
         if found.error is not None:

@@ -192,7 +192,7 @@ class DispatcherApp:
 
     def _transactions(self, failed: Callable[[BaseException], None]) -> TransactionLoop:
         settings = self._settings
-        transactional_id = f"{settings.group_prefix}.dispatcher.{settings.instance_id}"
+        transactional_id = names.dispatcher_transactional_id(settings.group_prefix, settings.instance_id)
         producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
         return TransactionLoop(
             producer,

@@ -19,6 +19,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from fairlane import names
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.settings import Settings
@@ -30,13 +31,6 @@ from stream_processors.recorder.projection import LogRecord
 
 log = get_logger(__name__)
 
-# Patterns, all of them: a topic that does not exist yet is then no error, and one that comes later is found.
-SUBSCRIPTION = (
-    r"^replies\..*",
-    r"^(gateway|jobs)\.replies$",
-    r"^ledger\.(usage|audit)$",
-    r"^control\.(tenants|models)$",
-)
 SESSION_TIMEOUT_MS = 6_000
 REQUEST_TIMEOUT_S = 2.0
 REJOIN_TIMEOUT_S = 30.0
@@ -88,8 +82,9 @@ class Source:
     def start(self, on_assigned: OnChange, on_revoked: OnChange) -> None:
         """Join the group. The callbacks run inside ``read`` and ``close``, with what was added and taken away."""
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
+        # Patterns, all of them: a topic that does not exist yet is then no error, and one that comes later is found.
         self._consumer.subscribe(
-            list(SUBSCRIPTION), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            list(names.RECORDED_TOPICS), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )
 
     def close(self) -> None:
@@ -174,7 +169,7 @@ class Source:
 
 
 def _config(settings: Settings) -> dict[str, Any]:
-    return read_committed_consumer(settings, f"{settings.group_prefix}.recorder") | {
+    return read_committed_consumer(settings, names.recorder_group(settings.group_prefix)) | {
         "client.id": settings.instance_id,
         # Cooperative: a new topic or a second recorder does not interrupt the other partitions. The classic protocol,
         # because the pattern is then matched here, within a metadata refresh; brokers do it every ten seconds at best.

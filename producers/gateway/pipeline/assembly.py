@@ -7,6 +7,7 @@ from confluent_kafka import Consumer, Producer
 
 from fairlane.client.ports import KafkaConnector
 from fairlane.codec import Codec
+from fairlane.names import gateway_chunks_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane_server.kafka.load_board import LoadView
@@ -110,6 +111,6 @@ class LogPipeline:
 
 def _chunk_consumer(settings: Settings) -> Consumer:
     """A consumer that joins no group, despite its group id."""
-    consumer = KafkaConnector(settings).chunk_reader(f"{settings.group_prefix}.gateway.chunks")
+    consumer = KafkaConnector(settings).chunk_reader(gateway_chunks_group(settings.group_prefix))
     assert isinstance(consumer, Consumer)  # noqa: S101 - a mistake in this package, not of a caller
     return consumer

@@ -17,7 +17,7 @@ from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import FairlaneError
 from fairlane.logs import get_logger
-from fairlane.names import chunks_topic
+from fairlane.names import chunks_topic, tenant_of_chunks
 from fairlane.records import ReplyChunk
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.loop_bridge import Handover
@@ -220,10 +220,10 @@ class ChunkReader:
         if key is None or not self._is_wanted(key.decode(errors="replace")):
             return None
         chunk = self._decoder.decode(topic, message)
-        return None if chunk is None else (_tenant_of(topic), chunk)
+        return None if chunk is None else (tenant_of_chunks(topic), chunk)
 
     def _late(self, found: list[tuple[str, ReplyChunk]]) -> None:
-        self._give([(_tenant_of(topic), chunk) for topic, chunk in found])
+        self._give([(tenant_of_chunks(topic), chunk) for topic, chunk in found])
 
     def _give(self, chunks: list[Chunk]) -> None:
         assert self._handover is not None  # noqa: S101 - a mistake in this package, not of a caller
@@ -232,10 +232,6 @@ class ChunkReader:
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def _tenant_of(topic: str) -> str:
-    return topic.removeprefix(chunks_topic(""))
 
 
 def _set(future: "asyncio.Future[bool]", is_read: bool) -> None:

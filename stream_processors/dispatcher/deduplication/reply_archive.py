@@ -9,6 +9,7 @@ from fairlane import metrics
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
+from fairlane.names import dispatcher_archive_group
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.settings import Settings
@@ -84,7 +85,7 @@ class KafkaReplyArchive:
         Raises KafkaException when the broker does not return it within ``_READ_TIMEOUT_S``.
         """
         if self._consumer is None:
-            group = f"{self._settings.group_prefix}.dispatcher.archive"
+            group = dispatcher_archive_group(self._settings.group_prefix)
             self._consumer = Consumer(read_committed_consumer(self._settings, group))
         self._consumer.assign([TopicPartition(place.topic, place.partition, place.offset)])
         message = self._consumer.poll(_READ_TIMEOUT_S)

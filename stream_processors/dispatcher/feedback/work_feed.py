@@ -284,7 +284,7 @@ class WorkFeed:
 
 
 def _config(settings: Settings) -> ClientConfig:
-    return read_committed_consumer(settings, f"work-feed-{uuid4()}") | {
+    return read_committed_consumer(settings, names.group_id(f"work-feed-{uuid4()}")) | {
         "client.id": settings.instance_id,
         "enable.partition.eof": True,
     }

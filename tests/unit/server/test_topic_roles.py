@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlane.names import RECORDED_TOPICS
 from fairlane_server.topics.families import TopicFamily, load_families
-from stream_processors.recorder.source import SUBSCRIPTION
 
 REPOSITORY = Path(__file__).parents[3]
 READS, WRITES = "readers", "writers"
@@ -236,6 +236,6 @@ def test_the_recorder_may_read_what_it_subscribes_to() -> None:
 
     def subscribed(family: TopicFamily) -> bool:
         topic = re.sub(r"\{[a-z]*\}", "x", family.name)
-        return any(re.fullmatch(pattern, topic) for pattern in SUBSCRIPTION)
+        return any(re.fullmatch(pattern, topic) for pattern in RECORDED_TOPICS)
 
     assert {name for name, family in FAMILY_BY_NAME.items() if subscribed(family)} == allowed("recorder", READS)

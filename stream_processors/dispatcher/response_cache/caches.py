@@ -35,7 +35,7 @@ _hits_decoder = msgspec.msgpack.Decoder(tuple[Hit, ...])
 
 @dataclass(slots=True)
 class PassageCache:
-    """Search results: popular ones in memory, all in Redis. The key contains the collection's version. Implements the
+    """Search results: recently used ones in memory, all in Redis. The key contains the collection's version. Implements the
     enrichment's ``RetrievalCache``."""
 
     redis: RedisCache
@@ -65,8 +65,9 @@ class PassageCache:
         self.redis.soon(key, lambda: self.redis.put(key, payload))
 
     def _keep(self, key: CacheKey, hits: tuple[Hit, ...], size_bytes: int) -> None:
-        ends_at_ms = self.clock() + round(1_000 * self.ttl_s)
-        self.hot.put(key, hits, size_bytes + ITEM_OVERHEAD_BYTES, ends_at_ms)
+        now_ms = self.clock()
+        ends_at_ms = now_ms + round(1_000 * self.ttl_s)
+        self.hot.put(key, hits, size_bytes + ITEM_OVERHEAD_BYTES, ends_at_ms, now_ms)
 
 
 @dataclass(slots=True)

@@ -35,8 +35,8 @@ _hits_decoder = msgspec.msgpack.Decoder(tuple[Hit, ...])
 
 @dataclass(slots=True)
 class PassageCache:
-    """Search results: recently used ones in memory, all in Redis. The key contains the collection's version. Implements the
-    enrichment's ``RetrievalCache``."""
+    """Search results: recently used ones in memory, all in Redis. The key contains the version of the collection. This
+    is the ``RetrievalCache`` of enrichment."""
 
     redis: RedisCache
     hot: HotCache[tuple[Hit, ...]]

@@ -11,21 +11,21 @@ ItemT = TypeVar("ItemT", bound=Waiting)
 
 
 class ArrivalOrder(BacklogStatistics[ItemT]):
-    """One line for all classes, tenants and groups, whatever their weights, costs and deadlines."""
+    """One queue for all classes, tenants and groups; weights, costs and deadlines do not matter."""
 
     def __init__(self) -> None:
         super().__init__(DEFAULT_CLASS_WEIGHTS)
         self._waiting: OrderedDict[Hashable, ItemT] = OrderedDict()
 
     def push(self, item: ItemT) -> None:
-        """Let it wait. Raises ValueError for a class that is not known and for a claim that waits already."""
+        """Add a request. Raises ValueError for an unknown class and for a claim already queued."""
         sums = self._sums(item.tenant, item.priority_class)
         if self._waiting.setdefault(item.claim, item) is not item:
             raise ValueError(f"waits already: {item.claim}")
         self._add(sums, item)
 
     def pop(self, room_tokens: float, is_late: Callable[[ItemT], bool]) -> tuple[ItemT, bool] | None:
-        """The one that came first, and whether it is late. None when nothing waits or it costs more than the room."""
+        """Remove the first request; returns it and whether it is late. None when empty or when it exceeds the room."""
         if not self._waiting:
             return None
         item = next(iter(self._waiting.values()))
@@ -36,14 +36,14 @@ class ArrivalOrder(BacklogStatistics[ItemT]):
         return item, late
 
     def take_late(self, is_late: Callable[[ItemT], bool]) -> list[ItemT]:
-        """Remove whatever is late. O(n)."""
+        """Remove the late requests. O(n)."""
         gone = [item for item in self._waiting.values() if is_late(item)]
         for item in gone:
             self.remove(item, charge=False)
         return gone
 
     def remove(self, item: ItemT, *, charge: bool) -> bool:  # noqa: ARG002 - nothing is charged here
-        """Take it out of turn. False when it does not wait."""
+        """Remove a request out of turn. False when it is not queued."""
         found = self._waiting.pop(item.claim, None)
         if found is None:
             return False
@@ -51,20 +51,19 @@ class ArrivalOrder(BacklogStatistics[ItemT]):
             self.set_share(found.tenant, None)
         return True
 
-    def expedite(self, item: ItemT) -> bool:  # noqa: ARG002 - nobody is
-        """False, and nothing is done: there is one line for all, and its head would overtake other tenants. What came
-        first goes first here anyway."""
+    def expedite(self, item: ItemT) -> bool:  # noqa: ARG002 - no request is
+        """Does nothing and returns False: in a queue shared by all tenants it would overtake other tenants."""
         return False
 
     def charge(self, tenant: str, group: str, priority_class: str, tokens: float) -> None:
-        """Nobody is charged here."""
+        """Does nothing: this policy charges nobody."""
 
     def set_share(self, tenant: str, share: Share | None) -> None:
-        """The weight counts in ``backlogged_weight`` and nowhere else; None: forget it as soon as nothing waits."""
+        """Set the weight, which counts only in ``backlogged_weight``; None: forget it once nothing is queued."""
         self._keep_share(tenant, share)
 
     def set_class_weights(self, weights: Mapping[str, float]) -> None:
-        """They change nothing here. Raises ValueError as the other policies do."""
+        """Checks the weights, which change nothing. Raises ValueError as the other policies do."""
         checked_class_weights(weights, DEFAULT_CLASS_WEIGHTS)
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ _SECOND = itemgetter(1)
 
 
 class Waiting(Protocol):
-    """What a queue needs of a request. The claim tells it from all others that wait."""
+    """The fields of a request that a queue uses. The claim identifies it."""
 
     @property
     def claim(self) -> Hashable: ...
@@ -21,14 +21,14 @@ class Waiting(Protocol):
     def tenant(self) -> str: ...
     @property
     def group(self) -> str:
-        """Of the tenant; empty for none."""
+        """The tenant's group; empty for none."""
         ...
 
     @property
     def priority_class(self) -> str: ...
     @property
     def cost_tokens(self) -> int:
-        """Prompt tokens and twice the output tokens, estimated."""
+        """Estimated prompt tokens plus twice the output tokens."""
         ...
 
     @property
@@ -44,7 +44,7 @@ ItemT = TypeVar("ItemT", bound=Waiting)
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits: requests, their cost tokens and their bytes."""
+    """Queued requests, their cost tokens and their bytes."""
 
     requests: int = 0
     tokens: int = 0
@@ -52,7 +52,7 @@ class Backlog:
 
 
 class Sums:
-    """What waits of a class, or of one tenant in it."""
+    """Running sums of a class, or of one tenant in it."""
 
     __slots__ = ("requests", "size_bytes", "tokens")
 
@@ -71,13 +71,13 @@ class _ClassSums(Sums):
     def __init__(self) -> None:
         super().__init__()
         self.tenants: dict[str, TenantSums] = {}
-        """Only those that have something waiting."""
+        """Tenants with queued requests only."""
         self.weight = 0.0
-        """Sum of the weights of those."""
+        """Sum of their weights."""
 
 
 class TenantSums(Sums):
-    """What waits of one tenant in one class. Held by whoever asks for it often; in the census while something waits."""
+    """Running sums of one tenant in one class; part of the class while the tenant has queued requests."""
 
     __slots__ = ("of_class", "tenant")
 
@@ -88,7 +88,7 @@ class TenantSums(Sums):
 
 
 class BacklogStatistics(Generic[ItemT]):
-    """The sums over what waits, by class and by tenant, and the shares of the tenants. All but ``busiest`` is O(1)."""
+    """Running sums by class and tenant, and the tenants' shares. All but ``busiest`` is O(1)."""
 
     def __init__(self, classes: Iterable[str]) -> None:
         self._classes = {name: _ClassSums() for name in classes}
@@ -96,14 +96,14 @@ class BacklogStatistics(Generic[ItemT]):
         self._leaving: set[str] = set()
 
     def _sums(self, tenant: str, priority_class: str) -> TenantSums:
-        """For ``_add`` and ``_subtract``. Raises ValueError for a class that is not known."""
+        """The sums for ``_add`` and ``_subtract``. Raises ValueError for an unknown class."""
         of_class = self._classes.get(priority_class)
         if of_class is None:
             raise ValueError(f"unknown class: {priority_class}")
         return of_class.tenants.get(tenant) or TenantSums(tenant, of_class)
 
     def _add(self, sums: TenantSums, item: Waiting) -> None:
-        """One more waits."""
+        """Count a request that was queued."""
         of_class = sums.of_class
         if not sums.requests:
             of_class.tenants[sums.tenant] = sums
@@ -117,7 +117,7 @@ class BacklogStatistics(Generic[ItemT]):
         of_class.size_bytes += size_bytes
 
     def _subtract(self, sums: TenantSums, item: Waiting) -> bool:
-        """One less waits. True when its tenant was to be forgotten and has nothing left."""
+        """Count a request that left. True when its tenant is to be forgotten and has none left."""
         of_class = sums.of_class
         cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
         sums.requests -= 1
@@ -130,16 +130,16 @@ class BacklogStatistics(Generic[ItemT]):
             return False
         tenant = sums.tenant
         del of_class.tenants[tenant]
-        # Begun anew at zero, so that no rounding error of a sum outlives a backlog.
+        # Reset to zero, so that no rounding error outlives a backlog.
         of_class.weight = of_class.weight - self.share(tenant).weight if of_class.tenants else 0.0
         return tenant in self._leaving and not self.is_waiting(tenant)
 
     def share(self, tenant: str) -> Share:
-        """What was set for it, or weight 1 without groups."""
+        """The tenant's share; weight 1 without groups by default."""
         return self._shares.get(tenant, DEFAULT_SHARE)
 
     def _keep_share(self, tenant: str, share: Share | None) -> bool:
-        """Set it, or with None forget it; False when it must be kept until nothing of the tenant waits."""
+        """Set the share, or with None forget it; False when it is kept until nothing of the tenant is queued."""
         if share is None and self.is_waiting(tenant):
             self._leaving.add(tenant)
             return False
@@ -155,28 +155,28 @@ class BacklogStatistics(Generic[ItemT]):
         return True
 
     def is_waiting(self, tenant: str) -> bool:
-        """Whether it has something waiting in any class."""
+        """Whether the tenant has queued requests in any class."""
         return any(tenant in of_class.tenants for of_class in self._classes.values())
 
     def backlogged_weight(self, priority_class: str) -> float:
-        """Sum of the weights of the tenants that have something waiting in this class."""
+        """Sum of the weights of the tenants with queued requests in this class."""
         of_class = self._classes.get(priority_class)
         return 0.0 if of_class is None else of_class.weight
 
     def waiting(self, tenant: str, priority_class: str) -> Backlog:
-        """What waits of this tenant in this class."""
+        """The tenant's backlog in this class."""
         of_class = self._classes.get(priority_class)
         sums = None if of_class is None else of_class.tenants.get(tenant)
         return Backlog() if sums is None else sums.backlog()
 
     def waiting_in_class(self, priority_class: str) -> Backlog:
-        """What waits in this class."""
+        """The backlog of this class."""
         of_class = self._classes.get(priority_class)
         return Backlog() if of_class is None else of_class.backlog()
 
     @property
     def total(self) -> Backlog:
-        """What waits."""
+        """The backlog of all classes."""
         requests = tokens = size_bytes = 0
         for of_class in self._classes.values():
             requests += of_class.requests
@@ -185,9 +185,9 @@ class BacklogStatistics(Generic[ItemT]):
         return Backlog(requests, tokens, size_bytes)
 
     def busiest(self, count: int) -> list[tuple[str, int]]:
-        """At most so many of the tenants that have something waiting, each with its tokens in all classes together, the
-        most first. One that is not among the first ``count`` of any class is left out, whatever it has in all of them:
-        so the one walk over everybody is a comparison each."""
+        """At most ``count`` tenants with queued requests, each with its tokens in all classes, most first. A tenant
+        that is among the first ``count`` of no class is left out: the one walk over all tenants is a comparison
+        each."""
         found = {
             sums.tenant
             for of_class in self._classes.values()
@@ -201,8 +201,8 @@ class BacklogStatistics(Generic[ItemT]):
 
 
 def checked_class_weights(weights: Mapping[str, float], known: Iterable[str]) -> dict[str, float]:
-    """The positive ones of ``weights``: a class of weight 0 keeps what it had. Raises ValueError for a class that is
-    not known and for a weight that is negative or not finite."""
+    """The positive ``weights``: a class of weight 0 keeps its weight. Raises ValueError for an unknown class and for a
+    weight that is negative or not finite."""
     if unknown := weights.keys() - set(known):
         raise ValueError(f"unknown classes: {', '.join(sorted(unknown))}")
     return {name: checked_weight(name, weight) for name, weight in weights.items() if weight != 0}

@@ -1,7 +1,7 @@
 """Capacity of each pool, from the reports of its inference consumers. Pure: every method takes ``now_ms``.
 
-A consumer counts from its report until the report is older than ``CAPACITY_TTL_MS``, by when it was *received*: the
-clocks of consumers are not trusted. A report with ``draining`` takes it out at once.
+A consumer counts until its newest report is older than ``CAPACITY_TTL_MS``, by the time of *receipt*: consumers' clocks
+are not trusted. A report with ``draining`` removes it at once.
 """
 
 from collections.abc import Iterable
@@ -25,23 +25,23 @@ class _Pool:
     heard_at_ms: int = 0
     consumer_rate: float = 0.0
     rate: float = 0.0
-    # Nothing but a report or a consumer's going stale changes a live pool, so its capacity is worked out then only.
+    # Recomputed only when a report arrives or a consumer becomes stale; nothing else changes a live pool.
     live: PoolCapacity | None = None
     live_until_ms: int = 0
     is_stale: bool = False
 
 
 class CapacityBoard:
-    """The newest report of each consumer, by pool. One thread at a time.
+    """The newest report of each consumer, by pool. For one thread.
 
-    Consumers that are gone are forgotten; a pool is not, because what it last could do is what is expected back.
+    Consumers that are gone are forgotten; a pool is not: its last rate is what is expected back.
     """
 
     def __init__(self) -> None:
         self._pools: dict[str, _Pool] = {}
 
     def report(self, report: CapacityReport, now_ms: int) -> None:
-        """Take in a report that was received at ``now_ms``."""
+        """Add a report received at ``now_ms``."""
         pool = self._pools.setdefault(report.pool, _Pool())
         if report.draining or now_ms > pool.heard_at_ms:
             _catch_up(pool)
@@ -51,11 +51,11 @@ class CapacityBoard:
             _assess(pool, now_ms)
         else:
             pool.consumers[report.instance_id] = _Consumer(report, now_ms)
-            # Worked out once for all the reports that came together.
+            # Computed once for all reports that came together.
             pool.is_stale = True
 
     def pool(self, pool: str, now_ms: int) -> PoolCapacity:
-        """What the pool can do at ``now_ms``; O(1) between changes."""
+        """The pool's capacity at ``now_ms``; O(1) between changes."""
         known = self._pools.get(pool)
         if known is None:
             return PoolCapacity()
@@ -72,28 +72,27 @@ class CapacityBoard:
         )
 
     def pools(self) -> Iterable[str]:
-        """Every pool that was ever reported."""
+        """Every pool ever reported."""
         return tuple(self._pools)
 
 
 def _catch_up(pool: _Pool) -> None:
-    """Work out what the reports since the last time come to."""
+    """Compute the capacity from the reports since the last time."""
     if not pool.is_stale:
         return
     _assess(pool, pool.heard_at_ms)
     if pool.live is not None:
-        # Consumers that go together, by a crash or a deployment, go one after another in our books. What is expected
-        # back is what those could do that lived at the last report, not what the last of them could.
+        # Consumers that end together, by a crash or a deployment, become stale one after another. The rate expected
+        # back is that of all consumers alive at the last report, not that of the last of them.
         pool.rate = pool.live.cost_tokens_per_s
 
 
 def _assess(pool: _Pool, now_ms: int) -> None:
-    """Drop who is stale and work out what the others can do.
+    """Drop stale consumers and compute the capacity of the others.
 
-    A consumer that has measured nothing yet is counted with the mean of those that have, or with the pool's last known
-    mean if none has. One that fails gives no capacity beside healthy ones; if all fail they count, because only work
-    that reaches them shows that they have recovered. The partitions of one that fails are owned nevertheless: it works
-    off what is there.
+    A consumer without a measured rate counts with the mean of those that have one, or with the pool's last known mean
+    if none has. A failing one adds no capacity beside healthy ones; if all fail they count, because only work that
+    reaches them shows that they have recovered. A failing consumer still owns its partitions and works off their items.
     """
     pool.is_stale = False
     stale_before_ms = now_ms - CAPACITY_TTL_MS
@@ -122,7 +121,7 @@ def _assess(pool: _Pool, now_ms: int) -> None:
 
 
 def _partitions(consumers: list[CapacityReport], *, among: list[CapacityReport]) -> frozenset[int] | None:
-    """What these own; None if anybody of all that live does not say what is its own."""
+    """The partitions these own; None if any live consumer does not report its own."""
     if not all(report.partitions for report in among):
         return None
     return frozenset(partition for report in consumers for partition in report.partitions)

@@ -38,11 +38,11 @@ class _Learned:
 
 
 class CostModel:
-    """Learns from what was used how many tokens a tenant's requests to a model have.
+    """Learns from actual usage how many tokens a tenant's requests to a model have.
 
     Averages are exponential with ``smoothing`` as the weight of the newest, after a plain mean over the first
-    1 / ``smoothing``. Remembers ``max_entries`` (tenant, model) pairs, dropping the one taught longest ago. Every
-    operation is O(1). Not for several threads.
+    1 / ``smoothing``. Keeps ``max_entries`` (tenant, model) pairs and drops the least recently updated. Every
+    operation is O(1). For one thread.
     """
 
     def __init__(self, max_entries: int = 20_000, smoothing: float = 0.1) -> None:
@@ -53,7 +53,7 @@ class CostModel:
         self._learned: OrderedDict[tuple[str, str], _Learned] = OrderedDict()
 
     def estimate(self, tenant: str, model: ModelVersion, input_bytes: int, max_tokens: int | None) -> Cost:
-        """What a request with so many bytes of input will cost; never more output than it or the model allows."""
+        """Estimated cost of a request with ``input_bytes`` of input; never more output than it or the model allows."""
         plain = _plain_prompt_tokens(input_bytes)
         learned = self._learned.get((tenant, model.model))
         prompt = plain if learned is None else max(1, round(plain * learned.prompt_ratio))
@@ -67,16 +67,16 @@ class CostModel:
         return Cost(prompt, min(expected, most))
 
     def learn(self, tenant: str, model: str, input_bytes: int, usage: UsageEvent) -> None:
-        """Take in what one request used; only an answer teaches, and only where tokens were counted.
+        """Learn from the usage of one answered request with counted tokens; other usage is ignored.
 
-        What it used is measured against its bytes and not against its estimate: that was made with what was known then,
-        and the same error would be corrected once for every request that was in flight.
+        Usage is compared with the input bytes, not with the estimate: the same error of the estimate would otherwise be
+        corrected once for every request in flight.
 
         Args:
-            tenant: whose request it was.
+            tenant: of the request.
             model: the name of the model that answered.
-            input_bytes: what was given to ``estimate``; 0 when that is not known any more, which teaches nothing.
-            usage: what it used.
+            input_bytes: as given to ``estimate``; 0 when no longer known: ignored.
+            usage: of the request.
         """
         if usage.outcome != Outcome.OK or usage.prompt_tokens <= 0 or input_bytes <= 0:
             return
@@ -95,7 +95,7 @@ class CostModel:
         learned.output_tokens += rate * (max(0, usage.completion_tokens) - learned.output_tokens)
 
     def __len__(self) -> int:
-        """How many (tenant, model) pairs are remembered."""
+        """Number of (tenant, model) pairs kept."""
         return len(self._learned)
 
 
@@ -104,16 +104,16 @@ def _plain_prompt_tokens(input_bytes: int) -> int:
 
 
 def actual_cost(usage: UsageEvent) -> int:
-    """What was spent, in cost tokens."""
+    """The actual cost, in cost tokens."""
     return cost_tokens(usage.prompt_tokens, usage.completion_tokens)
 
 
 def correction(charged: int, usage: UsageEvent) -> int:
-    """What to charge on top of ``charged`` now that the request is done; negative is a refund, of at most ``charged``.
+    """The amount to charge on top of ``charged`` once the request is done; negative: a refund of at most ``charged``.
 
-    What was answered, or never ran (expired, cancelled, rejected), settles at what was spent. A failed request is
-    charged more if it spent more and refunded nothing: poison must not be free. An answer of an engine that counts no
-    tokens settles at the estimate.
+    An answered request, or one that never ran (expired, cancelled, rejected), settles at its actual cost. A failed one
+    is charged more if it spent more and is refunded nothing: poison must not be free. An answer of an engine that
+    counts no tokens settles at the estimate.
     """
     spent = actual_cost(usage)
     if usage.outcome == Outcome.FAILED or (usage.outcome == Outcome.OK and spent == 0):

@@ -5,42 +5,41 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 _COMPACTED_FROM = 16
-"""Removed entries a line carries along at least before it is rebuilt without them."""
-
+"""Removed entries kept before the heap is rebuilt without them."""
 
 EXPEDITED = -(1 << 63)
-"""In the place of a deadline: before every one there is, which are epoch milliseconds of 64 bits."""
+"""Deadline that sorts before every epoch time in milliseconds."""
 
 ItemT = TypeVar("ItemT")
 
 
 class DeadlineHeap(Generic[ItemT]):
-    """A heap of ``(deadline_at_ms, arrival, item)``; arrivals are unique, so ties leave in the order they came.
+    """A heap of ``(deadline_at_ms, arrival, item)``; arrivals are unique, so ties leave in order of arrival.
 
-    An entry whose deadline is EXPEDITED stands before all others, and of two such the one that was pushed first.
-    A removal out of turn only marks the entry: it goes when it reaches the head, or when more than half of the entries
-    are marked. The head is never a marked one. Push, pop and remove are O(log n), amortised.
+    An entry with the deadline EXPEDITED goes before all others, and of two such the one pushed first. A removal out of
+    turn only marks the entry; it is deleted when it reaches the head, or when more than half of the entries are marked.
+    The head is never marked. Push, pop and remove are O(log n), amortised.
     """
 
     __slots__ = ("_gone", "entries")
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, int, ItemT]] = []
-        """``entries[0]`` is the head; empty when nothing waits. Open to the queue, which reads it in its hot path."""
+        """``entries[0]`` is the head. Public: the queue reads it in its hot path."""
         self._gone: set[int] = set()
 
     def push(self, entry: tuple[int, int, ItemT]) -> None:
         heappush(self.entries, entry)
 
     def pop(self) -> ItemT:
-        """The head, removed. IndexError when nothing waits."""
+        """Remove and return the head. IndexError when empty."""
         item = heappop(self.entries)[2]
         if self._gone:
             self._prune()
         return item
 
     def remove(self, arrival: int) -> None:
-        """Remove the entry that arrived as ``arrival``; it must be there."""
+        """Remove the entry with this arrival number, which must be present."""
         self._gone.add(arrival)
         self._prune()
         if len(self._gone) > _COMPACTED_FROM and 2 * len(self._gone) > len(self.entries):
@@ -49,7 +48,7 @@ class DeadlineHeap(Generic[ItemT]):
             self._gone.clear()
 
     def take_late(self, is_late: Callable[[ItemT], bool]) -> list[ItemT]:
-        """Remove what is late at the head until the head is not; the expedited are looked at, and looked past."""
+        """Remove late entries from the head until the head is not late; expedited entries that are not late stay."""
         gone: list[ItemT] = []
         passed: list[tuple[int, int, ItemT]] = []
         while self.entries:
@@ -66,7 +65,7 @@ class DeadlineHeap(Generic[ItemT]):
         return gone
 
     def __iter__(self) -> Iterator[tuple[int, int, ItemT]]:
-        """Everything that waits, in no order."""
+        """All entries, in no order."""
         return (entry for entry in self.entries if entry[1] not in self._gone)
 
     def __len__(self) -> int:

@@ -1,13 +1,13 @@
 """This dispatcher's share of a pool's window, from the backlogs of all dispatchers. Pure.
 
-Classes that wait anywhere share the window by class weight; within a class the dispatchers share by backlogged weight.
-With w the class weights, b[d][c] what dispatcher d has backlogged of class c and B[c] the sum over all dispatchers:
+Classes with a backlog anywhere share the window by class weight; within a class the dispatchers share by backlogged
+weight. With w the class weights, b[d][c] the backlogged weight of class c at dispatcher d, B[c] its sum over all d:
 
     share[d] = sum over c with B[c] > 0 of  w[c] / (sum of w over those classes)  x  b[d][c] / B[c]
 
-The inner parts of a class add up to 1 and so do the classes: dispatchers that know the same reports take the whole
-window and no more. Within its share a dispatcher serves its classes by w[c] x b[d][c] / B[c], which makes the classes
-of the whole fleet come out at w.
+The parts within a class add up to 1, and so do the classes: dispatchers with the same reports take the whole window and
+no more. Within its share a dispatcher serves its classes by w[c] x b[d][c] / B[c], so the classes of the whole fleet
+are served by w.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fairlane.records import DispatchReport
 
 REPORT_TTL_MS = 800
-"""A dispatcher that was not heard of for so long is gone. Counted from the receipt, by our own clock."""
+"""A dispatcher counts for this long after its last report, from receipt by our own clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class FleetShare:
     """This dispatcher's part of one pool.
 
     Attributes:
-        share: of the window, 0 to 1; 0 when only others have something waiting.
-        class_weights: for this dispatcher's own queue, all above 0. One of a class that does not wait here is what it
-            would be if a tenant of weight 1 came.
+        share: of the window, 0 to 1; 0 when only others have a backlog.
+        class_weights: for this dispatcher's own queue, all above 0. For a class without a backlog here: the weight it
+            would have if a tenant of weight 1 came.
         weights_by_class: the backlogged weight of the whole fleet.
-        dispatchers: how many there are, this one included.
-        fleet_class_weights: what the classes share the whole pool by.
+        dispatchers: their number, this one included.
+        fleet_class_weights: by which the classes share the whole pool.
     """
 
     share: float
@@ -39,8 +39,8 @@ class FleetShare:
     fleet_class_weights: Mapping[str, float]
 
     def entitled_share(self, priority_class: str, weight: float, *, waits: bool) -> float:
-        """The part of the pool that a tenant of this weight has in this class while all that wait go on waiting;
-        ``waits`` says whether it is among them already, or would come."""
+        """The part of the pool that a tenant of this weight gets in this class while every backlog lasts; ``waits``:
+        whether the tenant is part of the backlog already."""
         backlogged = self.weights_by_class.get(priority_class, 0.0)
         backlogged = max(backlogged, weight) if waits else backlogged + weight
         sharing = sum(
@@ -60,14 +60,14 @@ class _Heard:
 
 
 class Fleet:
-    """The other dispatchers, by their last reports; reports of ``instance_id`` itself are passed over."""
+    """The other dispatchers, by their last reports; reports of ``instance_id`` itself are ignored."""
 
     def __init__(self, instance_id: str) -> None:
         self._instance_id = instance_id
         self._heard: dict[str, _Heard] = {}
 
     def report(self, report: DispatchReport, now_ms: int) -> None:
-        """A report arrived. A draining dispatcher is gone at once; an older report than the last changes nothing."""
+        """Add a report. A draining dispatcher is removed at once; a report older than the last is ignored."""
         if report.instance_id == self._instance_id:
             return
         last = self._heard.get(report.instance_id)
@@ -86,13 +86,13 @@ class Fleet:
         self._drop_silent(now_ms)
 
     def dispatchers(self, now_ms: int) -> int:
-        """How many there are, this one included."""
+        """The number of dispatchers, this one included."""
         self._drop_silent(now_ms)
         return 1 + len(self._heard)
 
     def share(self, pool: str, own: Mapping[str, float], class_weights: Mapping[str, float], now_ms: int) -> FleetShare:
-        """This dispatcher's part of ``pool``. ``own`` is its own backlogged weight by class. With nothing waiting
-        anywhere the dispatchers have equal parts."""
+        """This dispatcher's part of ``pool``. ``own`` is its own backlogged weight by class. Without any backlog the
+        dispatchers have equal parts."""
         self._drop_silent(now_ms)
         fleet = {name: own.get(name, 0.0) for name in class_weights}
         for heard in self._heard.values():

@@ -1,15 +1,15 @@
-"""Dispatched work that is not settled, of all pools and the whole fleet. Pure: events in, tokens out.
+"""In-flight tracking: dispatched and unsettled work of all pools and the whole fleet. Pure: events in, tokens out.
 
-What is in flight is counted once, from the log: work read back from ``priority.*`` counts until its UsageEvent is
-read, or until the pool's group committed past it, whichever is seen first. The three come from different partitions, so
-they may be seen in any order; each order ends at nothing in flight. A dispatch of our own is reserved before its
-transaction commits, and its reservation goes when the work itself is read back. As long as a dispatch waits for its
-transaction, however long a topic refuses it, it holds its room: the room would only be filled with more that waits.
+Work is counted from the log: an item read back from ``priority.*`` counts until its UsageEvent is read, or until the
+pool's group has committed past it, whichever comes first. The three events come from different partitions, in any
+order; every order ends at nothing in flight. An own dispatch is reserved before its transaction commits; the
+reservation ends when the item is read back. A dispatch that waits for its transaction, however long a topic refuses it,
+keeps its room: otherwise the room would be filled with more that waits.
 
-Why nothing leaks: work enters the count only with an offset that was not read before and is not known to be done, and
-whatever is counted leaves when its offset is below the group's committed offset or in the group's done set, which is
-looked at once a second. The memory for settlements that come before their work, and for work that was committed before
-its settlement came, holds a bounded number of each and is never counted: losing an entry of it costs one correction.
+No leak: an item is counted only if its offset was not read before and is not known to be done, and leaves when its
+offset is below the group's committed offset or in the group's done set, which are polled once a second. Settlements
+that come before their item, and items committed before their settlement, are remembered up to a bound and never
+counted: a lost entry costs one cost correction.
 """
 
 from collections import OrderedDict
@@ -22,16 +22,16 @@ from fairlane.records import SourceCoordinate, UsageEvent
 from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION, Held, InFlightLedger
 
 RESERVATION_TTL_MS = 30_000
-"""What was committed and not read back for so long is not coming: something else was committed in its place."""
+"""A committed reservation not read back for this long is dropped: something else was committed in its place."""
 
 NOTHING_HELD = Held()
-"""Of a pool in which nothing ever was in flight."""
+"""For a pool that never had work in flight."""
 
 ValueT = TypeVar("ValueT")
 
 
 class WorkId(NamedTuple):
-    """Where a work item stands on its priority topic."""
+    """Coordinate of a work item on its priority topic."""
 
     topic: str
     partition: int
@@ -40,7 +40,7 @@ class WorkId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What this dispatcher knows of work that it dispatches itself. ``partition`` is that of the priority topic."""
+    """An own dispatch. ``partition`` is that of the priority topic."""
 
     pool: str
     priority_class: str
@@ -55,7 +55,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """What the headers of a work item say: the request it came from, whose it is, who dispatched it, what it costs."""
+    """Headers of a work item: the source of its request, tenant, dispatcher and cost."""
 
     source: SourceCoordinate
     tenant: str
@@ -65,7 +65,7 @@ class Dispatched:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Work that is done. ``own`` is what was reserved for it, if it was reserved here; ``usage`` is what it cost."""
+    """Work that is done. ``own`` is its reservation, if made here; ``usage`` its actual cost."""
 
     work: WorkId
     pool: str
@@ -89,7 +89,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition of a priority topic: its work in flight, how far it was read, and what its group has done."""
+    """One partition of a priority topic: its work in flight, the read position, and the group's progress."""
 
     pool: str
     work: dict[int, _Work] = field(default_factory=dict)
@@ -102,9 +102,9 @@ class _Partition:
 
 
 class InFlight:
-    """What is in flight, as one dispatcher sees it. ``dispatcher_id`` tells its own work, that of its predecessor under
-    the same id included. At most ``max_unmatched`` settlements without work, and as much work without its settlement,
-    are remembered."""
+    """Work in flight as one dispatcher sees it. ``dispatcher_id`` identifies its own work, including that of a
+    predecessor with the same id. Remembers at most ``max_unmatched`` settlements without work, and as much work without
+    its settlement."""
 
     def __init__(self, dispatcher_id: str, max_unmatched: int = 10_000) -> None:
         self._dispatcher_id = dispatcher_id
@@ -113,19 +113,18 @@ class InFlight:
         self._partition_counts: dict[str, int] = {}
         self._reservations: dict[SourceCoordinate, _Work] = {}
         self._committed: OrderedDict[SourceCoordinate, int] = OrderedDict()
-        """When the transactions of reservations committed, the oldest first."""
+        """Commit times of reservations, oldest first."""
         self._early: OrderedDict[WorkId, UsageEvent | None] = OrderedDict()
         """Settlements that came before their work was read."""
         self._unbilled: OrderedDict[WorkId, _Work] = OrderedDict()
-        """Own work that the group committed before its settlement was read. Not in flight any more."""
+        """Own work that the group committed before its settlement was read. No longer in flight."""
         self._books: dict[str, InFlightLedger] = {}
         self._own_tenant_tokens: dict[tuple[str, str], int] = {}
 
-    # What happens
+    # Events
 
     def reserve(self, source: SourceCoordinate, work: Reserved) -> None:
-        """Count an own dispatch from before its transaction commits. A second one of the same source replaces the first
-        one."""
+        """Count an own dispatch before its transaction commits. It replaces an earlier one of the same source."""
         self.release(source)
         made = self._reservations[source] = _Work(
             work.pool, work.partition, work.tenant, work.cost_tokens, True, source, work
@@ -133,14 +132,14 @@ class InFlight:
         self._count(made, 1)
 
     def add_input(self, source: SourceCoordinate, more_bytes: int) -> None:
-        """What is reserved for this source got a longer prompt, which its cost is to be learned from. Does nothing
-        without a reservation."""
+        """Add the bytes of enrichment to the input of a reservation, from which the cost model learns. Ignored without
+        a reservation."""
         work = self._reservations.get(source)
         if work is not None and work.own is not None and work.own.input_bytes:
             work.own = replace(work.own, input_bytes=work.own.input_bytes + more_bytes)
 
     def change_cost(self, source: SourceCoordinate, cost_tokens: int, prompt_tokens: int) -> None:
-        """What is reserved for this source costs so much. Does nothing without a reservation."""
+        """Change the cost of a reservation. Ignored without one."""
         work = self._reservations.get(source)
         if work is not None and work.own is not None:
             self._count(work, -1)
@@ -149,30 +148,29 @@ class InFlight:
             self._count(work, 1)
 
     def committed_own(self, source: SourceCoordinate, now_ms: int) -> None:
-        """The transaction that settles this source committed: what was reserved for it is about to be read back, or
-        expires. Does nothing without a reservation."""
+        """Note the commit of a reservation: its item is about to be read back, or it expires. Ignored without one."""
         if source in self._reservations:
             self._committed.setdefault(source, now_ms)
 
     def release(self, source: SourceCoordinate) -> None:
-        """The transaction of this reservation will never commit. Does nothing without a reservation."""
+        """Drop a reservation whose transaction will never commit. Ignored without one."""
         self._take_reservation(source)
 
     def release_all(self) -> None:
-        """No open transaction of ours will commit. Where one just did, the work itself is read back."""
+        """Drop all reservations: no open transaction will commit. Items of one that did are read back."""
         for source in list(self._reservations):
             self._take_reservation(source)
 
     def dispatched(self, work: WorkId, seen: Dispatched) -> Settled | None:
-        """Work was read back, in the order of its offsets; what was read before changes nothing.
+        """Count an item read back, in order of offsets; one that was read before is ignored.
 
-        Returns what was settled by it, when its settlement came before it.
+        Returns the settled work if its settlement came first.
         """
         partition = self._partition(work)
         if work.offset < partition.read_up_to:
             return None
         partition.read_up_to = work.offset + 1
-        # The source can be dispatched only once: whoever did it, what was reserved for it is not coming any more.
+        # A source is dispatched only once: whichever dispatcher did it, the reservation is not coming any more.
         reserved = self._take_reservation(seen.source)
         is_own = seen.dispatcher_id == self._dispatcher_id
         own = reserved.own if reserved is not None and is_own else None
@@ -187,8 +185,8 @@ class InFlight:
         return None
 
     def settled(self, work: WorkId, usage: UsageEvent | None = None) -> Settled | None:
-        """A UsageEvent was read. Returns what is settled by it; None when that was known, or when the work itself was
-        not read yet (then ``dispatched`` returns it)."""
+        """Apply a UsageEvent. Returns the settled work; None when it was settled already, or when the item was not read
+        yet (then ``dispatched`` returns it)."""
         partition = self._partition(work)
         entry = partition.work.pop(work.offset, None)
         if entry is not None:
@@ -202,7 +200,7 @@ class InFlight:
         return None
 
     def committed(self, topic: str, partition: int, offset: int, done: Container[int] = ()) -> None:
-        """The pool's group has done everything below ``offset`` and every offset in ``done``."""
+        """Apply the group's progress: everything below ``offset`` and every offset in ``done`` is done."""
         place = self._partition(WorkId(topic, partition, offset))
         place.committed, place.done = offset, done
         for known in [known for known in place.work if place.is_done(known)]:
@@ -211,7 +209,7 @@ class InFlight:
             self._remember_unbilled(WorkId(topic, partition, known), entry)
 
     def restart(self, topic: str, partition: int) -> None:
-        """The log of this partition was replaced by another one: nothing known of its offsets holds."""
+        """Forget a partition whose log was replaced: old offsets are void."""
         place = self._partitions.pop((topic, partition), None)
         if place is not None:
             for entry in place.work.values():
@@ -223,8 +221,7 @@ class InFlight:
                 del memory[work]
 
     def expire(self, now_ms: int) -> int:
-        """Release the reservations that were not read back within RESERVATION_TTL_MS of their commit. Returns how
-        many."""
+        """Drop the reservations not read back within RESERVATION_TTL_MS of their commit. Returns their number."""
         expired = 0
         while self._committed:
             source, committed_at_ms = next(iter(self._committed.items()))
@@ -235,19 +232,19 @@ class InFlight:
         return expired
 
     def set_partitions(self, topic: str, count: int) -> None:
-        """How many partitions a priority topic has."""
+        """Set the partition count of a priority topic."""
         self._partition_counts[topic] = count
 
-    # What is so
+    # Queries
 
     def held(self, pool: str, partitions: frozenset[int] | None = None) -> Held:
-        """What is in flight in a pool: everybody's work and our own reservations. Of these ``partitions`` only, if
-        given, and of what has no partition yet. It goes on changing; O(1) as long as the partitions stay the same."""
+        """Work in flight in a pool, own reservations included; only on these ``partitions`` if given, plus work without
+        a partition yet. A live object; O(1) as long as the partitions stay the same."""
         books = self._books.get(pool)
         return NOTHING_HELD if books is None else books.within(partitions)
 
     def tokens(self, pool: str) -> int:
-        """Cost tokens in flight in a pool, whosesoever."""
+        """Cost tokens in flight in a pool, of all dispatchers."""
         return self.held(pool).tokens
 
     def own_tokens(self, pool: str) -> int:
@@ -255,23 +252,23 @@ class InFlight:
         return self.held(pool).own_tokens
 
     def own_tenant_tokens(self, tenant: str, pool: str) -> int:
-        """The part of ``own_tokens`` that is a tenant's."""
+        """The part of ``own_tokens`` of one tenant."""
         return self._own_tenant_tokens.get((tenant, pool), 0)
 
     def sources(self) -> list[SourceCoordinate]:
-        """Where all that is in flight came from: requests, or work that was handed back."""
+        """Source coordinates of all work in flight: of requests, or of requeued work."""
         seen = (work.source for place in self._partitions.values() for work in place.work.values())
         return [*self._reservations, *seen]
 
     def pools(self) -> list[str]:
-        """Those with anything in flight."""
+        """Pools with work in flight."""
         return [pool for pool, books in self._books.items() if books.total.tokens]
 
     def least_loaded_partition(self, topic: str, among: frozenset[int] | None = None) -> int:
-        """The partition of a priority topic with the least cost in flight; equals take turns. ANY_PARTITION when its
-        partitions are not known yet. Only ``among`` these, if given and the topic has any of them. O(log n).
+        """The partition of a priority topic with the least cost in flight; equals take turns. ANY_PARTITION while its
+        partitions are unknown. Only of ``among``, if given and the topic has any of them. O(log n).
 
-        One consumer holds the same partition of all the pool's classes, so what is in flight in any of them counts.
+        One consumer owns the same partition in all classes of a pool, so work of all classes counts.
         """
         count = self._partition_counts.get(topic, 0)
         if not count:
@@ -279,7 +276,7 @@ class InFlight:
         pool, _ = pool_of_priority(topic)
         return self._books_of(pool).least_loaded(count, among)
 
-    # How
+    # Internals
 
     def _partition(self, work: WorkId) -> _Partition:
         key = work[:2]
@@ -317,7 +314,7 @@ KeyT = TypeVar("KeyT")
 
 
 def _add(sums: dict[KeyT, int], key: KeyT, change: int) -> None:
-    """Keeps no zeros: tenants and pools come and go."""
+    """Add; zero sums are deleted, since tenants and pools come and go."""
     total = sums.get(key, 0) + change
     if total:
         sums[key] = total

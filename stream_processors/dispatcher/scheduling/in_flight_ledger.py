@@ -1,21 +1,20 @@
 """Running sums of one pool's work in flight, by partition. Pure.
 
-Which partitions count changes rarely (when a consumer comes, goes or is given others), what is in flight on them with
-every request: so the sum over the partitions that were asked for last is kept as well, and so is their order by load.
+The set of partitions asked for changes rarely (when a consumer comes, goes or is assigned others), the work on them
+with every request: so the sum over the last set is kept as well, and so is the order of its partitions by load.
 """
 
 from heapq import heapify, heappop, heappush
 
 ANY_PARTITION = -1
-"""In the place of a partition: its topic's partitions are not known yet, and the producer chooses."""
+"""Partition number while the topic's partitions are unknown: the producer chooses."""
 
 _COMPACTED_FROM = 64
-"""Outdated entries an order carries along at least before it is rebuilt without them."""
+"""Outdated entries kept before an order is rebuilt without them."""
 
 
 class Held:
-    """What is in flight: everybody's and, as a part of it, what this dispatcher dispatched. It changes as work goes and
-    comes."""
+    """Work in flight of all dispatchers, and the part of it that this one dispatched. Mutable: it follows the work."""
 
     __slots__ = ("items", "own_items", "own_tokens", "tokens")
 
@@ -40,7 +39,7 @@ class Held:
 
 
 class InFlightLedger:
-    """The sums of one pool. O(log n) each, but for the first call after the partitions in question are others."""
+    """The sums of one pool. O(log n) each, except for the first call with another set of partitions."""
 
     __slots__ = ("_among", "_by_partition", "_orders", "_within", "total")
 
@@ -52,7 +51,7 @@ class InFlightLedger:
         self._orders: dict[int, _LoadOrder] = {}
 
     def count(self, partition: int, tokens: int, items: int, *, is_own: bool) -> None:
-        """Work of so many tokens came to this partition; negative: it went."""
+        """Add work on this partition; negative numbers remove it."""
         self.total.add(tokens, items, is_own=is_own)
         among = self._among
         if among is not None and (partition in among or partition == ANY_PARTITION):
@@ -67,7 +66,7 @@ class InFlightLedger:
             order.moved(partition, held.tokens)
 
     def within(self, partitions: frozenset[int] | None) -> Held:
-        """What is in flight on these, and what has no partition yet; on all of them if None."""
+        """Work in flight on these partitions (None: all of them), and work without a partition yet."""
         if partitions is None:
             return self.total
         if partitions is not self._among:
@@ -80,8 +79,8 @@ class InFlightLedger:
         return self._within
 
     def least_loaded(self, count: int, among: frozenset[int] | None) -> int:
-        """Of the partitions 0 to ``count`` - 1 the one with the least in flight; of equals the one whose turn was the
-        longest ago. Only ``among`` these, if given and any of them is there."""
+        """The partition of 0 to ``count`` - 1 with the least in flight; among equals the one chosen longest ago. Only
+        of ``among``, if given and any of them exists."""
         order = self._orders.get(count)
         if order is None or order.among is not among:
             if order is None or order.among != among:
@@ -92,7 +91,7 @@ class InFlightLedger:
 
 
 class _LoadOrder:
-    """Partitions by what is in flight on them: a heap whose outdated entries go when they reach its head."""
+    """Partitions by work in flight: a heap whose outdated entries are deleted when they reach its head."""
 
     __slots__ = ("_candidates", "_heap", "_loads", "_turn", "_turns", "among")
 
@@ -110,13 +109,13 @@ class _LoadOrder:
         self._rebuild()
 
     def moved(self, partition: int, tokens: int) -> None:
-        """So much is in flight there now."""
+        """Set the tokens in flight on a partition."""
         if partition in self._candidates:
             self._loads[partition] = tokens
             self._enter(partition)
 
     def take(self) -> int:
-        """The partition whose turn it is."""
+        """The least loaded partition."""
         heap = self._heap
         while True:
             load, turn, partition = heap[0]

@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Identified(Protocol):
-    """What is found by its id, and told apart from others of the same id by its claim."""
+    """A request found by tenant and id; the claim identifies it among those of the same id."""
 
     @property
     def claim(self) -> Hashable: ...
@@ -21,7 +21,7 @@ ItemT = TypeVar("ItemT", bound=Identified)
 
 @dataclass(slots=True)
 class RequestIndex(Generic[ItemT]):
-    """A tenant may have sent an id any number of times. Every method is O(1) but for what ``find`` returns."""
+    """A tenant may send an id any number of times. Every method is O(1) plus the size of its result."""
 
     _by_id: dict[tuple[str, str], dict[Hashable, ItemT]] = field(default_factory=dict)
 
@@ -29,7 +29,7 @@ class RequestIndex(Generic[ItemT]):
         self._by_id.setdefault((item.tenant, item.request_id), {})[item.claim] = item
 
     def remove(self, item: ItemT) -> None:
-        """KeyError when it is not there."""
+        """Raises KeyError when it is missing."""
         key = item.tenant, item.request_id
         same_id = self._by_id[key]
         del same_id[item.claim]
@@ -37,5 +37,5 @@ class RequestIndex(Generic[ItemT]):
             del self._by_id[key]
 
     def find(self, tenant: str, request_id: str) -> tuple[ItemT, ...]:
-        """All of this id, in the order in which they were added."""
+        """All requests of this id, in the order they were added."""
         return tuple(self._by_id.get((tenant, request_id), {}).values())

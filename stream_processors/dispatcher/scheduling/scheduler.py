@@ -1,7 +1,7 @@
 """Scheduler of one dispatcher: capacity, window, fleet share, fair queue and admission of every pool.
 
-Pure: reports, settlements and ``now`` go in, verdicts and turns come out. The dispatcher and the simulation run the
-same scheduler.
+Pure: reports, settlements and ``now`` in, verdicts and turns out. The dispatcher and the simulation run the same
+scheduler.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,12 +32,12 @@ _MEAN_COST_GAIN = 0.02
 
 @dataclass(frozen=True, slots=True)
 class SchedulerPolicy:
-    """How this dispatcher decides.
+    """Policy of a scheduler.
 
     Attributes:
-        fairness: the order within a pool.
-        admission: what is refused.
-        target_queue_ms: the least time of work that is kept in flight.
+        fairness: order within a pool.
+        admission: bounds and margin of admission.
+        target_queue_ms: least work kept in flight, as time.
     """
 
     fairness: Policy
@@ -55,7 +55,7 @@ class _Pool(Generic[ItemT]):
 
 
 def _mean_cost_tokens(pool: _Pool[ItemT]) -> float:
-    """What a request of this pool costs: of late, or before the first one went, of those that wait; 0 if none does."""
+    """Recent mean cost of this pool's requests; before the first dispatch that of the queued ones; 0 without any."""
     if pool.mean_cost_tokens:
         return pool.mean_cost_tokens
     waiting = pool.queue.total
@@ -64,8 +64,7 @@ def _mean_cost_tokens(pool: _Pool[ItemT]) -> float:
 
 @dataclass(slots=True)
 class Scheduler(Generic[ItemT]):
-    """One thread at a time. ``refresh`` before the decisions of a batch: rates and shares are looked up once for all of
-    them."""
+    """For one thread. Call ``refresh`` before the decisions of a batch: rates and shares are looked up once for all."""
 
     policy: SchedulerPolicy
     capacity: CapacityBoard
@@ -79,10 +78,10 @@ class Scheduler(Generic[ItemT]):
     _parts: Mapping[str, float] = field(default_factory=dict)
     _all_weights: float = 0.0
     _now_ms: int = 0
-    """Of the last ``refresh``."""
+    """Time of the last ``refresh``."""
 
     def set_tenants(self, specs: Mapping[str, TenantSpec], parts: Mapping[str, float] | None = None) -> None:
-        """The tenants as they are now; ``parts`` says which part of a tenant's partitions is read here, if not all."""
+        """Set the tenants; ``parts`` is the fraction of a tenant's partitions read here, where it is not 1."""
         withdrawn = self._specs.keys() - specs.keys()
         self._specs, self._parts = specs, parts or {}
         self._all_weights = sum(map(self._weight, specs))
@@ -92,7 +91,7 @@ class Scheduler(Generic[ItemT]):
                 pool.queue.set_share(tenant, None)
 
     def part(self, tenant: str) -> float:
-        """The part of a tenant's partitions that is read here, above 0 and at most 1."""
+        """The fraction of a tenant's partitions read here, above 0 and at most 1."""
         return min(1.0, self._parts.get(tenant, 1.0))
 
     def refresh(self, now_ms: int) -> None:
@@ -102,7 +101,7 @@ class Scheduler(Generic[ItemT]):
             self._refresh(name, pool, now_ms)
 
     def predict(self, item: ItemT) -> tuple[Load, Prediction]:
-        """What lies before this request, and when it would start and how long it would take."""
+        """The load ahead of this request, and its predicted wait and service time."""
         pool = self._pool(item.pool)
         queue, tenant, priority_class = pool.queue, item.tenant, item.priority_class
         own = queue.waiting(tenant, priority_class)
@@ -122,7 +121,7 @@ class Scheduler(Generic[ItemT]):
         return load, predict(load, item.cost_tokens)
 
     def judge(self, item: ItemT, load: Load, now_ms: int) -> Admitted | Shed:
-        """Whether this request is taken."""
+        """Decide on admission."""
         arrival = Arrival(
             now_ms=now_ms,
             submitted_at_ms=item.submitted_at_ms,
@@ -135,21 +134,21 @@ class Scheduler(Generic[ItemT]):
         return rules.decide(self.policy.admission, arrival, self._bounds(item.tenant), load)
 
     def rank_at_most(self, item: ItemT) -> int:
-        """The last place a newcomer may have among its tenant's requests of its class, the first being 1: those with a
-        later deadline go behind it, and how many they are is not counted."""
+        """Upper bound on the request's rank among its tenant's requests of its class, from 1: requests with a later
+        deadline go behind it and are not subtracted."""
         return self._pool(item.pool).queue.waiting(item.tenant, item.priority_class).requests + 1
 
     def push(self, item: ItemT) -> None:
-        """Let it wait for its turn."""
+        """Queue an admitted request."""
         self._pool(item.pool).queue.push(item)
         self._items[item.claim] = item
         self._ids.add(item)
         self._holdings.add(item)
 
     def turns(self, now_ms: int, first: Iterable[Claim] = ()) -> Iterator[Turn[ItemT]]:
-        """Everything that may go now, reserved in flight as it is handed out. ``first`` hold their partitions back:
-        each goes first among the requests of its tenant, group and class, and takes no turn from anybody else. To name
-        one again costs next to nothing."""
+        """Requests that may be dispatched now; each is reserved in flight when yielded. Requests in ``first`` hold
+        their partitions back: each goes first among those of its tenant, group and class, and takes no turn from
+        others. Naming one again is cheap."""
         for claim in first:
             item = self._items.get(claim)
             if item is not None:
@@ -160,7 +159,7 @@ class Scheduler(Generic[ItemT]):
                 yield from self._turns_of(name, pool, now_ms)
 
     def take_late(self, now_ms: int) -> list[ItemT]:
-        """Remove what cannot be answered in time any more, whoever's turn it is."""
+        """Remove the requests that can no longer be answered in time."""
         gone: list[ItemT] = []
         for name, pool in self._pools.items():
             if len(pool.queue):
@@ -170,7 +169,7 @@ class Scheduler(Generic[ItemT]):
         return gone
 
     def discard(self, claims: Iterable[Claim]) -> list[ItemT]:
-        """Take out, uncharged, those of these requests that wait. Returns them."""
+        """Remove and return, uncharged, the queued ones of these requests."""
         gone: list[ItemT] = []
         for claim in claims:
             item = self._items.get(claim)
@@ -180,31 +179,31 @@ class Scheduler(Generic[ItemT]):
         return gone
 
     def find(self, tenant: str, request_id: str) -> tuple[ItemT, ...]:
-        """What waits under this id. O(1)."""
+        """The queued requests of this id. O(1)."""
         return self._ids.find(tenant, request_id)
 
     def take(self, wanted: Callable[[ItemT], bool]) -> list[ItemT]:
-        """Take out, uncharged, whatever waits and is wanted, in the order in which it came. O(waiting)."""
+        """Remove and return, uncharged, the matching queued requests in order of arrival. O(queued)."""
         taken = [item for item in self._items.values() if wanted(item)]
         for item in taken:
             self._take_out(item)
         return taken
 
     def backlogs(self) -> Iterator[tuple[str, str]]:
-        """The pools and classes in which something waits."""
+        """The pools and classes with a backlog."""
         for name, pool in self._pools.items():
             for priority_class in CLASS_WEIGHTS:
                 if pool.queue.backlogged_weight(priority_class) > 0:
                     yield name, priority_class
 
     def correct(self, own: Reserved, correction_tokens: float) -> None:
-        """Work of this dispatcher is done: charge its tenant what it cost beyond what was charged, or refund it."""
+        """Correct the charge of own work that is done: charge or refund the difference."""
         pool = self._pools.get(own.pool)
         if pool is not None and correction_tokens:
             pool.queue.charge(own.tenant, own.group, own.priority_class, correction_tokens)
 
     def change_cost(self, before: ItemT, now: ItemT) -> None:
-        """What was popped turned out to cost something else before it left: its room and its charge follow."""
+        """Change the cost of a popped request before it is dispatched: its reservation and its charge follow."""
         if (before.cost_tokens, before.prompt_tokens) == (now.cost_tokens, now.prompt_tokens):
             return
         source = SourceCoordinate(*before.claim.partition, before.claim.offset)
@@ -217,32 +216,32 @@ class Scheduler(Generic[ItemT]):
             pool.queue.charge(before.tenant, before.group, before.priority_class, more_tokens)
 
     def refund(self, item: ItemT) -> None:
-        """A popped item is not dispatched after all: its tenant is not charged for it."""
+        """Undo the charge of a popped request that is not dispatched."""
         pool = self._pools.get(item.pool)
         if pool is not None:
             tokens = item.prompt_tokens if self.policy.fairness == "vtc" else item.cost_tokens
             pool.queue.charge(item.tenant, item.group, item.priority_class, -tokens)
 
     def charged_tokens(self, own: Reserved) -> int:
-        """What was charged for this work when it left."""
+        """Tokens charged for this work when it was dispatched."""
         if self.policy.fairness == "vtc":
             return own.prompt_tokens
         return own.cost_tokens
 
     def paused_backfill(self) -> set[str]:
-        """The tenants of whose backfill enough waits already, until half of that is left; all while that of all
-        together fills the bounds."""
+        """Tenants with enough backfill queued, until half of it is left; all tenants while the backfill of all together
+        fills the bounds."""
         policy, holdings = self.policy.admission, self._holdings
         paused = holdings.paused_backfill(policy, lambda tenant: self._bounds(tenant, backfill=True))
         return paused.union(self._specs) if holdings.is_full_of_backfill(policy) else paused
 
     def pool_views(self) -> Iterator[tuple[str, FairQueue[ItemT], PoolCapacity, View, FleetShare]]:
-        """Every pool as it was at the last look."""
+        """Every pool as of the last refresh."""
         for name, pool in self._pools.items():
             yield name, pool.queue, pool.capacity, self._view(name, pool), pool.share
 
     def entitled_share(self, tenant: str, pool_name: str) -> float:
-        """The part of a pool that a tenant has in all its classes together while all that wait go on waiting."""
+        """The part of a pool that a tenant gets in all its classes together while every backlog lasts."""
         pool, spec = self._pools.get(pool_name), self._specs.get(tenant)
         if pool is None or spec is None:
             return 0.0
@@ -250,7 +249,7 @@ class Scheduler(Generic[ItemT]):
         return sum(pool.share.entitled_share(name, self._weight(tenant), waits=True) for name in waiting)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this request waits."""
+        """Whether this request is queued."""
         return claim in self._items
 
     def claims(self) -> tuple[Claim, ...]:
@@ -258,7 +257,7 @@ class Scheduler(Generic[ItemT]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the requests that wait."""
+        """Bytes of the queued requests."""
         return self._holdings.size_bytes
 
     def __len__(self) -> int:
@@ -300,14 +299,14 @@ class Scheduler(Generic[ItemT]):
         return room_tokens(pool.window, pool.share.share, self._held(name, pool))
 
     def _held(self, name: str, pool: _Pool[ItemT]) -> Held:
-        """What the live consumers have to do: not what lies on a dead one's partitions until the group moves them."""
+        """Work in flight of the live consumers; not that on a dead one's partitions until the group moves them."""
         return self.in_flight.held(name, pool.capacity.owned_partitions)
 
     def _lateness(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Lateness:
         in_flight = self._held(name, pool).tokens
         capacity = pool.capacity
         rate = capacity.cost_tokens_per_s
-        # An idle pool tries whatever has not expired: a rate that was measured wrong must not refuse for ever.
+        # An idle pool tries every request that has not expired: a wrong rate must not reject for ever.
         if capacity.state is not CapacityState.LIVE or rate <= 0 or in_flight <= 0:
             return Lateness(now_ms, 0.0)
         return Lateness(now_ms + round(1000 * in_flight / rate), 1000 / capacity.consumer_cost_tokens_per_s)
@@ -350,7 +349,7 @@ class Scheduler(Generic[ItemT]):
         self._holdings.remove(item)
 
     def _weight(self, tenant: str) -> float:
-        """Of that part of the tenant which is read here."""
+        """Weight of the tenant's partitions read here."""
         spec = self._specs.get(tenant)
         return (1.0 if spec is None else spec.weight) * self.part(tenant)
 

@@ -13,14 +13,14 @@ from stream_processors.dispatcher.scheduling.deadline_heap import DeadlineHeap
 ItemT = TypeVar("ItemT")
 
 _COMPACTED_FROM = 16
-"""Entries of earlier turns that a ring carries along at least before it is rebuilt without them."""
+"""Outdated entries kept before a ring is rebuilt without them."""
 
 
 class Node(Generic[ItemT]):
-    """The root, a class, a tenant in a class, or a group of one: it has children, or a line of requests.
+    """The root, a class, a tenant in a class, or a group of a tenant: it has children, or a queue of requests.
 
-    ``spent`` is what it was charged in tokens divided by its weight, on the scale of its parent. ``turn`` names its
-    entry in the parent's ring, 0 while nothing waits below it.
+    ``spent`` is the tokens charged, divided by its weight, on the scale of its parent. ``turn`` identifies its entry in
+    the parent's ring; 0 while nothing is queued below it.
     """
 
     __slots__ = (
@@ -49,41 +49,41 @@ class Node(Generic[ItemT]):
         self.spent: float = 0.0 if parent is None else parent.level
         self.turn = 0
         self.ring: list[tuple[float, int, Node[ItemT]]] = []
-        """(round, turn, child) of the children below which something waits; the head is the one that goes next."""
+        """(round, turn, child) of the backlogged children; the head goes next."""
         self.shadows = 0
-        """Entries of the ring that are not a child's turn any more; never the head."""
+        """Outdated entries in the ring; never the head."""
         self.level: float = 0.0
-        """As it was last looked up; ask ``Rings.level``."""
+        """As last looked up; use ``Rings.level``."""
         self.children: dict[str, Node[ItemT]] = {}
         self.line: DeadlineHeap[ItemT] = DeadlineHeap()
         if sums is not None:
             self.sums = sums
-            """Only of a tenant and its groups: what waits of the tenant in its class."""
+            """Of a tenant and its groups only: the tenant's backlog in its class."""
         self.routes: dict[str, Node[ItemT]] | None = None
-        """Of a tenant with groups: where the requests of each group stand; those of no group under the empty name."""
+        """Of a tenant with groups: the node of each group; the empty name is for requests without a group."""
         self.resting: deque[Node[ItemT]] | None = None
-        """Of a class: tenants that may be forgotten once nothing of theirs waits and their debt is paid."""
+        """Of a class: tenants to forget once they have no backlog and no debt."""
         self.is_listed = False
         """Whether this tenant is in ``resting`` of its class."""
 
 
 class Rings(Generic[ItemT]):
-    """What is done with rings: begin and end to wait, be charged, be given another weight. ``quantum_tokens`` is what a
-    child of weight 1 gets in a round."""
+    """Operations on rings: enter, leave, charge, change of weight. A child of weight 1 gets ``quantum_tokens`` per
+    round."""
 
     def __init__(self, quantum_tokens: float) -> None:
         self._quantum = quantum_tokens
         self._turns = 0
 
     def wake(self, node: Node[ItemT]) -> None:
-        """Something waits below ``node``: it enters its parent's ring, and so do those above it."""
+        """Enter the parent's ring, and likewise every node above: ``node`` has a backlog now."""
         while not node.turn and (parent := node.parent) is not None:
             node.spent = max(node.spent, self.level(parent))
             self._enter(node, parent)
             node = parent
 
     def rest(self, node: Node[ItemT]) -> None:
-        """Nothing waits below ``node`` any more: it leaves its parent's ring, and so do those above that it empties."""
+        """Leave the parent's ring, and likewise every node above that becomes empty: ``node`` has no backlog now."""
         while node.turn and (parent := node.parent) is not None:
             node.turn = 0
             parent.shadows += 1
@@ -94,10 +94,10 @@ class Rings(Generic[ItemT]):
             node = parent
 
     def serve(self, node: Node[ItemT], tokens: float) -> None:
-        """Charge ``tokens`` to the line whose turn it was, after its head left, and to every node above it.
+        """Charge ``tokens`` to the queue that was served, after its head left, and to every node above it.
 
-        The same as ``charge`` and then, if the line is empty, ``rest``; in one pass, because here every node on the
-        path is the head of its ring, and nothing but ``spent`` changes while it goes on in its round.
+        Equals ``charge`` and then, if the queue is empty, ``rest``; in one pass, because every node on the path is the
+        head of its ring.
         """
         quantum = self._quantum
         is_empty = not node.line.entries
@@ -124,14 +124,14 @@ class Rings(Generic[ItemT]):
             parent = node.parent
 
     def charge(self, node: Node[ItemT], tokens: float) -> None:
-        """Charge ``tokens`` (negative: refund) to ``node`` and to every node above it, whoever's turn it is."""
+        """Charge ``tokens`` (negative: refund) to ``node`` and to every node above it."""
         while (parent := node.parent) is not None:
             self._set_spent(node, parent, node.spent + tokens * node.per_token)
             node = parent
 
     def reweigh(self, node: Node[ItemT], weight: float) -> None:
-        """Give ``node`` another weight. What it owes (or was refunded) stays the same in tokens: a weight that goes up
-        and down, as those of the classes do with what other dispatchers have waiting, neither forgives nor adds."""
+        """Change the weight of ``node``. Its debt or credit stays the same in tokens: a weight that goes up and down,
+        as those of the classes do with the backlogs of other dispatchers, neither forgives nor adds debt."""
         parent = node.parent
         if parent is None or weight == node.weight:
             return
@@ -141,14 +141,14 @@ class Rings(Generic[ItemT]):
         node.per_token = 1.0 / weight
 
     def level(self, parent: Node[ItemT]) -> float:
-        """What a child that begins to wait now has at least spent: where the round that is served begins. Looked up
-        before anything that could move the head of the ring back, so that it never goes back itself."""
+        """The least ``spent`` of a child that enters now: the start of the round being served. Looked up before any
+        change that could move the head of the ring back, so it never decreases."""
         if parent.ring:
             parent.level = max(parent.level, parent.ring[0][0] * self._quantum)
         return parent.level
 
     def _set_spent(self, node: Node[ItemT], parent: Node[ItemT], spent: float) -> None:
-        """Move ``node`` to the round where it belongs then, if it is another."""
+        """Set ``spent``, and move ``node`` if it then belongs to another round."""
         before, node.spent = node.spent, spent
         if node.turn and spent // self._quantum != before // self._quantum:
             self.level(parent)
@@ -161,7 +161,7 @@ class Rings(Generic[ItemT]):
         heappush(parent.ring, (node.spent // self._quantum, turn, node))
 
     def _settle(self, parent: Node[ItemT]) -> None:
-        """Remove entries of earlier turns from the head; all of them when they are more than half."""
+        """Remove outdated entries from the head; all of them when they are more than half."""
         ring = parent.ring
         while ring and ring[0][1] != ring[0][2].turn:
             heappop(ring)
@@ -173,6 +173,6 @@ class Rings(Generic[ItemT]):
 
 
 def _begin_anew(parent: Node[ItemT], last: Node[ItemT]) -> None:
-    """Nobody waits any more: the next begins where the last one ended, so that those that come one after another owe
+    """The ring is empty: the next child starts where the last one ended, so children that come one after another owe
     each other nothing."""
     parent.level = max(parent.level, last.spent)

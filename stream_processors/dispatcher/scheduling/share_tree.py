@@ -16,14 +16,14 @@ from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS
 ItemT = TypeVar("ItemT", bound=Waiting)
 
 RESTING_TENANTS = 1_024
-"""Tenants of a class with nothing waiting that are remembered at least: their late corrections find them."""
+"""Idle tenants of a class that are kept at least, for late corrections of their cost."""
 
 
 class ShareTree(BacklogStatistics[ItemT]):
-    """The classes share the pool by their weights, the tenants their class, the groups their tenant; within a line the
-    earliest deadline goes first.
+    """Classes share the pool by their weights, tenants their class, groups their tenant; within a queue the earliest
+    deadline goes first.
 
-    With ``charges_output`` False only the prompt tokens are charged when a request leaves; the rest is for ``charge``.
+    With ``charges_output`` False only the prompt tokens are charged when a request is popped; ``charge`` adds the rest.
     """
 
     def __init__(self, quantum_tokens: float, *, charges_output: bool) -> None:
@@ -38,7 +38,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         self._waiting: dict[Hashable, tuple[int, int, ItemT]] = {}
 
     def push(self, item: ItemT) -> None:
-        """Let it wait. Raises ValueError for a class that is not known and for a claim that waits already."""
+        """Add a request. Raises ValueError for an unknown class and for a claim already queued."""
         of_class = self._root.children.get(item.priority_class)
         node = None if of_class is None else of_class.children.get(item.tenant)
         if node is None or node.routes is not None:
@@ -53,8 +53,8 @@ class ShareTree(BacklogStatistics[ItemT]):
             self._rings.wake(node)
 
     def pop(self, room_tokens: float, is_late: Callable[[ItemT], bool]) -> tuple[ItemT, bool] | None:
-        """The one that goes next, and whether it is late: a late one goes whatever the room and is not charged. None
-        when nothing waits, or when the one that goes next costs more than ``room_tokens``: nobody jumps over it."""
+        """Remove the next request; returns it and whether it is late: a late one needs no room and is not charged. None
+        when empty, or when the next one costs more than ``room_tokens``: no other overtakes it."""
         node = self._root
         ring = node.ring
         if not ring:
@@ -77,7 +77,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         return item, late
 
     def take_late(self, is_late: Callable[[ItemT], bool]) -> list[ItemT]:
-        """Remove, uncharged, what is late at the head of any line, until no line has a late head. O(lines)."""
+        """Remove, uncharged, late requests from the head of every queue until no head is late. O(queues)."""
         gone: list[ItemT] = []
         inner = [self._root]
         while inner:
@@ -93,7 +93,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         return gone
 
     def remove(self, item: ItemT, *, charge: bool) -> bool:
-        """Take it out of turn: ``charge`` if it is dispatched. False when it does not wait."""
+        """Remove a request out of turn; ``charge``: it is dispatched. False when it is not queued."""
         entry = self._waiting.get(item.claim)
         if entry is None:
             return False
@@ -106,7 +106,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         return True
 
     def expedite(self, item: ItemT) -> bool:
-        """Put it at the head of its line, behind those that were put there before. False when it does not wait."""
+        """Move a request to the head of its queue, behind those expedited before. False when it is not queued."""
         entry = self._waiting.get(item.claim)
         if entry is None:
             return False
@@ -120,7 +120,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         return True
 
     def charge(self, tenant: str, group: str, priority_class: str, tokens: float) -> None:
-        """What work cost beyond what was charged for it; negative: less. Whether anything waits or not."""
+        """Charge the cost of work beyond its estimate; negative: a refund. With or without a backlog."""
         of_class = self._root.children.get(priority_class)
         if of_class is None:
             return
@@ -132,7 +132,7 @@ class ShareTree(BacklogStatistics[ItemT]):
             self._rings.charge(of_class, tokens)
 
     def set_share(self, tenant: str, share: Share | None) -> None:
-        """Set a tenant's weight and groups; None: forget them as soon as nothing of it waits."""
+        """Set a tenant's weight and groups; None: forget them once it has no backlog."""
         before = self.share(tenant)
         is_kept = self._keep_share(tenant, share)
         after = self.share(tenant)
@@ -151,8 +151,8 @@ class ShareTree(BacklogStatistics[ItemT]):
                 self._rebuild(node, after)
 
     def set_class_weights(self, weights: Mapping[str, float]) -> None:
-        """Share the pool among the classes in this proportion. A class that is missing or has weight 0 keeps what it
-        had. Raises ValueError for a class that is not known and for a weight that is negative or not finite."""
+        """Set the weights of the classes. A class that is missing or has weight 0 keeps its weight. Raises ValueError
+        for an unknown class and for a weight that is negative or not finite."""
         for name, weight in checked_class_weights(weights, self._root.children).items():
             self._rings.reweigh(self._root.children[name], weight)
 
@@ -160,7 +160,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         return len(self._waiting)
 
     def _line(self, tenant: str, group: str, priority_class: str) -> Node[ItemT]:
-        """The node in whose line a request of these stands; made if it is not there."""
+        """The node whose queue holds such requests; made if missing."""
         of_class = self._root.children.get(priority_class)
         if of_class is None:
             raise ValueError(f"unknown class: {priority_class}")
@@ -176,7 +176,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         return node.routes.get(group) or node.routes[NO_GROUP]
 
     def _left(self, node: Node[ItemT], items: list[ItemT]) -> None:
-        """``items`` are out of the line of ``node``."""
+        """Account for ``items`` removed from the queue of ``node``."""
         is_leaving = False
         for item in items:
             del self._waiting[item.claim]
@@ -185,14 +185,14 @@ class ShareTree(BacklogStatistics[ItemT]):
             self._emptied(node, is_leaving=is_leaving)
 
     def _emptied(self, node: Node[ItemT], *, is_leaving: bool) -> None:
-        """Nothing stands in the line of ``node`` any more."""
+        """Handle the end of the backlog of ``node``."""
         self._rings.rest(node)
         self._list_resting(node)
         if is_leaving:
             self.set_share(node.sums.tenant, None)
 
     def _list_resting(self, node: Node[ItemT]) -> None:
-        """Forget tenants that have rested longest and owe nothing: to come back is then the same as to be new."""
+        """Forget the longest idle tenants without debt: returning is then the same as being new."""
         while (of_class := node.parent) is not None and of_class.resting is None:
             node = of_class
         if of_class is None or of_class.resting is None or node.turn:
@@ -201,7 +201,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         if not node.is_listed:
             node.is_listed = True
             resting.append(node)
-        # Two for each one that is added: the list shrinks as long as debts are paid.
+        # Two for each added one, so the list shrinks as long as debts are paid.
         for _ in range(min(2, len(resting) - RESTING_TENANTS)):
             oldest = resting.popleft()
             oldest.is_listed = False
@@ -214,8 +214,8 @@ class ShareTree(BacklogStatistics[ItemT]):
                 resting.append(oldest)
 
     def _rebuild(self, node: Node[ItemT], share: Share) -> None:
-        """Line up what waits of a tenant anew: its groups are others now. What each had spent is forgotten, what the
-        tenant has spent is not."""
+        """Queue a tenant's requests anew after a change of its groups. ``spent`` of the groups is forgotten, that of
+        the tenant is not."""
         waiting = [entry for below in (node, *_below(node)) for entry in below.line]
         node.line, node.ring, node.shadows, node.level = type(node.line)(), [], 0, 0.0
         node.children, node.routes = {}, None
@@ -228,7 +228,7 @@ class ShareTree(BacklogStatistics[ItemT]):
 
 
 def _grow(node: Node[ItemT], share: Share) -> None:
-    """Give a tenant its groups. A node with children has one more, without a name, for requests of its own."""
+    """Make the nodes of a tenant's groups. A node with children gets one more, unnamed, for its own requests."""
     nodes = {NO_GROUP: node}
     waiting_for_parent = list(share.groups)
     while waiting_for_parent:

@@ -17,7 +17,7 @@ NO_GROUP = ""
 
 
 def checked_weight(name: str, weight: float) -> float:
-    """The weight, if it is one. Raises ValueError otherwise."""
+    """The weight. Raises ValueError unless it is positive and finite."""
     if not 0.0 < weight < inf:
         raise ValueError(f"{name}: a weight must be positive and finite, not {weight}")
     return weight
@@ -25,10 +25,10 @@ def checked_weight(name: str, weight: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A tenant's weight within its class, and its groups, which divide what the tenant gets by their weights.
+    """A tenant's weight within its class, and its groups, which divide the tenant's service by their weights.
 
-    Requests without a group (and those of a group that is not named here) share with the groups of the first level, as
-    one more of weight 1. Requests of a group that has groups below it share with those in the same way.
+    Requests without a group, or of an unknown one, count as one more group of weight 1 on the first level; requests of
+    a group that has groups below it count as one more of those.
 
     Raises:
         ValueError: a weight that is not positive and finite, a group named twice or not at all, a parent that is not
@@ -56,7 +56,7 @@ class Share:
 
     @property
     def structure(self) -> frozenset[tuple[str, str]]:
-        """Every group with its parent, whatever their weights."""
+        """Every group with its parent, without weights."""
         return frozenset((group.group, group.parent or NO_GROUP) for group in self.groups)
 
 

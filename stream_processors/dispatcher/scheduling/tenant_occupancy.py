@@ -1,7 +1,7 @@
 """Queued requests and bytes of each tenant over all pools, and the tenants whose backfill must pause. Pure.
 
-Online requests and backfill have an account each: however much backfill was fetched before it paused, no online request
-is refused for it, and however many online requests wait, backfill is read.
+Online requests and backfill are counted apart: backfill fetched before its pause never causes the rejection of an
+online request, and a backlog of online requests never stops the reading of backfill.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds
 
 
 class Holdable(Protocol):
-    """What is counted of a request."""
+    """The counted fields of a request."""
 
     @property
     def tenant(self) -> str: ...
@@ -40,7 +40,7 @@ class _Held:
 @dataclass(slots=True)
 class _Account:
     by_tenant: dict[str, _Held] = field(default_factory=dict)
-    """Only those that have something waiting."""
+    """Tenants with queued requests only."""
     all: _Held = field(default_factory=_Held)
 
     def add(self, item: Holdable) -> None:
@@ -60,21 +60,20 @@ class _Account:
 
 @dataclass(slots=True)
 class TenantOccupancy:
-    """Sums that are kept; every method but ``paused_backfill`` is O(1)."""
+    """Running sums; every method but ``paused_backfill`` is O(1)."""
 
     _online: _Account = field(default_factory=_Account)
     _backfill: _Account = field(default_factory=_Account)
 
     def add(self, item: Holdable) -> None:
-        """One more waits."""
         self._of(item.is_backfill).add(item)
 
     def remove(self, item: Holdable) -> None:
-        """One less waits. KeyError when nothing of its tenant and kind does."""
+        """Raises KeyError when nothing of its tenant and kind is queued."""
         self._of(item.is_backfill).remove(item)
 
     def bounds(self, spec: TenantSpec, weight: float, all_weights: float, *, backfill: bool) -> Bounds:
-        """What must be known of this tenant and of all to judge online requests, or backfill."""
+        """The tenant's and the total occupancy and limits, of online requests or of backfill."""
         account = self._of(backfill)
         held = account.by_tenant.get(spec.tenant) or _Held()
         return Bounds(
@@ -91,7 +90,7 @@ class TenantOccupancy:
         )
 
     def paused_backfill(self, policy: AdmissionPolicy, bounds_of: "BoundsOf") -> set[str]:
-        """The tenants of whose backfill enough waits already; it is read again when half of that is left."""
+        """Tenants with enough backfill queued; reading resumes when half of it is left."""
         paused = set()
         for tenant, held in self._backfill.by_tenant.items():
             held.is_paused = backfill_paused(policy, held.is_paused, bounds_of(tenant))
@@ -100,14 +99,14 @@ class TenantOccupancy:
         return paused
 
     def is_full_of_backfill(self, policy: AdmissionPolicy) -> bool:
-        """Whether so much backfill waits that none is to be read, whosesoever. What was fetched before a pause comes in
-        all the same, so that the pauses of many tenants alone would not bound the sum."""
+        """Whether so much backfill is queued that no tenant's is read. Records fetched before a pause still come in, so
+        the pauses of single tenants would not bound the sum."""
         held = self._backfill.all
         return held.requests >= policy.max_waiting_requests or held.size_bytes >= policy.max_waiting_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Of all that waits."""
+        """Bytes of all queued requests."""
         return self._online.all.size_bytes + self._backfill.all.size_bytes
 
     def _of(self, is_backfill: bool) -> _Account:
@@ -115,6 +114,6 @@ class TenantOccupancy:
 
 
 class BoundsOf(Protocol):
-    """The bounds of a tenant."""
+    """Returns the bounds of a tenant."""
 
     def __call__(self, tenant: str, /) -> Bounds: ...

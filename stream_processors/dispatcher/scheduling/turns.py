@@ -1,4 +1,4 @@
-"""Values of scheduling: what is queued, and a request whose turn has come. Pure."""
+"""Values of scheduling: a schedulable request, and a request whose turn has come. Pure."""
 
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -8,7 +8,7 @@ from stream_processors.dispatcher.scheduling.backlog_statistics import Waiting
 
 
 class Schedulable(Waiting, Protocol):
-    """What the scheduler must know of a request."""
+    """The fields of a request that the scheduler uses."""
 
     @property
     def claim(self) -> Claim: ...
@@ -31,8 +31,8 @@ ItemT = TypeVar("ItemT", bound=Schedulable)
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a dispatch was decided from: tokens in flight on partitions that a live consumer owns, the pool's window,
-    and this dispatcher's share of it."""
+    """The inputs of a dispatch: work in flight on partitions that a live consumer owns, the pool's window, and this
+    dispatcher's share of it."""
 
     in_flight_tokens: int
     window_tokens: float
@@ -43,8 +43,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Turn(Generic[ItemT]):
-    """A request whose turn it is. A late one cannot be answered in time any more, and must not run; ``partition`` is
-    that of the priority topic, ANY_PARTITION when they are not known."""
+    """A request whose turn has come. A late one cannot be answered in time and must not run. ``partition`` is that of
+    the priority topic, ANY_PARTITION while they are unknown."""
 
     item: ItemT
     is_late: bool
@@ -54,7 +54,7 @@ class Turn(Generic[ItemT]):
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Whether a request that starts as soon as it can would end after its deadline."""
+    """Whether a request that starts at the earliest possible time would end after its deadline."""
 
     earliest_start_ms: int
     ms_per_token: float

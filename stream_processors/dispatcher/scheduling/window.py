@@ -1,7 +1,6 @@
-"""Dispatch window: how much of a pool's work may be in flight, in cost tokens. Pure.
+"""Dispatch window: the bound on a pool's work in flight, in cost tokens. Pure.
 
-The order of requests is decided as late as possible: what was dispatched can no longer be overtaken, so no more is
-dispatched than keeps the consumers busy.
+A dispatched request can no longer be overtaken, so no more is dispatched than keeps the consumers busy.
 """
 
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ STARTING_LIMITS = BatchLimits(items=32, tokens=16_384)
 """One consumer with the default limits."""
 
 BATCHES_PER_CONSUMER = 2
-"""One runs and one is ready, so that a consumer never waits for the dispatcher between two batches."""
+"""One runs and one is ready: a consumer never waits for the dispatcher between two batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Work: its cost tokens, and how many requests it is."""
+    """An amount of work: cost tokens and requests."""
 
     tokens: float
     items: float
@@ -40,13 +39,12 @@ def window(
         tokens = max(2 x sum of max_batch_tokens over the live consumers, rate x target_queue_ms / 1000)
         items  = max(2 x sum of max_batch_size over the live consumers, rate x target_queue_ms / 1000 / mean cost)
 
-    A full batch is bounded by its tokens or by its number of items, whichever is reached first, and so is the window:
-    by tokens through a mean cost it would shrink when small requests go before large ones, and the large ones would
-    then wait until the pool is empty. The second terms are larger only for consumers that get through two batches in
-    less than the target queue time, which would otherwise run dry while a transaction commits. A pool that never
-    reported gets the window of one consumer with ``starting_limits``: enough for the first consumer to find work when
-    it comes. A lost pool gets none: what is dispatched now could no longer be put behind something more urgent when the
-    pool is back.
+    A full batch is bounded by its tokens or its items, whichever is reached first, and so is the window: bounded by
+    tokens and a mean cost alone it would shrink when small requests go before large ones, and the large ones would wait
+    until the pool is empty. The second terms are larger only for consumers that finish two batches in less than the
+    target queue time; they would otherwise run dry while a transaction commits. A pool that never reported gets the
+    window of one consumer with ``starting_limits``, so that its first consumer finds work. A lost pool gets none: work
+    dispatched now could not be overtaken by more urgent work when the pool is back.
     """
     if capacity.state is CapacityState.LOST:
         return NO_WINDOW
@@ -60,16 +58,14 @@ def window(
 
 
 def room_tokens(whole: Amount, share: float, in_flight: Held) -> float:
-    """What the next request may cost that this dispatcher sends into a pool with that window; 0 for none.
+    """The largest cost of the next request that this dispatcher may send into a pool with this window; 0 for none.
 
-    In flight is what stands on partitions that a live consumer owns. The window is that of the live consumers: what
-    lies on a dead one's partitions, until the group moves them, is none of their work, and would leave them idle if it
-    took up their window.
+    ``in_flight`` counts partitions that a live consumer owns. The window is that of the live consumers: work on a dead
+    consumer's partitions, until the group moves them, would otherwise use up their window and leave them idle.
 
-    It keeps to its ``share`` of the window, and to what the pool as a whole has left: a share that just grew is filled
-    as fast as the others' surplus drains. Infinite while its whole share is free, because a request that costs more
-    than the share could otherwise never go. So the window is exceeded by such a request at most, never by one that
-    fits the share.
+    Bounded by the ``share`` of the window and by what the whole pool has left: a share that just grew is filled as fast
+    as the others' surplus drains. Infinite while the whole share is free, since a request above the share could never
+    be sent otherwise. So only such a request can exceed the window.
     """
     left_in_pool, own_part = whole.tokens - in_flight.tokens, whole.tokens * share
     items_left_in_pool, own_items = whole.items - in_flight.items, whole.items * share

@@ -1,4 +1,4 @@
-"""Degradation ladder: what a request gives up under pressure, and when. Pure: pressure and requests in and out."""
+"""Degradation ladder: the steps by which requests are reduced under pressure, and their thresholds. Pure."""
 
 from bisect import bisect_right
 from collections import OrderedDict
@@ -36,18 +36,18 @@ _ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class LadderPolicy:
-    """When a level is left, upwards and downwards.
+    """Thresholds of the levels.
 
-    Pressure is the predicted finish over the time that is allowed: above 1 a request would be refused.
+    Pressure is the predicted finish time over the allowed time: above 1 a request would be rejected.
 
     Attributes:
         up_at: for each level but 0 the pressure from which it is entered, rising.
-        down_ratio: a level is calm while the pressure is below this part of its ``up_at``.
-        spared_ratio: a request is spared a level while its own pressure is below this part of its ``up_at``. Less than
-            ``down_ratio``: what keeps a level up is not spared it, nor is what comes a little below.
+        down_ratio: a level is calm while the pressure is below this fraction of its ``up_at``.
+        spared_ratio: a request is spared a level while its own pressure is below this fraction of its ``up_at``. Less
+            than ``down_ratio``: a request whose pressure keeps a level up is not spared it.
         up_every_ms: least time between two steps up.
-        down_after_ms: how long a level must be calm before it is left downwards; not less than ``up_every_ms``.
-        max_entries: most (pool, tenant) pairs remembered; beyond it the one asked about longest ago is at level 0.
+        down_after_ms: calm time before a step down; not less than ``up_every_ms``.
+        max_entries: most (pool, tenant) pairs kept; beyond it the least recently used one is at level 0.
     """
 
     up_at: tuple[float, ...] = (0.50, 0.56, 0.62, 0.68, 0.74, 0.80, 0.86, 0.92)
@@ -70,7 +70,7 @@ class LadderPolicy:
 
     @property
     def forget_after_ms(self) -> int:
-        """A pair nobody asks about for this long, in which it could have come all the way down, is at level 0."""
+        """A pair unused for this long is at level 0: it could have stepped down all levels meanwhile."""
         return len(self.up_at) * self.down_after_ms
 
 
@@ -86,28 +86,27 @@ class _Rung:
 
 
 class Ladder:
-    """The level of every (pool, tenant), with hysteresis, and what of it a request feels.
+    """The level of every (pool, tenant), with hysteresis, and the part of it that applies to a request.
 
-    It does not flap, whatever the pressure does: within t milliseconds a level rises at most t / ``up_every_ms`` + 1
-    times, and turns from rising to falling at most t / ``down_after_ms`` + 1 times, because the calm that must come
-    before a fall is broken by every rise. It is monotone: of two pairs asked about at the same times, the one whose
-    pressure was never less is never at a lower level. Not for several threads.
+    No flapping, whatever the pressure: within t milliseconds a level rises at most t / ``up_every_ms`` + 1 times, and
+    turns from rising to falling at most t / ``down_after_ms`` + 1 times, because every rise ends the calm that must
+    precede a fall. Monotone: of two pairs used at the same times, the one whose pressure was never lower is never at a
+    lower level. For one thread.
 
-    Requests of one tenant differ in the time they have and in their size, so one of them may be pressed while another
-    is not: ``felt`` spares a request the levels that are far above its own pressure. Of requests of one pressure it
-    moves only when the level does. Where all feel the same pressure it is the level, but while that is given back.
+    Requests of one tenant differ in allowed time and in size, so their pressures differ: ``felt`` spares a request the
+    levels far above its own pressure. For requests of one pressure it changes only with the level.
     """
 
     def __init__(self, policy: LadderPolicy = DEFAULT_LADDER) -> None:
         self._policy = policy
         self._felt_from = tuple(policy.spared_ratio * mark for mark in policy.up_at)
-        # By the time they were last asked about, so that what is forgotten stands in front.
+        # Least recently used first.
         self._rungs: OrderedDict[tuple[str, str], _Rung] = OrderedDict()
 
     def level(self, pool: str, tenant: str, pressure: float, now_ms: int) -> int:
-        """The level under ``pressure``: 0 (nothing given up) to ``len(up_at)``. Moves by at most one step per call.
+        """The level under ``pressure``: 0 (no degradation) to ``len(up_at)``. Moves by at most one step per call.
 
-        O(1) on average. A pressure that is no number changes nothing.
+        O(1) on average. NaN changes nothing.
         """
         self._forget(now_ms)
         policy, key = self._policy, (pool, tenant)
@@ -127,11 +126,11 @@ class Ladder:
         return rung.level
 
     def felt(self, level: int, pressure: float) -> int:
-        """What of the level a request of this pressure is to give up: all of it, or less. No number: all of it."""
+        """The level applied to a request of this pressure: ``level`` or less; ``level`` for NaN."""
         return min(level, bisect_right(self._felt_from, pressure))
 
     def present_level(self, pool: str, tenant: str, now_ms: int) -> int:
-        """The level as the last call of ``level`` left it; 0 once that is long ago."""
+        """The level after the last call of ``level``; 0 once that is long ago."""
         self._forget(now_ms)
         rung = self._rungs.get((pool, tenant))
         return 0 if rung is None else rung.level
@@ -163,17 +162,17 @@ class Ladder:
             del self._rungs[key]
 
     def __len__(self) -> int:
-        """How many pairs are above level 0."""
+        """Number of pairs above level 0."""
         return len(self._rungs)
 
 
 @dataclass(frozen=True, slots=True)
 class DegradationPolicy:
-    """How much a step takes away.
+    """Amounts of the steps.
 
     Attributes:
-        kept_messages: turns of a conversation that stay, besides all system messages.
-        max_tokens: most output tokens of a capped request; at most what the limits on requests allow.
+        kept_messages: turns of a conversation that are kept, besides all system messages.
+        max_tokens: most output tokens of a capped request; within the limits on requests.
     """
 
     kept_messages: int = 4
@@ -189,7 +188,7 @@ DEFAULT_DEGRADATION = DegradationPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """A request as it is to be served, by which model, and what it gave up for that."""
+    """A degraded request, its model, and the steps taken."""
 
     request: InferenceRequest
     model: ModelVersion
@@ -197,7 +196,7 @@ class Degraded:
 
     @property
     def deferred(self) -> bool:
-        """It should wait, whole, and be judged again later."""
+        """Whether it is left whole and deferred."""
         return Degradation.DEFERRED in self.steps
 
 
@@ -211,12 +210,11 @@ def degrade(
     backfill: bool,
     policy: DegradationPolicy = DEFAULT_DEGRADATION,
 ) -> Degraded:
-    """Take the first ``level`` steps of the ladder that the tenant did not forbid and that take something away.
+    """Take those of the first ``level`` steps of the ladder that the tenant did not forbid and that have an effect.
 
-    A step is listed only if what it did is there to be seen: no narrower search where no retrieval is left. Backfill
-    at the last step is left whole and deferred. ``smaller`` is the model's ``smaller_model`` if it has one that the
-    tenant may use; it is taken only if it does the task and surely holds the request. A valid request stays valid,
-    and nothing gets longer.
+    A step is listed only if its effect remains visible: no narrower search where no retrieval is left. Backfill at the
+    last step is left whole and deferred. ``smaller`` is the model's ``smaller_model`` if the tenant may use it; it is
+    taken only if it does the task and certainly holds the request. A valid request stays valid, and no part grows.
     """
     if level <= 0:
         return Degraded(request, model)
@@ -244,7 +242,7 @@ def degrade(
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """A request with its passages as they are tried again, and the steps that were taken for that, once more or not."""
+    """A requeued request with its passages and history, and the steps taken for the retry, repeated ones included."""
 
     request: InferenceRequest
     passages: tuple[Passage, ...]
@@ -259,10 +257,10 @@ def reduced_context(
     history: tuple[Message, ...] = (),
     policy: DegradationPolicy = DEFAULT_DEGRADATION,
 ) -> Reduced:
-    """What handed-back work is tried again with: half its passages, half the messages that a degraded one keeps, and
-    the newer half of what was said before.
+    """Requeued work with reduced context: half its passages, half the messages that a degraded one keeps, and the newer
+    half of its history.
 
-    What has nothing to spare comes back as it is, with no steps.
+    Unchanged, with no steps, if there is nothing to reduce.
     """
     whole, steps = (request, passages), []
     if Degradation.FEWER_PASSAGES not in forbidden:
@@ -313,14 +311,14 @@ def _narrower_retrieval(request: InferenceRequest, mode: RetrievalMode) -> Infer
 
 def _shorter_context(request: InferenceRequest, kept: int) -> InferenceRequest:
     if request.conversation_id is not None:
-        # What it adds becomes part of its conversation for good; what was said before is shortened in its place.
+        # Its messages become part of the conversation for good; the history is shortened instead.
         return request
     messages = request.input.messages or ()
     turns = [index for index, message in enumerate(messages) if message.role != _SYSTEM]
     if len(turns) <= kept:
         return request
     last = turns[-kept:]
-    # Chat templates want the user to begin: an answer whose question is gone goes too.
+    # Chat templates require the user to begin: an answer without its question is dropped too.
     while len(last) > 1 and messages[last[0]].role == _ASSISTANT:
         last.pop(0)
     stays = frozenset(last)
@@ -328,7 +326,7 @@ def _shorter_context(request: InferenceRequest, kept: int) -> InferenceRequest:
         message for index, message in enumerate(messages) if message.role == _SYSTEM or index in stays
     )
     if not any(messages[index].content for index in last):
-        # Only empty turns would stay, and nothing would be left to answer.
+        # Only empty turns would be left: nothing to answer.
         return request
     return replace(request, input=replace(request.input, messages=shorter))
 
@@ -347,25 +345,25 @@ def _with_max_tokens(request: InferenceRequest, max_tokens: int) -> InferenceReq
 
 
 def _holds(smaller: ModelVersion, request: InferenceRequest, model: ModelVersion, forbidden: Container[str]) -> bool:
-    """Whether the smaller model can take the request's place: another model, same task, room for input and output."""
+    """Whether the smaller model can serve the request: another model, same task, room for input and output."""
     if smaller.model == model.model or request.task not in smaller.tasks:
         return False
     asked = request.parameters.max_tokens
     if request.task == Task.GENERATE:
         if asked is None and smaller.max_output_tokens != model.max_output_tokens:
-            # Its own default could be longer, or be a cap in disguise.
+            # Its default could be longer, or amount to a cap.
             return False
         if _within(request, smaller) != request and Degradation.CAPPED_MAX_TOKENS in forbidden:
             return False
     if smaller.max_context_tokens >= model.max_context_tokens:
         return True
-    # A token takes at least a byte, so this much surely fits.
+    # A token takes at least a byte, so this certainly fits.
     output_tokens = (asked or model.max_output_tokens) if request.task == Task.GENERATE else 0
     return size_of_input(request.input) + output_tokens <= smaller.max_context_tokens
 
 
 def _within(request: InferenceRequest, model: ModelVersion) -> InferenceRequest:
-    """The request with no more output tokens than the model gives."""
+    """The request with at most the model's output tokens."""
     asked = request.parameters.max_tokens
     if asked is None or not 0 < model.max_output_tokens < asked:
         return request

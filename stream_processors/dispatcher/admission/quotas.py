@@ -1,7 +1,7 @@
 """Quotas of tenants: token buckets for requests per second, tokens per minute and tokens per day. Pure.
 
-Over any interval a bucket lets through at most its rate times the interval plus its burst. The burst of a token quota
-is one whole period of it, so that a single large request fits.
+Over any interval a bucket grants at most its rate times the interval plus its burst. The burst of a token quota is one
+whole period of it, so that a single large request fits.
 """
 
 import math
@@ -18,7 +18,7 @@ _MS_PER_DAY = 86_400_000
 
 
 class Quota(StrEnum):
-    """The quotas a tenant may have, by the name of the field that sets them."""
+    """The quotas of a tenant, named like the fields of TenantSpec that set them."""
 
     REQUESTS_PER_S = "requests_per_s"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -29,8 +29,8 @@ class Quota(StrEnum):
 class Ask:
     """One request of ``tenant``, of ``tokens`` cost tokens, against the quotas of ``spec``.
 
-    ``record`` is where it stands in the log, and nobody asks for it after ``until_ms``, its deadline: a store that
-    outlives the process remembers until then what the record was granted.
+    ``record`` is its source coordinate; it is not asked for after ``until_ms``, its deadline: a store that outlives the
+    process keeps the grant of the record until then.
     """
 
     tenant: str
@@ -42,10 +42,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """The quota that refuses, and when the same ask would pass if nothing else were asked meanwhile, or
-    ``LONGEST_WAIT_MS``.
+    """The exceeded quota, and when the same ask would be granted without other asks, at most ``LONGEST_WAIT_MS``.
 
-    ``retry_after_ms`` is None for an ask that alone is more than the quota ever holds: waiting does not help.
+    ``retry_after_ms`` is None for an ask above the quota's capacity: waiting does not help.
     """
 
     which: Quota
@@ -57,11 +56,11 @@ class Bucket:
     """One quota of a tenant, or a share of it.
 
     Attributes:
-        quota: which.
-        capacity: what it holds when full; it starts full.
-        per_ms: what flows in per millisecond.
-        largest: the most that one ask may take. With a share of a quota that is more than the capacity: such an ask
-            passes when the bucket is full and leaves it in debt.
+        quota: the quota.
+        capacity: amount when full; it starts full.
+        per_ms: refill per millisecond.
+        largest: the largest ask. Above the capacity for a share of a quota: such an ask is granted when the bucket is
+            full and leaves it in debt.
     """
 
     quota: Quota
@@ -70,12 +69,12 @@ class Bucket:
     largest: float
 
     def amount(self, ask: Ask) -> int:
-        """What the ask takes from it."""
+        """The amount of the ask."""
         return 1 if self.quota is Quota.REQUESTS_PER_S else max(0, ask.tokens)
 
 
 def has_quotas(spec: TenantSpec) -> bool:
-    """Whether anything bounds this tenant."""
+    """Whether the tenant has any quota."""
     return not (spec.requests_per_s is None and spec.tokens_per_minute is None and spec.tokens_per_day is None)
 
 
@@ -103,7 +102,7 @@ def _bucket(quota: Quota, capacity: float, per_ms: float, share: float) -> Bucke
 
 @dataclass(slots=True)
 class _Levels:
-    """What is in a tenant's buckets as of ``at_ms``, and when all of them will be full."""
+    """Amounts of a tenant's buckets as of ``at_ms``, and when all of them will be full."""
 
     amounts: dict[Quota, float]
     at_ms: int
@@ -111,16 +110,16 @@ class _Levels:
 
 
 class QuotaBook:
-    """The buckets of every tenant of which one is not full. Not for several threads.
+    """The buckets of every tenant with one that is not full. For one thread.
 
-    A clock that goes back refills nothing until it is where it was. Every operation is O(1).
+    A clock that goes back refills nothing until it has caught up. Every operation is O(1).
     """
 
     def __init__(self) -> None:
         self._levels: BucketLevels[_Levels] = BucketLevels()
 
     def take(self, ask: Ask, buckets: Sequence[Bucket], now_ms: int) -> Exceeded | None:
-        """Take what the ask needs from all its buckets; or nothing, and name the one that keeps it waiting longest."""
+        """Take the ask from all its buckets; or nothing, and return the quota with the longest wait."""
         self._levels.sweep(now_ms)
         levels = self._refilled(ask.tenant, buckets, now_ms)
         waits_ms = [
@@ -135,7 +134,7 @@ class QuotaBook:
         return None
 
     def give_back(self, ask: Ask, buckets: Sequence[Bucket], now_ms: int) -> None:
-        """Undo a ``take`` that was granted; no bucket gets more than full."""
+        """Undo a granted ``take``; no bucket exceeds its capacity."""
         self._add(ask, buckets, self._refilled(ask.tenant, buckets, now_ms), 1)
 
     def _refilled(self, tenant: str, buckets: Sequence[Bucket], now_ms: int) -> _Levels:
@@ -160,12 +159,12 @@ class QuotaBook:
             self._levels.put(ask.tenant, levels, levels.full_at_ms)
 
     def __len__(self) -> int:
-        """How many tenants are remembered."""
+        """Number of tenants kept."""
         return len(self._levels)
 
 
 def _wait_ms(bucket: Bucket, amount: float, wanted: int, clock_is_behind_ms: int) -> float:
-    """How long until ``wanted`` can be taken: 0 if now, infinite if never."""
+    """Time until ``wanted`` can be taken: 0 if now, infinite if never."""
     if wanted > bucket.largest:
         return math.inf
     return wait_ms(bucket.capacity, bucket.per_ms, min(wanted, bucket.capacity) - amount, clock_is_behind_ms)

@@ -1,8 +1,8 @@
 """Admission rules: whether a request is admitted. Pure: facts and ``now_ms`` in, a decision out.
 
-A request is refused at once if it cannot be served in time, or if what already waits leaves it no place; waiting in
-vain costs its sender the time to go elsewhere. Backfill has no such hurry and is never refused: it is let in always,
-has a place of its own beside the online requests, and its partitions are paused while its tenant's part is taken.
+A request is rejected at once if it cannot be served in time, or if the backlog leaves it no room: waiting in vain costs
+its sender the time to go elsewhere. Backfill is always admitted: it has bounds of its own beside the online requests,
+and its partitions are paused while its tenant's part is used up.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from fairlane_server.heartbeats import LEAST_OUTAGE_MS
 from stream_processors.dispatcher.admission.shared_bound import SharedBound
 
 BACKFILL_PART = 0.5
-"""Part of what a tenant may hold at which its backfill pauses; the rest is for what was fetched by then."""
+"""Fraction of a tenant's bound at which its backfill pauses; the rest is for records fetched by then."""
 
 BACKFILL_RESUMES_AT = 0.5
-"""Part of that again at which it resumes."""
+"""Fraction of that at which it resumes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """What the operator decides.
+    """Policy set by the operator.
 
-    ``safety_margin`` is the part of the time allowed (0 to 1) that must be left over. The two bounds hold for all that
-    waits at this dispatcher; ``alpha`` and ``guaranteed_part`` say how tenants share them (see ``SharedBound``).
-    ``jitter`` spreads retries: each is told up to that part more.
+    ``safety_margin`` is the fraction of the allowed time (0 to 1) that must be left over. The two bounds hold for the
+    whole backlog of this dispatcher; ``alpha`` and ``guaranteed_part`` define how tenants share them (see
+    ``SharedBound``). ``jitter`` spreads retries: each hint is lengthened by up to that fraction.
 
     Raises ``ValueError`` for a value out of its range.
     """
@@ -52,7 +52,7 @@ class AdmissionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The request that is to be decided. Its cost is in cost tokens."""
+    """The request to decide. Its cost is in cost tokens."""
 
     now_ms: int
     submitted_at_ms: int
@@ -65,10 +65,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What waits at this dispatcher, over all pools and classes, and what the tenant may have of it: of the online
-    requests, or of the backfill, whichever is judged. Only ``total_waiting_tokens`` are of both: they drain together.
+    """The backlog of this dispatcher over all pools and classes, and the tenant's limits: of online requests or of
+    backfill, whichever is judged. Only ``total_waiting_tokens`` counts both: they drain together.
 
-    ``all_weights`` sums the weights of all tenants there are, waiting or not; 0 if not known, and then nothing is
+    ``all_weights`` is the sum of the weights of all tenants, with a backlog or not; 0 if unknown: then nothing is
     guaranteed.
     """
 
@@ -86,14 +86,14 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request is let in."""
+    """The request is admitted."""
 
     prediction: Prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Shed:
-    """The request is refused: ``overloaded`` or ``deadline_unmeetable``."""
+    """The request is rejected: ``overloaded`` or ``deadline_unmeetable``."""
 
     code: Code
     message: str
@@ -102,25 +102,25 @@ class Shed:
 
 
 def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load) -> Admitted | Shed:
-    """Let the request in, or refuse it.
+    """Admit or reject the request.
 
-    - Backfill is let in.
+    - Backfill is admitted.
     - ``overloaded`` if it does not fit the tenant's own bound, or the tenant's part of the total, in requests or in
-      bytes (``SharedBound`` gives the rule). While weights stand, the total is exceeded by no more than the
-      guaranteed part of it. Backfill is not counted.
+      bytes (rule: ``SharedBound``). With constant weights the total is exceeded by at most its guaranteed part.
+      Backfill is not counted.
     - ``deadline_unmeetable`` if now + wait + service > submitted + (deadline - submitted) x (1 - safety_margin). A pool
-      that never reported, and one that lives and has nothing to do, take whatever has not expired: what a pool can do
-      is learned only by work that comes to it, so that a rate measured wrong must not refuse for ever.
+      that never reported, and an idle live one, take every request that has not expired: a pool's rate is learned only
+      from work, so a wrong rate must not reject for ever.
 
-    A flooder's backlog never gets another tenant's request refused. Exactly: how much others have waiting does not
-    change the prediction beyond one turn for each of them; and it never makes a request ``overloaded`` that leaves its
-    tenant within its guaranteed part of the total, nor the first one of a tenant while there is any place. What others
-    have in flight does count in the prediction; that is at most the dispatch window.
+    A flooder's backlog never causes the rejection of another tenant's request: the backlogs of others change the
+    prediction by at most one turn each; and they never make a request ``overloaded`` that leaves its tenant within its
+    guaranteed part of the total, nor the first request of a tenant while there is any room. Work of others in flight
+    does count in the prediction; it is at most the dispatch window.
 
-    ``retry_after_ms`` is the time after which the same request, sent anew, would be let in if the pool drained at its
-    present rate and nothing else came; for ``overloaded`` until a tenth of what the tenant may hold is free. It is
-    lengthened by up to ``jitter`` by a hash of the request id, so that those who were refused together do not return
-    together, and lies between ``LEAST_RETRY_MS`` and ``MOST_RETRY_MS``.
+    ``retry_after_ms`` is the time after which the same request, sent again, would be admitted if the pool drained at
+    its present rate and nothing else came; for ``overloaded`` until a tenth of the tenant's bound is free. A hash of
+    the request id lengthens it by up to ``jitter``, so that requests rejected together do not return together; it lies
+    between ``LEAST_RETRY_MS`` and ``MOST_RETRY_MS``.
     """
     prediction = predict(load, arrival.cost_tokens)
     if arrival.backfill:
@@ -150,9 +150,9 @@ def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load
 def backfill_paused(policy: AdmissionPolicy, paused: bool, bounds: Bounds) -> bool:
     """Whether a tenant's backfill partitions are to be paused now, given whether they are. ``bounds`` are of backfill.
 
-    They pause when the tenant holds ``BACKFILL_PART`` of what it may hold, in requests or in bytes, and resume when it
-    holds less than ``BACKFILL_RESUMES_AT`` of that in both, so that they do not pause and resume with every request.
-    What was fetched before a pause still comes in.
+    They pause when the tenant holds ``BACKFILL_PART`` of its bound, in requests or in bytes, and resume when it holds
+    less than ``BACKFILL_RESUMES_AT`` of that in both, so that they do not pause and resume with every request. Records
+    fetched before a pause still come in.
     """
     part = BACKFILL_PART * (BACKFILL_RESUMES_AT if paused else 1)
     return not all(shared.own_held < part * shared.most() for shared in _shared_bounds(policy, bounds))
@@ -185,12 +185,11 @@ def _shared_bounds(policy: AdmissionPolicy, bounds: Bounds) -> tuple[SharedBound
 
 
 def _drain_ms(bounds: Bounds, load: Load) -> tuple[float, float]:
-    """How long all that the tenant has waiting, and all that waits, takes to drain; as if all of it were for this pool,
-    and every request cost the same."""
+    """Time to drain the tenant's backlog, and the whole backlog; as if all of it were for this pool."""
     capacity = load.capacity
     rate = capacity.cost_tokens_per_s or capacity.last_cost_tokens_per_s
     if rate <= 0:
-        # Nothing is known of how it drains; nothing drains before a consumer comes.
+        # Unknown rate: nothing drains before a consumer comes.
         return LEAST_OUTAGE_MS, LEAST_OUTAGE_MS
     return (
         drain_ms(bounds.tenant_waiting_tokens, rate * load.own_share),

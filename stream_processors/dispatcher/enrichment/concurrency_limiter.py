@@ -7,18 +7,18 @@ from enum import IntEnum
 
 
 class Urgency(IntEnum):
-    """What goes first; the lowest number does."""
+    """Priority of a look-up; the lowest number goes first."""
 
     TURN_HIGH = 0
     TURN_NORMAL = 1
     TURN_LOW = 2
     WAITS = 3
-    """Its turn has not come yet."""
+    """Its request is still queued."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place in the line of a tenant."""
+    """A waiting or granted permit of a tenant."""
 
     tenant: str
     urgency: Urgency
@@ -27,10 +27,10 @@ class Ticket:
 
 @dataclass(slots=True)
 class FairConcurrencyLimiter:
-    """Lets ``limit`` in at a time, of one tenant at most ``per_tenant``.
+    """Grants ``limit`` permits at a time, at most ``per_tenant`` to one tenant.
 
-    What is more urgent goes first, and among what is alike tenants take turns: nobody waits for the length of somebody
-    else's line. On one event loop.
+    The more urgent goes first; within an urgency tenants take turns, so no tenant waits for the length of another's
+    queue. On one event loop.
     """
 
     limit: int
@@ -39,17 +39,17 @@ class FairConcurrencyLimiter:
     _lines: dict[Urgency, dict[str, deque[Ticket]]] = field(
         default_factory=lambda: {urgency: {} for urgency in Urgency}
     )
-    """The tenant that goes next stands first."""
+    """The tenant that goes next is first."""
 
     def ticket(self, tenant: str, urgency: Urgency) -> Ticket:
-        """Stand in line. Every ticket is given to ``leave`` in the end, whatever became of it."""
+        """Queue for a permit. Every ticket must be passed to ``leave`` in the end."""
         ticket = Ticket(tenant, urgency, asyncio.get_running_loop().create_future())
         self._line(ticket).append(ticket)
         self._let_in()
         return ticket
 
     def hurry(self, ticket: Ticket, urgency: Urgency) -> None:
-        """It became more urgent."""
+        """Raise the urgency of a ticket."""
         if urgency < ticket.urgency:
             waits = self._take_out(ticket)
             ticket.urgency = urgency
@@ -58,7 +58,7 @@ class FairConcurrencyLimiter:
                 self._let_in()
 
     def leave(self, ticket: Ticket) -> None:
-        """Make room, or leave the line."""
+        """Release the permit, or leave the queue."""
         if not self._take_out(ticket):
             left = self._inside[ticket.tenant] - 1
             if left:
@@ -71,7 +71,7 @@ class FairConcurrencyLimiter:
         return self._lines[ticket.urgency].setdefault(ticket.tenant, deque())
 
     def _take_out(self, ticket: Ticket) -> bool:
-        """Whether it stood in line."""
+        """Returns whether it was queued."""
         lines = self._lines[ticket.urgency]
         line = lines.get(ticket.tenant)
         if line is None or ticket not in line:
@@ -102,5 +102,5 @@ class FairConcurrencyLimiter:
         return None
 
     def __len__(self) -> int:
-        """How many are inside."""
+        """Number of granted permits."""
         return sum(self._inside.values())

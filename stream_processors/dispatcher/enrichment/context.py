@@ -20,28 +20,28 @@ _STEP: dict[str, Degradation] = {
 _PASSAGES_MAY_COME = frozenset(
     {RetrievalReason.LATE, RetrievalReason.UNAVAILABLE, RetrievalReason.BUSY, RetrievalReason.EMBEDDER_FAILED}
 )
-"""Why a search failed that may succeed a little later."""
+"""Reasons of failures that may not recur a moment later."""
 
 _HISTORY_MAY_COME = frozenset({HistoryReason.LATE, HistoryReason.UNAVAILABLE, HistoryReason.BUSY, HistoryReason.BEHIND})
 
 
 _FRAME_BYTES = 16
-"""What a work item has around each of its texts, a passage's score counted."""
+"""Overhead of each text in a work item, a passage's score included."""
 
 _ITEM_BYTES = 4_096
-"""And of its own."""
+"""Size of a work item without its texts, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What was found for a request; None is what was not looked for."""
+    """Passages and history found for a request; None: not looked up."""
 
     passages: Retrieved | None = None
     history: Remembered | None = None
 
     @property
     def size_bytes(self) -> int:
-        """About as much text as it holds."""
+        """Approximate bytes of text."""
         passages = () if self.passages is None else self.passages.hits
         turns = () if self.history is None else self.history.turns.turns
         return sum(len(hit.text) + len(hit.heading) for hit in passages) + sum(
@@ -50,7 +50,7 @@ class Context:
 
     @property
     def lasting(self) -> "Context":
-        """What of it need not be looked for again: it was found, or will not be found a little later either."""
+        """The part that need not be looked up again: found, or failed for a lasting reason."""
         passages, history = self.passages, self.history
         if passages is not None and passages.use.reason in _PASSAGES_MAY_COME:
             passages = None
@@ -60,30 +60,30 @@ class Context:
 
 
 def needs_passages(queued: QueuedRequest) -> bool:
-    """Whether passages have to be looked up for it; what was handed back has them already."""
+    """Whether passages must be looked up; requeued work has them already."""
     return queued.request.retrieval is not None and queued.retrieval_use is None
 
 
 def needs_history(queued: QueuedRequest) -> bool:
-    """Whether what was said before has to be looked up for it; what was handed back has that already."""
+    """Whether history must be looked up; requeued work has it already."""
     request = queued.request
     return request.conversation_id is not None and request.task == Task.GENERATE and queued.history_use is None
 
 
 def needs_context(queued: QueuedRequest) -> bool:
-    """Whether anything has to be looked up for it."""
+    """Whether passages or history must be looked up."""
     return needs_passages(queued) or needs_history(queued)
 
 
 def is_enough(queued: QueuedRequest, context: Context) -> bool:
-    """Whether everything that it needs was looked for."""
+    """Whether everything needed was looked up."""
     return not (needs_passages(queued) and context.passages is None) and not (
         needs_history(queued) and context.history is None
     )
 
 
 def refusal_of(queued: QueuedRequest) -> Rejection | None:
-    """Why a request is not to be answered, now that it is known what stands in the collection it named."""
+    """The rejection of an enriched request whose collection is missing or that became too large; None otherwise."""
     use = queued.retrieval_use
     if use is not None and use.reason == RetrievalReason.NO_SUCH_COLLECTION:
         return Rejection(Code.INVALID, "retrieval.collection", "there is no such collection")
@@ -95,7 +95,7 @@ def refusal_of(queued: QueuedRequest) -> Rejection | None:
 
 
 def _work_bytes(queued: QueuedRequest) -> int:
-    """Of its work item, at most. What was handed back was one before."""
+    """Upper estimate of the bytes of its work item. Requeued work was one before."""
     if queued.handed_back or not (queued.passages or queued.history):
         return queued.size_bytes
     texts = [text for one in queued.passages for text in (one.passage_id, one.text)]
@@ -104,15 +104,14 @@ def _work_bytes(queued: QueuedRequest) -> int:
 
 
 def room_for_history(queued: QueuedRequest) -> int:
-    """Tokens that what was said before may take of its prompt."""
+    """Tokens of the prompt available to history."""
     return history_room_tokens(_room(queued))
 
 
 def with_context(queued: QueuedRequest, context: Context) -> QueuedRequest:
-    """The request with what fits of what was found, and with the steps that were taken because of how it was found.
+    """The request with the history and passages that fit, and the degradations of how they were found.
 
-    What was said before goes first, and passages have the room that it leaves. From here on it costs what was found,
-    and no more what was expected.
+    History goes first; passages have the room it leaves. The actual tokens replace the expected ones in the cost.
     """
     queued = replace(
         queued,
@@ -135,7 +134,7 @@ def _room(queued: QueuedRequest) -> int | None:
 
 
 def _with_history(queued: QueuedRequest, remembered: Remembered) -> tuple[QueuedRequest, int]:
-    """With what fits of it, and the tokens that takes."""
+    """The request with the history that fits, and its tokens."""
     turns = remembered.turns
     bounded = bounded_history(turns.turns, room_for_history(queued))
     reason = remembered.reason

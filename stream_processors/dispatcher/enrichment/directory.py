@@ -9,15 +9,14 @@ from fairlane_server.retrieval.store import Collection
 
 @dataclass(slots=True)
 class CollectionDirectory:
-    """Remembers at most ``max_entries`` collections. Pure but for its clock, which must never go back.
+    """Caches at most ``max_entries`` collections. Pure except for its monotonic clock.
 
-    What one tenant asked for is never what another one is told: the tenant is half of every key. What is not there is
-    not remembered: it may be there in a moment, and a tenant could fill the directory with names.
+    Keys contain the tenant: no tenant sees another's collection. Missing collections are not cached: one may be created
+    at any moment, and a tenant could fill the directory with names.
 
     Attributes:
-        fresh_ms: how long a change may go unnoticed.
-        known_ms: how long a collection counts as known while it cannot be looked up; what was deleted meanwhile may be
-            used for as long.
+        fresh_ms: longest time a change may go unnoticed.
+        known_ms: how long a collection counts as known while it cannot be looked up; a deleted one may be used as long.
     """
 
     clock: ClockMs
@@ -25,18 +24,18 @@ class CollectionDirectory:
     known_ms: int = 300_000
     max_entries: int = 4_096
     _known: OrderedDict[tuple[str, str], tuple[Collection, int]] = field(default_factory=OrderedDict)
-    """With the time it was looked up."""
+    """With the time of its look-up."""
 
     def fresh(self, tenant: str, name: str) -> Collection | None:
-        """As it is, but for what changed within ``fresh_ms``."""
+        """The collection, as of at most ``fresh_ms`` ago."""
         return self._younger(tenant, name, self.fresh_ms)
 
     def last_known(self, tenant: str, name: str) -> Collection | None:
-        """As it was when it could be looked up last."""
+        """The collection as of its last look-up, at most ``known_ms`` ago."""
         return self._younger(tenant, name, self.known_ms)
 
     def note(self, collection: Collection) -> None:
-        """It was looked up just now."""
+        """Store a collection that was just looked up."""
         key = collection.tenant, collection.name
         self._known[key] = collection, self.clock()
         self._known.move_to_end(key)
@@ -44,7 +43,7 @@ class CollectionDirectory:
             self._known.popitem(last=False)
 
     def forget(self, tenant: str, name: str) -> None:
-        """It is not there, or not what it was."""
+        """Remove a collection that is gone or was replaced."""
         self._known.pop((tenant, name), None)
 
     def _younger(self, tenant: str, name: str, age_ms: int) -> Collection | None:

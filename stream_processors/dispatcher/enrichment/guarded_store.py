@@ -11,10 +11,9 @@ from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, Ten
 
 @dataclass(slots=True)
 class GuardedStore:
-    """A collection that is always late stops nobody else's retrieval.
+    """A collection whose searches are always late does not stop other tenants' retrieval.
 
-    Only a search shows that searches are answered; that the collection can be looked up says little. ``clock`` never
-    goes back.
+    Only a successful search closes the breaker; a look-up of the collection proves little. ``clock`` is monotonic.
     """
 
     store: VectorStore

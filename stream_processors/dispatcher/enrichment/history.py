@@ -20,22 +20,21 @@ log = get_logger(__name__)
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.04
 _LEAST_BUDGET_S = 0.01
-"""With less time nothing is asked again: it could only be late."""
+"""Below this time no query is repeated: it would be late."""
 
 _PART_TO_READ = 0.2
-"""Of the budget: kept for reading what there is when the turn that it should come after has not come."""
+"""Fraction of the budget kept for reading the present turns if the awaited one does not come."""
 
 _PART_IN_VAIN = 0.5
-"""Of its patience: who waited for less of it has not shown that turns are long in coming."""
+"""Fraction of ``patience_s``: a shorter wait does not count as a failure."""
 
 Asking = Callable[[float], AbstractAsyncContextManager[None]]
-"""What is held while the store is asked, and not between: entered until this time of the event loop, or it raises
-NoPlaceError."""
+"""Makes the context held during each query: entered by the given time of the event loop, or it raises NoPlaceError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The newest turns of a conversation, and why these are not all that there should be."""
+    """The newest turns of a conversation, and the reason if they are incomplete."""
 
     turns: StoredTurns = field(default_factory=StoredTurns)
     reason: HistoryReason | None = None
@@ -44,16 +43,16 @@ class Remembered:
 
 @dataclass(slots=True)
 class HistoryReader:
-    """Never raises because of what it asks. ``clock`` never goes back.
+    """Never raises because of the store. ``clock`` is monotonic.
 
-    A tenant whose turns did not come in time, several look-ups in a row, is not waited for for a while.
+    After several waits in vain in a row, a tenant's missing turns are not awaited for a while.
     """
 
     store: TurnStore
     clock: ClockMs
     _breakers: TenantBreakers = field(init=False)
     _waits: TenantBreakers = field(init=False)
-    """Whose calls are waits for turns that are not recorded yet."""
+    """Breakers of the waits for turns not recorded yet."""
 
     def __post_init__(self) -> None:
         self._breakers = TenantBreakers(self.clock)
@@ -71,11 +70,11 @@ class HistoryReader:
         patience_s: float | None = None,
         asking: Asking = lambda _until_s: nullcontext(),
     ) -> Remembered:
-        """What was said, after at most the budget.
+        """The newest turns, within the budget.
 
-        Where the turn that it comes after is not recorded yet, it asks again for at most ``patience_s``, and at most
-        four fifths of the budget, if its asker is urgent: one that waits for its turn anyway can ask anew. Turns are
-        read when that one is there, or once in the end.
+        If the turn ``after`` is not recorded yet and ``is_urgent()``, query again for at most ``patience_s``, and at
+        most four fifths of the budget; a request that still waits for its turn can look up again. Turns are read when
+        that turn is recorded, or once in the end.
         """
         started_ms = self.clock()
         deadline_s = asyncio.get_running_loop().time() + budget_s
@@ -123,7 +122,7 @@ class HistoryReader:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """At one conversation, for one request."""
+    """One look-up of one conversation."""
 
     store: TurnStore
     breakers: TenantBreakers
@@ -134,13 +133,13 @@ class _Look:
     asking: Asking
 
     async def read(self, after: str | None) -> StoredTurns:
-        """What there is. Raises NoPlaceError, StoreError, TimeoutError."""
+        """Read the present turns. Raises NoPlaceError, StoreError, TimeoutError."""
         async with self.asking(self.deadline_s - _LEAST_BUDGET_S):
             call = self.store.turns(self.tenant, self.conversation_id, after, self.max_tokens, self._left_s())
             return await self.breakers.ask(self.tenant, call, self.deadline_s + GRACE_S)
 
     async def wait_for(self, after: str, patience_s: float) -> StoredTurns | None:
-        """What there is once this turn is; None if it does not come, as long as there is time to read without it.
+        """The turns once ``after`` is recorded; None if it does not come while there is time to read without it.
 
         Raises NoPlaceError, StoreError, TimeoutError.
         """
@@ -161,7 +160,7 @@ class _Look:
         try:
             async with self.asking(until_s):
                 call = self.store.turns_with(self.tenant, self.conversation_id, after, self.max_tokens, self._left_s())
-                # That it is not there says little of whether turns can be read.
+                # A missing turn does not prove that turns can be read.
                 found = await self.breakers.ask(self.tenant, call, self.deadline_s + GRACE_S, proves=False)
         except NoPlaceError:
             return None

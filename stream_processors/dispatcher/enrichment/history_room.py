@@ -1,4 +1,4 @@
-"""How much conversation history fits into the prompt. Pure."""
+"""Selection of conversation history that fits into the prompt. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,27 +9,26 @@ from fairlane_server.text import CHARACTERS_OF_A_TOKEN, TOKEN, reserved_tokens
 from stream_processors.dispatcher.enrichment.passage_room import ESTIMATE_MARGIN
 
 MAX_HISTORY_TOKENS = 16_384
-"""Of one request, however much room its model has: nobody knows what is said before it is looked up, and as many as a
-window holds may be looked up at a time."""
+"""Bound for one request, however large its model's context: a whole dispatch window of look-ups may run at a time."""
 
 MOST_CUT_TOKENS = 2_048
-"""What is shown of a turn that does not fit as a whole. More would cost the event loop more than it says."""
+"""Shown of a turn that does not fit as a whole. More would cost the event loop too much time."""
 
 MESSAGE_FRAME_TOKENS = 12
-"""What a chat template puts around a message."""
+"""Tokens of a chat template around a message."""
 
 CUT = " … "
-"""Where the middle of a text was left out."""
+"""Replaces the middle of a text."""
 
 _MOST_READ_CHARACTERS = 8 * MOST_CUT_TOKENS
 _SYSTEM, _USER, _ASSISTANT = "system", "user", "assistant"
 _LEAST_TOKENS_OF_A_PART = 16
-"""Less than that of a message says nothing."""
+"""A shorter part of a message is useless."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedHistory:
-    """Messages, oldest first, the tokens that they take at most, and whether older ones were left out."""
+    """Messages, oldest first, their tokens at most, and whether older ones were left out."""
 
     messages: tuple[Message, ...]
     tokens: int
@@ -37,20 +36,20 @@ class BoundedHistory:
 
 
 def history_room_tokens(room: int | None) -> int:
-    """Of so much room beside the prompt, half is for what was said before; None is a room without bounds."""
+    """The part of the room available to history: half; None is a room without bounds."""
     return MAX_HISTORY_TOKENS if room is None else min(MAX_HISTORY_TOKENS, max(0, room) // 2)
 
 
 def shown_message_tokens(message: Message) -> int:
-    """What a message takes in a prompt, at most."""
+    """Upper estimate of a message's tokens in a prompt."""
     return _shown(reserved_tokens(message.content))
 
 
 def bounded_history(turns: Sequence[StoredTurn], room_tokens: int) -> BoundedHistory:
     """The newest turns that fit, at most MOST_TURNS.
 
-    A turn is kept whole or left out; the newest one alone is cut if it is too long. What stands before the first
-    message of a user is left out, and so are system messages: the request brings its own.
+    A turn is kept whole or left out; only the newest one is cut if it is too long. Messages before the first one of a
+    user are left out, and so are system messages: the request has its own.
     """
     kept: list[tuple[Message, ...]] = []
     left = room_tokens
@@ -72,7 +71,7 @@ def bounded_history(turns: Sequence[StoredTurn], room_tokens: int) -> BoundedHis
 
 
 def _alternating(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Neighbours of one role as one message: many chat templates take nothing else."""
+    """Merge neighbours of the same role: many chat templates accept nothing else."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:
@@ -91,12 +90,12 @@ def _shown(tokens: int) -> int:
 
 
 def _cut(said: tuple[Message, ...], room_tokens: int) -> tuple[Message, ...]:
-    """The newest of these messages in so much room. What is short stays as it is, and the rest is cut to be equal."""
+    """The newest of these messages within the room. Short ones stay whole, the others are cut to equal length."""
     count = len(said)
     while count and _part(room_tokens, count) < _LEAST_TOKENS_OF_A_PART:
         count -= 1
     said = said[len(said) - count :]
-    # What is longer than this is cut whatever it says, and is not read to its end for that.
+    # Longer texts are cut in any case, so they are not tokenized to the end.
     sizes = [reserved_tokens(message.content[:_MOST_READ_CHARACTERS]) for message in said]
     left, shares = int((room_tokens - MESSAGE_FRAME_TOKENS * count) / ESTIMATE_MARGIN) - count, [0] * count
     for done, index in enumerate(sorted(range(count), key=sizes.__getitem__)):
@@ -115,9 +114,9 @@ def _part(room_tokens: int, count: int) -> int:
 
 
 def _cut_text(text: str, tokens: int) -> str:
-    """The beginning and the end of a text, together of at most so many tokens, the mark between them included."""
+    """The beginning and the end of a text, together at most ``tokens``, the mark between them included."""
     half = (tokens - 1) // 2
-    # A mark has three characters: one token less on either side pays for them.
+    # The mark has three characters: one token less on either side makes room for them.
     characters = max(0, half - 1) * CHARACTERS_OF_A_TOKEN
     head, tail = text[:characters], text[len(text) - characters :]
     in_head, in_tail = [*TOKEN.finditer(head)], [*TOKEN.finditer(tail)]

@@ -17,7 +17,7 @@ def _ignore(_reason: str | None) -> None: ...
 
 
 class LazyEmbedder:
-    """Every use raises EmbedderError with the reason until it is loaded: requests are then answered without passages.
+    """Until it is loaded, every use raises EmbedderError with the reason: requests are then answered without passages.
 
     Args:
         make: loads the embedder, on a thread.
@@ -38,7 +38,7 @@ class LazyEmbedder:
         self._problem = "the embedder is still being loaded"
 
     async def load(self) -> None:
-        """Load it, trying again for as long as it fails. Raises nothing but CancelledError."""
+        """Load the embedder, with retries until it succeeds. Raises only CancelledError."""
         failures = 0
         while self._loaded is None:
             try:
@@ -66,7 +66,7 @@ class LazyEmbedder:
         return await self._embedder.embed_query(text)
 
     async def aclose(self) -> None:
-        """Release what it holds."""
+        """Close the embedder, if loaded."""
         if self._loaded is not None:
             await self._loaded.aclose()
 

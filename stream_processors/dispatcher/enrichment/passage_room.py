@@ -1,4 +1,4 @@
-"""Which passages fit into the prompt. Pure."""
+"""Selection of passages that fit into the prompt. Pure."""
 
 from collections.abc import Sequence
 
@@ -7,20 +7,20 @@ from fairlane.records import InferenceRequest, ModelVersion
 from fairlane_server.retrieval.store import Hit
 
 _FRAME_TOKENS = 48
-"""What a prompt template puts around all passages."""
+"""Tokens of the prompt template around all passages."""
 
 _PASSAGE_FRAME_TOKENS = 12
-"""And around each."""
+"""Tokens of the prompt template around each passage."""
 
 ESTIMATE_MARGIN = 1.25
-"""Tokens are an estimate."""
+"""Safety factor: token counts are estimates."""
 
 
 def room_tokens(
     request: InferenceRequest, model: ModelVersion, prompt_tokens: int, max_prompt_tokens: int | None = None
 ) -> int | None:
-    """Tokens that are left for passages beside the prompt: in the model's context, the answer counted, and within what
-    the tenant's prompts may have. None where neither has a limit; below 0 where nothing is left."""
+    """Tokens left for passages besides the prompt: within the model's context, output included, and the tenant's prompt
+    bound. None if neither has a limit; negative if nothing is left."""
     bounds = [] if max_prompt_tokens is None else [max_prompt_tokens]
     if model.max_context_tokens > 0:
         output = 0
@@ -31,17 +31,17 @@ def room_tokens(
 
 
 def shown_tokens(hit: Hit) -> int:
-    """What a passage takes in a prompt, at most: it was counted by another model's tokenizer."""
+    """Upper estimate of a passage's tokens in a prompt: they were counted by another model's tokenizer."""
     return int(hit.tokens * ESTIMATE_MARGIN) + _PASSAGE_FRAME_TOKENS
 
 
 def shown_text(hit: Hit) -> str:
-    """A passage as a prompt shows it: under its headings, which often say what it is about."""
+    """The passage as shown in a prompt, below its headings, which often name its subject."""
     return f"{hit.heading}\n{hit.text}" if hit.heading else hit.text
 
 
 def that_fit(hits: Sequence[Hit], room: int | None) -> tuple[Hit, ...]:
-    """The best passages that fit together; one that is too long does not keep a shorter, worse one out."""
+    """The best passages that fit together; one that is too long does not exclude a shorter, lower-ranked one."""
     if room is None:
         return tuple(hits)
     kept = []

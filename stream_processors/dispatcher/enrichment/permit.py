@@ -10,19 +10,18 @@ from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConc
 
 
 class NoPlaceError(Exception):
-    """The gate let nobody of this tenant in, in time."""
+    """No permit was granted in time."""
 
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """One place, whatever its look-up asks at the same time: given back when nothing is asked any more, and taken again
-    for what is asked later. On one event loop.
+    """One permit for all concurrent queries of a look-up: released when none runs, taken again for later ones. On one
+    event loop.
 
     Args:
-        gate: that it is a place of.
-        ticket: that was granted, and is given back here from now on. Places that are taken later are as urgent as it
-            has become.
-        questions: so many are asked at once: the place is not given back before they have begun.
+        gate: the limiter.
+        ticket: granted; released here from now on. Later tickets have its present urgency.
+        questions: queries about to start at once: the permit is not released before they have begun.
     """
 
     gate: FairConcurrencyLimiter
@@ -36,7 +35,7 @@ class Permit:
 
     @asynccontextmanager
     async def asking(self, until_s: float) -> AsyncIterator[None]:
-        """While something is asked. Raises NoPlaceError if there is no place until then, in the event loop's time."""
+        """Held during a query. Raises NoPlaceError without a permit by ``until_s``, in the event loop's time."""
         if self.questions:
             self.questions -= 1
         elif self._held is None:
@@ -50,7 +49,7 @@ class Permit:
                 self.give_back()
 
     def give_back(self) -> None:
-        """Nothing is asked any more, whatever was to be."""
+        """Release the permit; no further query follows."""
         self.questions = 0
         if self._held is not None:
             held, self._held = self._held, None

@@ -3,14 +3,13 @@
 from fairlane.records import InferenceRequest
 
 MAX_QUERY_CHARS = 2_000
-"""A question is short; of a long text the end says more often what is wanted, but it has no one place that does."""
+"""Questions are short; in a longer text the question may be at either end."""
 
 _USER = "user"
 
 
 def query_text(request: InferenceRequest) -> str:
-    """The last thing the user said, at most MAX_QUERY_CHARS of it: its beginning and its end. Empty if there is
-    nothing to look for."""
+    """The user's last message, or the prompt; above MAX_QUERY_CHARS its beginning and its end. Empty without text."""
     given = request.input
     text = given.prompt or given.query or ""
     for message in given.messages or ():

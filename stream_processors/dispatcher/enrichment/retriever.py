@@ -1,4 +1,4 @@
-"""Passages of one request within its budget, with the mode that was reached and the reason."""
+"""Retrieval of one request's passages within its budget, with the mode reached and the reason if it was reduced."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from stream_processors.dispatcher.response_cache.singleflight import Singlefligh
 log = get_logger(__name__)
 
 NO_MODE = "none"
-"""How far a retrieval looked that came to nothing."""
+"""Mode of a retrieval without result."""
 
 _LEAST_WIDTH = 10
 
@@ -31,28 +31,28 @@ _Search = tuple[str, str, int, str, int, str]
 """Tenant, collection and its version, mode, width and query."""
 
 LEAST_BUDGET_S = 0.01
-"""With less time nothing is asked: it could only be late."""
+"""Below this time no query is made: it would be late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """Passages, best first, and how they were found."""
+    """Passages, best first, and how they were retrieved."""
 
     hits: tuple[Hit, ...]
     use: RetrievalUse
 
 
 class RetrievalCache(Protocol):
-    """What was found before, best first. Never raises, and answers soon or not at all."""
+    """Cache of search results. Never raises, and answers within a short timeout."""
 
     async def get(self, collection: Collection, mode: str, width: int, query: str) -> tuple[Hit, ...] | None:
-        """What was found in this version of the collection; None if that is not known."""
+        """The hits in this version of the collection, best first; None on a miss."""
 
     async def put(self, collection: Collection, mode: str, width: int, query: str, hits: Sequence[Hit]) -> None: ...
 
 
 class NoRetrievalCache:
-    """Knows nothing."""
+    """Cache that is always empty."""
 
     async def get(self, _collection: Collection, _mode: str, _width: int, _query: str) -> tuple[Hit, ...] | None:
         return None
@@ -64,9 +64,9 @@ class NoRetrievalCache:
 
 @dataclass(slots=True)
 class Retriever:
-    """Never raises because of what it asks: what is late, away or empty is told in the ``RetrievalUse``.
+    """Never raises because of store or embedder: ``RetrievalUse`` says what was late, unavailable or empty.
 
-    ``clock`` never goes back. ``known_ms`` is how long what was found may be used while the store is away.
+    ``clock`` is monotonic. ``known_ms``: how long cached results may be used while the store is unavailable.
     """
 
     store: VectorStore
@@ -83,7 +83,7 @@ class Retriever:
         self._directory = CollectionDirectory(self.clock, known_ms=self.known_ms)
 
     async def retrieve(self, tenant: str, wanted: Retrieval, query: str, budget_s: float) -> Retrieved:
-        """At most ``wanted.top_k`` passages, after at most the budget."""
+        """At most ``wanted.top_k`` passages, within the budget."""
         started_ms = self.clock()
         deadline_s = asyncio.get_running_loop().time() + budget_s
         found = await self._within(tenant, wanted, query, deadline_s)
@@ -92,7 +92,7 @@ class Retriever:
         return replace(found, use=replace(found.use, took_ms=took_ms))
 
     async def collection_version(self, tenant: str, name: str, budget_s: float) -> int | None:
-        """What a collection is now; None if there is none, or that cannot be told within the budget."""
+        """The present version of a collection; None if it is missing or cannot be looked up within the budget."""
         collection = self._directory.fresh(tenant, name)
         if collection is None:
             try:
@@ -106,7 +106,7 @@ class Retriever:
             return nothing(wanted.collection, RetrievalReason.NOTHING_FOUND)
         before: Retrieved | None = None
         try:
-            # Everything within ends by the deadline itself.
+            # Everything inside ends by the deadline itself.
             async with asyncio.timeout_at(deadline_s + 2 * GRACE_S):
                 before = await self._known_before(tenant, wanted, query)
                 return await self._now(tenant, wanted, query, deadline_s, before)
@@ -131,7 +131,7 @@ class Retriever:
             try:
                 return await self._in(collection, wanted, query, deadline_s, before)
             except CollectionNotFoundError:
-                # It was deleted since, and perhaps made anew.
+                # Deleted since, and perhaps created again.
                 self._directory.forget(tenant, wanted.collection)
         collection = await self._look_up(tenant, wanted.collection, deadline_s)
         try:
@@ -155,24 +155,24 @@ class Retriever:
         if collection.embedder != self.vectors.name:
             return nothing(collection.name, RetrievalReason.EMBEDDER_MISMATCH, collection.version)
         if before is not None and before.use.collection_version == collection.version:
-            # Nothing changed since: it is what a search would find.
+            # The collection has not changed: a search would find the same.
             return _narrowed(before, wanted, None)
         if wanted.mode == RetrievalMode.CACHED:
             return nothing(collection.name, RetrievalReason.NOT_CACHED, collection.version)
-        # Those who ask the same at the same time share the search.
+        # Concurrent equal queries share one search.
         key = (collection.tenant, collection.name, collection.version, wanted.mode, _width(wanted), query)
         while True:
             try:
                 found = await self._searches.run(key, lambda: self._search(collection, wanted, query, deadline_s))
             except TimeoutError:
-                # It had the time of whoever began it; who came later may have some left.
+                # The shared search had the deadline of its first caller; this one may have time left.
                 if deadline_s - asyncio.get_running_loop().time() < LEAST_BUDGET_S:
                     raise
             else:
                 return replace(found, hits=found.hits[: wanted.top_k])
 
     async def _search(self, collection: Collection, wanted: Retrieval, query: str, deadline_s: float) -> Retrieved:
-        """Not cut to what is wanted."""
+        """Search, not cut to ``top_k``."""
         hybrid = wanted.mode == RetrievalMode.HYBRID
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -189,8 +189,8 @@ class Retriever:
         return _of(hits, collection, wanted.mode, None)
 
     async def _known_before(self, tenant: str, wanted: Retrieval, query: str) -> Retrieved | None:
-        """What was found of late in the collection as it was known last, in case it is still the same or out of
-        reach. Raises EmbedderError."""
+        """Cached hits in the last known version of the collection, for use if that is current or the store is
+        unavailable. Raises EmbedderError."""
         embedder = self.vectors.name
         collection = self._directory.last_known(tenant, wanted.collection)
         if collection is None or collection.embedder != embedder:
@@ -201,7 +201,7 @@ class Retriever:
 
 
 def _width(wanted: Retrieval) -> int:
-    """How many passages are looked for and cached: those who want few share what was found."""
+    """Number of passages searched and cached: requests for few share the result."""
     return max(_LEAST_WIDTH, wanted.top_k)
 
 
@@ -212,7 +212,7 @@ def _fallback(before: Retrieved | None, wanted: Retrieval, reason: RetrievalReas
 
 
 def _narrowed(before: Retrieved, wanted: Retrieval, reason: RetrievalReason | None) -> Retrieved:
-    """As many as are wanted, and as cached ones if that was wanted or was all that could be had."""
+    """The first ``top_k``; mode ``cached`` if that was requested or is the fallback."""
     mode: str
     if wanted.mode == RetrievalMode.CACHED:
         mode, reason = RetrievalMode.CACHED, None
@@ -228,5 +228,5 @@ def _of(hits: Sequence[Hit], collection: Collection, mode: str, reason: Retrieva
 
 
 def nothing(name: str, reason: RetrievalReason, version: int | None = None) -> Retrieved:
-    """No passages, and why."""
+    """An empty result with its reason."""
     return Retrieved((), RetrievalUse(name, NO_MODE, reason, version))

@@ -13,8 +13,8 @@ from fairlane_server.retrieval.store import CollectionNotFoundError
 from fairlane_server.store_error import StoreError
 
 GRACE_S = 0.02
-"""How much later than a call that ends in time by itself its guard ends it: of two time-outs at once, only the outer
-one would be heard."""
+"""Extra time of the guard after the call's own time-out: of two time-outs at the same moment only the outer one would
+be seen."""
 
 _MAX_BREAKERS = 4_096
 
@@ -22,12 +22,12 @@ AnswerT = TypeVar("AnswerT")
 
 
 class LeftAloneError(StoreError):
-    """It did not answer this tenant for a while, and is not asked now."""
+    """The tenant's breaker is open: the call was not made."""
 
 
 @dataclass(slots=True)
 class TenantBreakers:
-    """A breaker for each tenant: one whose calls are always late stops nobody else's. ``clock`` never goes back."""
+    """One breaker per tenant: late calls of one do not stop those of others. ``clock`` is monotonic."""
 
     clock: ClockMs
     _breakers: OrderedDict[str, CircuitBreaker] = field(default_factory=OrderedDict)
@@ -35,9 +35,9 @@ class TenantBreakers:
     async def ask(
         self, tenant: str, call: Coroutine[Any, Any, AnswerT], deadline_s: float, *, proves: bool = True
     ) -> AnswerT:
-        """The call's answer. Whether it ``proves`` that calls are answered: a failure counts in any case.
+        """Make the call by the deadline. ``proves``: success closes the breaker; a failure counts in any case.
 
-        Raises LeftAloneError, TimeoutError, and what the call raises.
+        Raises LeftAloneError, TimeoutError, and the errors of the call.
         """
         breaker = self.of(tenant)
         if not breaker.lets_through(self.clock()):
@@ -60,7 +60,7 @@ class TenantBreakers:
         return answer
 
     def of(self, tenant: str) -> CircuitBreaker:
-        """The breaker of this tenant, which is forgotten when very many others were asked for since."""
+        """The tenant's breaker; the least recently used ones are dropped beyond a bound."""
         breaker = self._breakers.get(tenant)
         if breaker is None:
             breaker = self._breakers[tenant] = CircuitBreaker()

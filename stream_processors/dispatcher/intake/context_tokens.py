@@ -1,18 +1,18 @@
-"""How much is going to be added to requests before they run: passages, and what was said before. Pure."""
+"""Expected tokens that enrichment adds to requests: passages and history. Pure."""
 
 from collections import OrderedDict
 
 from fairlane.records import InferenceRequest
 
 _FALL = 0.1
-"""How fast what is expected follows when less is added than was."""
+"""Weight of a new value below the expected one."""
 
 
 class ContextTokens:
-    """Learns from what was added to a tenant's requests of one kind: with retrieval, in a conversation, or both.
+    """Learns the tokens added to a tenant's requests of one kind: with retrieval, in a conversation, or both.
 
-    It rises at once and falls slowly: what is expected too low goes out beyond the window, what is expected too high
-    waits a little. Remembers ``max_entries`` kinds, dropping the one taught longest ago. O(1). Not for several threads.
+    Rises at once and falls slowly: an estimate that is too low exceeds the dispatch window, one that is too high only
+    waits a little. Keeps ``max_entries`` kinds and drops the least recently updated. O(1). For one thread.
     """
 
     def __init__(self, max_entries: int = 20_000) -> None:
@@ -20,12 +20,12 @@ class ContextTokens:
         self._expected: OrderedDict[tuple[str, bool, bool], float] = OrderedDict()
 
     def expected(self, tenant: str, request: InferenceRequest) -> int:
-        """Tokens that will be added to this one; 0 if nothing is, or as long as nothing is known."""
+        """Expected tokens for this request; 0 without enrichment, or while unknown."""
         key = _kind(tenant, request)
         return round(self._expected.get(key, 0.0)) if any(key[1:]) else 0
 
     def learn(self, tenant: str, request: InferenceRequest, tokens: int) -> None:
-        """So much was added to this one."""
+        """Learn the tokens added to this request."""
         key = _kind(tenant, request)
         if not any(key[1:]):
             return
@@ -35,7 +35,7 @@ class ContextTokens:
             self._expected.popitem(last=False)
 
     def __len__(self) -> int:
-        """How many kinds are remembered."""
+        """Number of kinds kept."""
         return len(self._expected)
 
 

@@ -1,4 +1,4 @@
-"""What a dispatcher tells the others, and whoever watches, about itself. Pure: state in, a report out."""
+"""Content of a dispatcher's heartbeat. Pure: state in, a report out."""
 
 from heapq import nlargest
 from itertools import islice
@@ -11,13 +11,13 @@ from stream_processors.dispatcher.scheduling.scheduler import CLASS_WEIGHTS, Sch
 from stream_processors.dispatcher.scheduling.turns import Schedulable
 
 MAX_TENANTS = 100
-"""Most tenants in one report; the busiest."""
+"""Most tenants in one report: the busiest."""
 
 ItemT = TypeVar("ItemT", bound=Schedulable)
 
 
 def pool_loads(scheduler: Scheduler[ItemT], stats: TenantStats) -> tuple[PoolLoad, ...]:
-    """Every pool: what waits by class, this dispatcher's part of the window, and what it served."""
+    """Per pool: backlog by class, this dispatcher's share of the window, and tokens served."""
     return tuple(
         PoolLoad(
             pool=name,
@@ -36,8 +36,8 @@ def pool_loads(scheduler: Scheduler[ItemT], stats: TenantStats) -> tuple[PoolLoa
 
 
 def tenant_loads(scheduler: Scheduler[ItemT], stats: TenantStats, now_ms: int) -> tuple[TenantLoad, ...]:
-    """The busiest tenants: those with most waiting, then those of which something became last. Forgets in ``stats`` who
-    has been quiet for long."""
+    """The busiest tenants: those with the largest backlog, then the most recently active. Drops quiet tenants from
+    ``stats``."""
     queues = {pool: queue for pool, queue, _capacity, _view, _share in scheduler.pool_views()}
 
     def is_busy(tenant: str, pool: str) -> bool:

@@ -1,4 +1,4 @@
-"""What became of each tenant's requests in each pool, for the heartbeat and the terminal. Pure."""
+"""Outcomes of each tenant's requests in each pool, for the heartbeat and `fairlane top`. Pure."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -6,52 +6,52 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 
 WAITS_LAST_MS = 60_000
-"""How long a wait is spoken of."""
+"""How long a wait counts."""
 
 QUIET_AFTER_MS = 60_000
-"""A tenant of whose requests nothing became for so long is forgotten, unless something of it waits or runs."""
+"""A tenant without outcomes for this long is forgotten, unless it has a backlog or work in flight."""
 
 _MAX_ENTRIES = 20_000
 _WAITS_KEPT = 256
 _AGED_AT_ONCE = 500
-"""So that nobody notices a moment in which all tenants fall silent; the others have their turn a second later."""
+"""Bounds one call when all tenants become quiet at once; the others follow a second later."""
 
 
 @dataclass(slots=True)
 class TenantCounts:
-    """One tenant in one pool, since it was last quiet."""
+    """Counts of one tenant in one pool, since it was last quiet."""
 
     served_tokens: int = 0
     shed: Counter[str] = field(default_factory=Counter)
     last_at_ms: int = 0
     _waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
-    """When, and how long was waited."""
+    """Time and duration of each wait."""
 
     def waited(self, wait_ms: int, now_ms: int) -> None:
         self._waits.append((now_ms, wait_ms))
 
     def wait_p99_ms(self, now_ms: int) -> float:
-        """Of the dispatches of the last minute, the latest 256 of them; 0 without any."""
+        """The 99th percentile of the waits of the last minute, at most 256; 0 without any."""
         waits = self._waits
         while waits and waits[0][0] <= now_ms - WAITS_LAST_MS:
             waits.popleft()
         if not waits:
             return 0.0
-        # The nearest rank: so many waits are at least as long as the one it is.
+        # Nearest rank.
         at_least = len(waits) - -(-99 * len(waits) // 100) + 1
         return float(nlargest(at_least, (wait_ms for _, wait_ms in waits))[-1])
 
 
 class TenantStats:
-    """The tenants of which something became lately; ``age`` forgets the others. Bounded besides: beyond 20,000 pairs of
-    tenant and pool, the one touched longest ago starts anew."""
+    """Counts of recently active tenants; ``age`` forgets the others. At most 20,000 pairs of tenant and pool; beyond it
+    the least recently used one is dropped."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[str, str], TenantCounts] = OrderedDict()
         self._served: Counter[str] = Counter()
 
     def served(self, tenant: str, pool: str, tokens: int, now_ms: int) -> None:
-        """Work is done and cost so much."""
+        """Count the cost of work that is done."""
         self._touch(tenant, pool, now_ms).served_tokens += tokens
         self._served[pool] += tokens
 
@@ -62,8 +62,8 @@ class TenantStats:
         self._touch(tenant, pool, now_ms).waited(waited_ms, now_ms)
 
     def age(self, now_ms: int, is_busy: Callable[[str, str], bool]) -> None:
-        """Forget who is quiet for too long; ``is_busy`` says whether something of a tenant waits or runs in a pool. It
-        looks at 500 of those at most that are due: call it once a second."""
+        """Forget tenants that are quiet; ``is_busy``: whether a tenant has a backlog or work in flight in a pool.
+        Checks at most 500 entries: call it once a second."""
         for _ in range(min(_AGED_AT_ONCE, len(self._entries))):
             (tenant, pool), counts = next(iter(self._entries.items()))
             if counts.last_at_ms > now_ms - QUIET_AFTER_MS:
@@ -74,16 +74,16 @@ class TenantStats:
                 del self._entries[tenant, pool]
 
     def items(self) -> Iterator[tuple[str, str, TenantCounts]]:
-        """Tenant, pool and counts; the latest touched first."""
+        """Tenant, pool and counts; most recently used first."""
         for (tenant, pool), counts in reversed(self._entries.items()):
             yield tenant, pool, counts
 
     def of(self, tenant: str, pool: str) -> TenantCounts:
-        """Its counts; zeros for an unknown pair."""
+        """The counts; zeros for an unknown pair."""
         return self._entries.get((tenant, pool)) or TenantCounts()
 
     def served_in(self, pool: str) -> int:
-        """What was served in this pool since the start, of whichever tenant."""
+        """Cost tokens served in this pool since the start, of all tenants."""
         return self._served[pool]
 
     def _touch(self, tenant: str, pool: str, now_ms: int) -> TenantCounts:

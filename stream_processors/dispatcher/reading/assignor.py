@@ -71,7 +71,7 @@ def _together(topic: str) -> tuple[bool, str]:
 
 
 class TenantAssignor(RoundRobinPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
-    """``assign_places`` as an aiokafka assignor, run by the group leader."""
+    """``assign_co_partitions`` as an aiokafka assignor, run by the group leader."""
 
     name = "fairlane-tenants"
 

@@ -23,25 +23,26 @@ from stream_processors.dispatcher.reading.fetched_partition import (
 log = get_logger(__name__)
 
 MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
-"""Of one answer of a broker, and one batch more (KIP-74)."""
+"""Bound of one fetch response, plus one batch (KIP-74)."""
 
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
-"""Of what was fetched or inflated and not handed on; beyond it nothing is fetched, and the excess is released."""
+"""Bound of fetched or decompressed bytes not passed on yet; beyond it nothing is fetched, and the excess is
+released."""
 
 MAX_POLL_BYTES: Final = 16 * 1024 * 1024
 MAX_TURN_BYTES: Final = 4 * 1024 * 1024
 MAX_TURN_RECORDS: Final = 128
-"""Of one partition in one poll: what waits behind a flood waits for so much of it."""
+"""Bound of one partition's records in one poll: how much of a flood goes before other partitions."""
 
 MAX_SLOW_TURN_RECORDS: Final = 16
-"""Of a partition that is slowed down: what is read of it before it can be paused."""
+"""Bound for a slowed partition: what is read of it before it can be paused."""
 
 IDLE_WAIT_MS: Final = 200
-"""How long a broker may wait for something to answer."""
+"""Longest wait of a broker for data while nothing is buffered."""
 
-# A partition whose records are used up is fetched again when the running request has ended: while there is something
-# to use up, that must be soon. But not for nothing, again and again: a wait that brought nothing doubles the next one,
-# and what a request costs grows with the partitions that it names, some 20 us each here and as much at the broker.
+# A partition whose records are used up is fetched again when the running request has ended: while others have buffered
+# records, that must be soon. But each request costs some 20 us per partition here and as much at the broker: a wait
+# without result doubles the next one.
 LEAST_BUSY_WAIT_MS: Final = 10
 BUSY_INTERVAL_S_PER_PARTITION: Final = 0.0002
 
@@ -50,31 +51,32 @@ _REFUSED_AGAIN = Backoff(first_s=0.05, longest_s=5.0)
 
 @dataclass(frozen=True, slots=True)
 class RefusedPartition:
-    """Stands where what was fetched would: while it is there, the partition is not fetched, and others are."""
+    """Takes the place of fetched data: until then this partition is not fetched; others are."""
 
     until_s: float
 
     def calculate_backoff(self) -> float:
-        """Of the whole node, which aiokafka asks for."""
+        """Backoff of the whole node, in seconds; aiokafka asks for it."""
         return 0.0
 
 
 class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
-    """Replaces how answers are read and records are handed on; requests, positions and assignments are aiokafka's."""
+    """Replaces the parsing of fetch responses and the delivery of records; requests, positions and assignments are
+    aiokafka's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._fetch_max_bytes = MAX_FETCH_BYTES
         self.slow: Collection[tuple[str, int]] = frozenset()
-        """Topics and partitions that take small turns."""
+        """Partitions that take small turns."""
         self.held: Collection[tuple[str, int]] = frozenset()
-        """Those of which nothing is handed on; what was fetched of them is kept."""
+        """Partitions whose records are not passed on; fetched data is kept."""
         self._refusals: dict[TopicPartition, int] = {}
-        """In a row, of partitions that the broker refused last."""
+        """Consecutive refusals by partition."""
         self._served_at_s: dict[TopicPartition, float] = {}
-        """When something was fetched of them last."""
+        """Time of the last fetched data by partition."""
         self._places: dict[TopicPartition, BatchPlace] = {}
-        """Where partitions were left within a batch that has to be fetched again."""
+        """Position inside a batch that must be fetched again, by partition."""
         self._busy_wait_ms = LEAST_BUSY_WAIT_MS
         self._next_busy_request_s = 0.0
 
@@ -102,14 +104,14 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         return requests, resets, timeout_s, *others
 
     def _put_in_order(self, request: Any) -> None:
-        """Who waits longest comes first: of the first partition alone a broker sends a batch that is larger than what
-        is asked for, and the rest shares MAX_FETCH_BYTES in this order."""
+        """Longest-waiting partitions first: only for the first partition does a broker send a batch above the limit,
+        and the others share MAX_FETCH_BYTES in this order."""
         for topic, partitions in request.topics:
             partitions.sort(key=lambda one: self._served_at_s.get(TopicPartition(topic, one[0]), 0.0))
         request.topics.sort(key=lambda one: self._served_at_s.get(TopicPartition(one[0], one[1][0][0]), 0.0))
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
-        """Send one request and keep what it brought. Returns whether there is something to hand on."""
+        """Send one request and keep the fetched data. Returns whether there are records to pass on."""
         try:
             response = await self._client.send(node_id, request)
         except errors.KafkaError as error:
@@ -145,14 +147,14 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         state = assignment.state_value(tp)
         offset = asked[tp]
         if not state.has_valid_position or state.position != offset:
-            return False  # sought elsewhere meanwhile
+            return False  # the position was changed meanwhile
         error = errors.for_code(error_code)
         if error is not errors.NoError:
             return self._keep_error(tp, state, offset, error)
         self._refusals.pop(tp, None)
         # By version, 4 to 11: last stable offset, (log start,) aborted transactions, (preferred replica,) records.
         preferred = 1 if len(rest) > 4 else 0
-        # Faust complains of a partition that was not fetched for long.
+        # Faust logs partitions not fetched for long.
         state.highwater, state.lso, state.timestamp = highwater, rest[0], now_ms()
         aborted, fetched = rest[-2 - preferred], rest[-1]
         if not fetched:
@@ -180,7 +182,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         if error in {errors.NotLeaderForPartitionError, errors.UnknownTopicOrPartitionError}:
             self._client.force_metadata_update()
         else:
-            # Such as a batch that the broker itself fails on: until it is repaired, this partition stands here.
+            # For instance a batch that the broker cannot read: until it is repaired, this partition makes no progress.
             log.warning(
                 "fetch_refused",
                 topic=tp.topic,
@@ -194,8 +196,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
     async def fetched_records(
         self, partitions: Any, timeout: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """What was fetched of these partitions, in turns: of every partition a bounded part, and who had a turn goes to
-        the back. Waits up to ``timeout`` seconds if there is nothing."""
+        """Fetched records of these partitions: a bounded turn of each, after which it goes to the back. Waits up to
+        ``timeout`` seconds if there are none."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout or 0)
         while True:
@@ -213,7 +215,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             waiter.result()  # an authorization error of the group
 
     def wake(self) -> None:
-        """Partitions are not held any more: what was fetched of them may be handed on."""
+        """Wake the poll after partitions were released."""
         for waiter in tuple(self._fetch_waiters):
             self._notify(waiter)
 
@@ -243,7 +245,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             if taken:
                 drained[tp] = taken
                 left_records -= len(taken)
-            # What was inflated counts as well, so that a poll neither takes long nor fills the memory.
+            # Decompressed bytes count as well, to bound the time and the memory of a poll.
             left_bytes -= entry.turn_bytes
             if left_records <= 0 or left_bytes <= 0:
                 break
@@ -251,8 +253,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         return drained
 
     def _set_aside(self, tp: TopicPartition, entry: Any) -> None:
-        """Of a partition that is paused or not ours any more. Faust pauses without telling aiokafka: an empty entry
-        keeps it from fetching the partition again."""
+        """Release the data of a partition that is paused or revoked. Faust pauses without aiokafka's knowledge: the
+        empty entry prevents another fetch."""
         if not self._subscriptions.is_assigned(tp):
             del self._records[tp]
         elif isinstance(entry, FetchedPartition):
@@ -265,8 +267,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         self._notify(self._wait_consume_future)
 
     def _release_excess(self) -> None:
-        """Forget what is beyond the bound: of held partitions first, then of those that had a turn and take most. Who
-        had none keeps what was fetched, however much the others take."""
+        """Release data beyond the bound: of held partitions first, then of the largest that had a turn. A partition
+        without a turn keeps its data."""
         excess = self.buffered_bytes - MAX_BUFFERED_BYTES
         if excess <= 0:
             return

@@ -1,4 +1,4 @@
-"""What a fetch brought of one partition: readable records of committed transactions, in turns of a bounded size."""
+"""Fetched data of one partition: records of committed transactions, in turns of bounded size."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -28,7 +28,7 @@ _NO_LIMIT: Final = 2**63 - 1
 
 
 class BatchPlace(NamedTuple):
-    """Where reading stands within a batch, so that a later fetch of the same one need not look for it."""
+    """Position inside a batch, so that a later fetch of the same batch resumes there."""
 
     base_offset: int
     crc: int
@@ -36,11 +36,11 @@ class BatchPlace(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """Stands in ``checksum`` of a record that cannot be read.
+    """Stored in ``checksum`` of a record that cannot be read.
 
     Attributes:
-        problem: why.
-        read_bytes: what had to be read or inflated to see it.
+        problem: the reason.
+        read_bytes: bytes read or decompressed to find it.
     """
 
     problem: DecodeError
@@ -50,17 +50,17 @@ class Unreadable(NamedTuple):
 class CommittedRecords:
     """Iterator over the records of one fetch, as aiokafka's ``PartitionRecords`` is.
 
-    Skips aborted transactions and control batches. What cannot be read is one record per batch, whose ``checksum`` is
-    Unreadable and whose value is what can be kept of the bytes. Ends early behind a batch that leaves open where
-    the next one begins, or whether a transaction ended: what follows is fetched again, from the position.
+    Skips aborted transactions and control batches. An unreadable batch becomes one record, whose ``checksum`` is
+    Unreadable and whose value is the part of the bytes that is kept. Ends early after a batch that leaves open where
+    the next one begins, or whether a transaction ended: the rest is fetched again, from the position.
 
     Args:
         tp: topic and partition.
         fetched: the batches, as the broker sent them.
-        aborted: producer ids and first offsets of the transactions that were aborted.
-        fetch_offset: the first that is wanted.
-        log_end: no batch ends behind it, as far as is known.
-        place: where an earlier fetch was left, if it was within a batch.
+        aborted: producer ids and first offsets of the aborted transactions.
+        fetch_offset: the first wanted offset.
+        log_end: known upper bound of batch ends.
+        place: position of an earlier fetch, if inside a batch.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class CommittedRecords:
         self.next_fetch_offset = fetch_offset
         self.size_bytes = len(fetched)
         self.inflated_bytes = 0
-        """Of the batch that is read now."""
+        """Decompressed bytes of the present batch."""
         self.spent_bytes = 0
-        """Of all that was inflated so far, or in vain."""
+        """Bytes decompressed so far, also in vain."""
         self._log_end = log_end
         self._resume = place
         self._current: tuple[BatchHeader, BatchRecords] | None = None
@@ -95,7 +95,7 @@ class CommittedRecords:
 
     @property
     def place(self) -> BatchPlace | None:
-        """Of the next record, within a batch."""
+        """Position of the next record inside a batch."""
         if self._current is None:
             return None
         header, records = self._current
@@ -122,8 +122,8 @@ class CommittedRecords:
             batch = following
 
     def _is_misplaced(self, header: BatchHeader, following: BatchHeader | None) -> bool:
-        """Whether its base offset, which no checksum covers, cannot be right: it lies in what was read already, or the
-        batch leaves a gap before it and reaches into the one behind it."""
+        """Whether the base offset, which no checksum covers, is wrong: it lies before the position, or the batch leaves
+        a gap and overlaps the following one."""
         if header.base_offset <= self.next_fetch_offset:
             return self._is_behind_first and header.base_offset < self.next_fetch_offset
         return following is not None and header.next_offset > following.base_offset
@@ -133,7 +133,7 @@ class CommittedRecords:
         self._note_aborted(header.base_offset)
         spent_before = self.spent_bytes
         if header.is_control:
-            # Whether it commits or aborts: what its producer writes next is another transaction.
+            # Commit or abort: the producer's next records belong to another transaction.
             self._aborted_producers.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in self._aborted_producers):
             try:
@@ -142,7 +142,7 @@ class CommittedRecords:
                     yield self._record(record, header.attributes & _LOG_APPEND_TIME)
             except DecodeError as error:
                 self.spent_bytes += MAX_INFLATED_BYTES if error.problem in _INFLATION_FAILED else 0
-                # Behind its last record there may be bytes that are none: then nothing of it is left to be handed on.
+                # After the last record there may be trailing bytes; then no offset of the batch is left.
                 if header.next_offset > self.next_fetch_offset:
                     read_bytes = self.spent_bytes - spent_before
                     yield self._unreadable(batch, error, header.next_offset, read_bytes)
@@ -151,7 +151,7 @@ class CommittedRecords:
         self.next_fetch_offset = max(self.next_fetch_offset, header.next_offset)
 
     def _records_of(self, batch: Batch, header: BatchHeader) -> Iterator[ReadRecord]:
-        """Those that are wanted. Raises DecodeError."""
+        """The wanted records. Raises DecodeError."""
         body = body_of(header, batch.data)
         if isinstance(body, bytes):
             self.inflated_bytes = len(body)
@@ -173,8 +173,8 @@ class CommittedRecords:
             self._aborted_producers.add(self._aborted.pop(0)[0])
 
     def _next_behind(self, header: BatchHeader | None, following: BatchHeader | None) -> int:
-        """The offset behind a batch whose header may lie. The one behind it says where that begins. Without one, two
-        fields that agree are believed; else the next offset is tried, which brings the same batch again."""
+        """The offset after a batch whose header may be wrong: the base offset of the following batch; without one, two
+        header fields that agree are believed; else the next offset is tried, which returns the same batch again."""
         least = self.next_fetch_offset + 1
         if following is not None:
             return max(least, following.base_offset)
@@ -214,33 +214,34 @@ class CommittedRecords:
 
 
 class FetchedPartition(FetchResult):  # type: ignore[misc]  # aiokafka has no types
-    """What is left of a fetch of one partition. Position and assignment are aiokafka's, as it checks them."""
+    """The rest of a fetch of one partition. Position and assignment are aiokafka's."""
 
     _partition_records: CommittedRecords | None
 
     def __init__(self, tp: TopicPartition, assignment: Any, records: CommittedRecords) -> None:
         super().__init__(tp, assignment=assignment, partition_records=records, backoff=0)
         self.place: BatchPlace | None = None
-        """Where it was released, if it was within a batch."""
+        """Position at its release, if inside a batch."""
         self.turn_bytes = 0
-        """What the last turn took: of memory and, by inflation, of time."""
+        """Bytes of the last turn: records, or more if decompressed."""
         self.had_turn = False
 
     @property
     def size_bytes(self) -> int:
-        """What it holds in memory: the fetch, and the batch that is inflated now."""
+        """Memory used by the fetch and the decompressed batch."""
         records = self._partition_records
         return 0 if records is None else records.size_bytes + records.inflated_bytes
 
     def release(self) -> None:
-        """Forget what was not taken: it is fetched again from the position, which counts what was taken alone."""
+        """Drop the records not taken: they are fetched again from the position."""
         records = self._partition_records
         if records is not None:
             self.place = records.place
         self._partition_records = None
 
     def take(self, max_records: int, max_bytes: int) -> list[ConsumerRecord]:
-        """The next records, at most so many and, beyond the first, at most so many bytes, inflated ones included."""
+        """The next records: at most ``max_records`` and, beyond the first, ``max_bytes``, decompressed bytes
+        included."""
         taken: list[ConsumerRecord] = []
         self.turn_bytes, self.had_turn = 0, True
         records = self._partition_records
@@ -260,12 +261,12 @@ class FetchedPartition(FetchResult):  # type: ignore[misc]  # aiokafka has no ty
 
 
 def _agreeing(header: BatchHeader | None, following: Batch | None) -> BatchHeader | None:
-    """The header of a batch behind a damaged one that is damaged too, if it begins where the first one ends."""
+    """The header of the following batch, damaged too, if it begins where the first one ends."""
     if header is None or following is None or following.header is None:
         return None
     return following.header if following.header.base_offset == header.next_offset else None
 
 
 def record_bytes(record: ConsumerRecord) -> int:
-    """What a record takes in memory."""
+    """Memory used by a record."""
     return memory_bytes(max(0, record.serialized_key_size) + max(0, record.serialized_value_size), record.headers)

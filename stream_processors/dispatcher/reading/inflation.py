@@ -1,7 +1,7 @@
 """Decompression of Kafka's codecs into a bounded number of bytes.
 
-A batch is inflated by its reader, and 4 MiB on the wire can hold gigabytes. librdkafka and aiokafka inflate whatever
-arrives; here the output has a limit, and memory grows with what was written, never with what a frame announces.
+A batch of 4 MiB on the wire can decompress to gigabytes. librdkafka and aiokafka decompress without a limit; here the
+output is bounded, and memory grows with the bytes written, never with the size that a frame announces.
 """
 
 import zlib
@@ -11,24 +11,24 @@ from typing import Final
 import cramjam
 
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-"""By their number in the attributes of a batch (KIP-98, KIP-110)."""
+"""Indexed by the codec number in the attributes of a batch (KIP-98, KIP-110)."""
 
 _GZIP_WINDOW_BITS = 31
 # The framing of snappy-java, which Java's producer writes: magic, version, compatible version, then length and block.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _FIRST_GUESS_BYTES = _PIECE_BYTES = 65_536
-# Members of gzip, which are one in what clients write, and blocks of snappy, which are of 1 KiB and more there.
+# gzip members (clients write one) or snappy blocks (clients write 1 KiB and more).
 _MAX_FRAMES = 16_384
 _GUESS_FACTOR = 4
-# What cramjam says when its output buffer is full; any other error means that the input is broken.
+# Error text of cramjam for a full output buffer; any other error means a broken input.
 _BUFFER_FULL = "failed to write whole buffer"
 
 _Into = Callable[[bytes, bytearray], int]
 
 
 class InflationError(ValueError):
-    """Compressed bytes that cannot be inflated. ``too_large``: because the limit was reached."""
+    """Decompression failed. ``too_large``: because the limit was reached."""
 
     def __init__(self, message: str, *, too_large: bool = False) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class InflationError(ValueError):
 
 
 def inflate(codec: int, data: bytes, max_bytes: int) -> bytes:
-    """The bytes that ``data`` holds. Raises InflationError for a broken input and beyond ``max_bytes``."""
+    """Decompress ``data``. Raises InflationError for a broken input and beyond ``max_bytes``."""
     if codec == 1:
         return _gzip(data, max_bytes)
     if codec == 2:
@@ -57,10 +57,10 @@ def _gzip(data: bytes, max_bytes: int) -> bytes:
             return b"".join(parts)
         member = zlib.decompressobj(_GZIP_WINDOW_BITS)
         while not member.eof:
-            # In pieces: of what is given to it, a member copies all that lies behind it.
+            # In pieces: a member copies all input after its end.
             piece = view[position : position + _PIECE_BYTES]
             try:
-                # One more than the limit tells "exactly as much" from "more".
+                # One byte above the limit tells "exactly the limit" from "more".
                 part = member.decompress(piece, max_bytes - size + 1)
             except zlib.error as error:
                 raise InflationError(f"gzip: {error}") from None
@@ -104,7 +104,7 @@ def _snappy_block(block: bytes, max_bytes: int) -> bytes:
 
 
 def _growing(into: _Into, name: str, data: bytes, max_bytes: int) -> bytes:
-    """Into a buffer that starts small: most batches are, and a zeroed buffer of the limit's size costs more."""
+    """Decompress into a buffer that starts small: most batches are small, and zeroing a large buffer costs time."""
     guess = min(max_bytes, max(_FIRST_GUESS_BYTES, _GUESS_FACTOR * len(data)))
     while True:
         buffer = bytearray(guess)

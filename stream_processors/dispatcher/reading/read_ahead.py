@@ -1,4 +1,4 @@
-"""Bytes that were handed from the fetching thread to the event loop and that the loop has not taken yet."""
+"""Bound on the bytes passed from the fetching thread to the event loop and not taken by it yet."""
 
 import asyncio
 import threading
@@ -6,10 +6,10 @@ from collections import deque
 
 
 class ReadAhead:
-    """Thread-safe. Polls are handed over whole and taken in order, so the first record of a poll that the event loop
-    sees says that nothing is left of the polls before it, whether they were taken or dropped on the way. Of the newest
-    poll nothing says so: while it is the only one, the next poll is fetched whatever its size. Holds less than
-    ``max_bytes`` and one poll, or two polls."""
+    """Thread-safe. Polls are passed on whole and taken in order, so the first record of a poll that the event loop sees
+    proves that the polls before it are gone, taken or dropped on the way. For the newest poll there is no such proof:
+    while it is the only one, the next poll is fetched whatever its size. So the bytes are bounded by ``max_bytes`` and
+    one poll, or by two polls."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -21,11 +21,11 @@ class ReadAhead:
 
     @property
     def size_bytes(self) -> int:
-        """What was handed over and may not have been taken."""
+        """Bytes passed on and possibly not taken yet."""
         return self._bytes
 
     def hand_over(self, size_bytes: int) -> int:
-        """Count a poll; returns its number, which every record of it carries."""
+        """Count a poll. Returns its number, which each of its records carries."""
         with self._lock:
             self._number += 1
             self._polls.append((self._number, size_bytes))
@@ -33,7 +33,7 @@ class ReadAhead:
             return self._number
 
     def taken(self, poll: int) -> None:
-        """A record of this poll arrived at the event loop."""
+        """Note that a record of this poll has reached the event loop."""
         if not self._polls or self._polls[0][0] >= poll:
             return
         with self._lock:
@@ -42,14 +42,14 @@ class ReadAhead:
             self._wake()
 
     def reset(self) -> None:
-        """Partitions were revoked: what was on its way is dropped."""
+        """Forget all polls: partitions were revoked, and their records are dropped."""
         with self._lock:
             self._polls.clear()
             self._bytes = 0
             self._wake()
 
     async def wait_for_room(self, timeout_s: float) -> bool:
-        """Whether more may be fetched; waits that long for it. For the fetching thread alone."""
+        """Wait for room to fetch more. Returns whether there is any. For the fetching thread only."""
         with self._lock:
             if self._has_room():
                 return True

@@ -1,7 +1,7 @@
 """Record batches of Kafka's log format v2 (KIP-98), read with bounds.
 
-Bytes in; records, or the reason why there are none, out. Pure. Records are read one after another and only when they
-are asked for: a batch of 16 MiB can hold two million of them.
+Bytes in; records, or the reason why they cannot be read, out. Pure. Records are read lazily, one after another: a batch
+of 16 MiB can hold two million.
 """
 
 import struct
@@ -15,18 +15,18 @@ from fairlane.record_bounds import MAX_KEY_BYTES
 from stream_processors.dispatcher.reading.inflation import CODECS, InflationError, inflate
 
 MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
-"""Of one batch. A topic takes 4 MiB as they are on the wire; what compresses better than 4:1 is no request."""
+"""Bound of one decompressed batch. A topic accepts 4 MiB on the wire; requests do not compress better than 4:1."""
 
 MAX_RECORD_BYTES: Final = 8 * 1024 * 1024
 """Of a record with its key and headers: the largest of any topic that a dispatcher reads (``returned``)."""
 
 MAX_RECORDS: Final = 200_000
-"""Of one batch: more requests than that are larger than MAX_INFLATED_BYTES, and each has to be passed over again when
-reading begins anew behind them."""
+"""Bound of one batch: more requests exceed MAX_INFLATED_BYTES, and each is skipped again when reading resumes after
+them."""
 
 MAX_HEADERS: Final = 256
 MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
-"""What is kept of a batch that cannot be read: all that a producer can send in one."""
+"""Kept of an unreadable batch: the most that a producer can send in one."""
 
 MAX_KEPT_VALUE_BYTES: Final = 1024 * 1024
 """Kept of the value of a record that is too large."""
@@ -37,7 +37,7 @@ _LENGTH_AT, _LENGTH_END = 8, 12
 _CRC_FROM = 21
 _CODEC_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 _NO_PRODUCER = -1
-# Objects of Python, as they were measured: an empty header of two bytes on the wire is more than a hundred in memory.
+# Measured overhead of Python objects: an empty header takes two bytes on the wire and more than 100 in memory.
 _RECORD_BYTES, _HEADER_BYTES = 512, 160
 _LONGEST_VARINT_BITS = 70
 
@@ -61,7 +61,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def offsets(self) -> int:
-        """How many it takes, compacted ones included."""
+        """Number of offsets, compacted ones included."""
         return self.last_offset_delta + 1
 
     @property
@@ -81,9 +81,9 @@ class Batch(NamedTuple):
     """One batch of a fetch.
 
     Attributes:
-        header: None where there are not enough bytes for one.
-        data: the whole batch; what is left of the fetch if the end of the batch is unknown.
-        problem: why nothing of it may be believed, if so.
+        header: None if there are too few bytes for one.
+        data: the whole batch; the rest of the fetch if the end of the batch is unknown.
+        problem: why no field can be trusted, if so.
     """
 
     header: BatchHeader | None
@@ -105,7 +105,7 @@ class ReadRecord(NamedTuple):
 
 
 def memory_bytes(content_bytes: int, headers: Collection[tuple[str, bytes | None]]) -> int:
-    """What a record of this key and value, and of these headers, takes in memory."""
+    """Memory used by a record with this many bytes of key and value, and these headers."""
     return (
         _RECORD_BYTES
         + content_bytes
@@ -114,8 +114,8 @@ def memory_bytes(content_bytes: int, headers: Collection[tuple[str, bytes | None
 
 
 def split(fetched: bytes) -> Iterator[Batch]:
-    """The batches of a fetch. The last one may have been cut by the broker and is left out then, unless it is the first
-    as well: brokers send the first batch whole (KIP-74), so that its length must be wrong."""
+    """The batches of a fetch. A last batch cut by the broker is left out, unless it is also the first: brokers send the
+    first batch whole (KIP-74), so its length must be wrong."""
     view = memoryview(fetched)
     position = 0
     while len(view) - position >= _LENGTH_END:
@@ -150,7 +150,7 @@ def _problem_of(header: BatchHeader, data: memoryview) -> DecodeError | None:
 
 
 def body_of(header: BatchHeader, data: memoryview, max_bytes: int = MAX_INFLATED_BYTES) -> bytes | memoryview:
-    """The records of a batch, inflated. Raises DecodeError when they cannot be, are too many, or are larger than
+    """The decompressed records of a batch. Raises DecodeError if that fails, for too many records, and beyond
     ``max_bytes``."""
     if header.record_count > MAX_RECORDS:
         reason = f"a batch of {header.record_count} records, at most {MAX_RECORDS} are read"
@@ -169,7 +169,7 @@ def body_of(header: BatchHeader, data: memoryview, max_bytes: int = MAX_INFLATED
 
 
 class RecordPlace(NamedTuple):
-    """Where the next record of a batch begins, and what is known of those before it."""
+    """Position of the next record of a batch, and number and last offset of those before it."""
 
     position: int
     number: int
@@ -179,15 +179,15 @@ class RecordPlace(NamedTuple):
 class BatchRecords:
     """Iterator over the records of a batch, in the order of their offsets.
 
-    A record that can be told apart from the next one but not be used has a ``problem``. Raises DecodeError where
-    the rest of the batch cannot be told apart.
+    A record with known bounds that cannot be used has a ``problem``. Raises DecodeError where the bounds of the next
+    record are unknown.
     """
 
     def __init__(self, header: BatchHeader, body: bytes | memoryview) -> None:
         self._header = header
         self._body = body
         self.place = RecordPlace(0, 0, header.base_offset - 1)
-        """Of the next record. May be set to that of another iterator over the same batch."""
+        """Position of the next record. May be set to that of another iterator over the same batch."""
 
     def __iter__(self) -> Iterator[ReadRecord]:
         return self
@@ -208,7 +208,7 @@ class BatchRecords:
         return record
 
     def pass_to(self, offset: int) -> None:
-        """Go on at the first record of this offset or a later one. What is passed is not looked into."""
+        """Skip to the first record at or after this offset, without decoding the skipped ones."""
         header, body = self._header, self._body
         position, number, last = self.place
         try:
@@ -227,13 +227,13 @@ class BatchRecords:
 
 
 def _record(header: BatchHeader, body: bytes | memoryview, position: int) -> tuple[ReadRecord, int]:
-    """The record there and where it ends. Raises IndexError and ValueError."""
+    """The record at ``position`` and its end. Raises IndexError and ValueError."""
     start, end = _bounds(body, position)
     return _fields(header, body, start, end), end
 
 
 def _end_and_offset(header: BatchHeader, body: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Where the record there ends, and its offset. Raises IndexError and ValueError."""
+    """End and offset of the record at ``position``. Raises IndexError and ValueError."""
     start, end = _bounds(body, position)
     _, position = _varint(body, start + 1)
     delta, _ = _varint(body, position)

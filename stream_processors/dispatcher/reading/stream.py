@@ -175,9 +175,8 @@ class RequestStream:
                 self._ownership.refresh(membership)
 
     def hold(self, partitions: Iterable[PartitionId], slow: Iterable[PartitionId] = ()) -> None:
-        """Hold exactly these partitions, and read the ``slow`` ones in small turns. Takes effect with the next poll, as
-        does the release. Fetched records are kept; a pause
-        discards those not polled yet."""
+        """Hold exactly these partitions, and read the ``slow`` ones in small turns, from the next poll on. Fetched
+        records are kept; a pause would discard those not polled yet."""
         thread = getattr(self._app.consumer, "_thread", None)
         if thread is not None:
             thread.hold(frozenset(partitions), frozenset(slow))

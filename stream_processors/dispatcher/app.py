@@ -37,14 +37,13 @@ from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.feedback.work_events import FeedEvent
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
-from stream_processors.dispatcher.output import heartbeat
-from stream_processors.dispatcher.output.dispatch_reporter import HeartbeatPublisher
+from stream_processors.dispatcher.output import heartbeat_report
+from stream_processors.dispatcher.output.heartbeat_publisher import HeartbeatPublisher
 from stream_processors.dispatcher.reading.request_topics import RequestTopics
 from stream_processors.dispatcher.reading.stream import RequestStream
 from stream_processors.dispatcher.registry import ModelRegistry, TenantRegistry
-from stream_processors.dispatcher.response_cache.caches import Caches, make_caches
+from stream_processors.dispatcher.response_cache.caches import Caches, QueryEmbeddings, make_caches
 from stream_processors.dispatcher.response_cache.lookup import CachedAnswers, CacheLookup, NoAnswers
-from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
 
 log = logs.get_logger(__name__)
 
@@ -254,7 +253,7 @@ class DispatcherApp:
         at_ms = now_ms()
         scheduler, stats = self._parts.scheduler, self._parts.stats
         scheduler.refresh(at_ms)
-        return heartbeat.report(
+        return heartbeat_report.report(
             scheduler, stats, self._settings.instance_id, self._started_at_ms, at_ms, with_tenants=with_tenants
         )
 
@@ -330,7 +329,7 @@ class DispatcherApp:
     @staticmethod
     def _hold_intake(stream: RequestStream, parts: DispatcherParts) -> None:
         intake = parts.dispatcher.intake
-        stream.hold(intake.held(), slow=intake.invalid_pace.slow)
+        stream.hold(intake.held(), slow=intake.invalid_records.slow)
 
     def _check_membership(self, stream: RequestStream) -> None:
         """Report readiness only as a group member. Raises RuntimeError after ``_MAX_OUTSIDE_GROUP_S`` outside the

@@ -35,7 +35,7 @@ from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
 from stream_processors.dispatcher.feedback.scheduler_updates import SchedulerUpdates
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
-from stream_processors.dispatcher.intake.invalid_pace import InvalidRecordLimiter
+from stream_processors.dispatcher.intake.invalid_record_limiter import InvalidRecordLimiter
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from stream_processors.dispatcher.intake.stage import IntakeStage
 from stream_processors.dispatcher.intake.validation import RequestLimits
@@ -149,9 +149,9 @@ def assemble(
     )
     # One tenant's slow searches leave permits for the others.
     most = settings.retrieval_max_concurrency
-    gate = FairConcurrencyLimiter(most, per_tenant=(most + 1) // 2)
+    limiter = FairConcurrencyLimiter(most, per_tenant=(most + 1) // 2)
     budget_s = settings.retrieval_budget_ms / 1_000
-    enrichment = EnrichmentStage(retriever, histories, gate, budget_s, scheduler.in_flight, deliverable)
+    enrichment = EnrichmentStage(retriever, histories, limiter, budget_s, scheduler.in_flight, deliverable)
     dispatcher = Dispatcher(
         ownership=ownership,
         transactions=transactions,

@@ -11,7 +11,7 @@ from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.inbox import AdmissionInbox
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
-from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.output.admission_audits import AdmissionAudits, Admitted

@@ -23,7 +23,7 @@ from fairlane_server.postgres import pool
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
+from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.removal import OldRows
@@ -304,14 +304,14 @@ def test_old_turns_are_removed_the_oldest_first(tables: PostgresServer, recorded
     assert answers(read(tables, "globex", "talk")) == ["answer 4", "answer 5"]
 
 
-def remember(store: PgTurnStore, after: str | None, budget_s: float) -> Awaitable[Remembered]:
-    return HistoryReader(store, monotonic_ms).remember("acme", "talk", after, ENOUGH, budget_s, lambda: True)
+def remember(store: PgTurnStore, after: str | None, budget_s: float) -> Awaitable[ReadHistory]:
+    return HistoryReader(store, monotonic_ms).read("acme", "talk", after, ENOUGH, budget_s, lambda: True)
 
 
 def test_a_turn_that_is_recorded_meanwhile_is_there(tables: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", [1])
 
-    async def use(store: PgTurnStore) -> Remembered:
+    async def use(store: PgTurnStore) -> ReadHistory:
         asking = asyncio.ensure_future(remember(store, "talk-2", PATIENT_S))
         await asyncio.to_thread(recorded.turns, "acme", "talk", [2])
         return await asking
@@ -324,7 +324,7 @@ def test_a_turn_that_is_recorded_meanwhile_is_there(tables: PostgresServer, reco
 def test_one_that_is_not_recorded_in_time_is_gone_on_without(tables: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", [1])
 
-    async def use(store: PgTurnStore) -> Remembered:
+    async def use(store: PgTurnStore) -> ReadHistory:
         await store.turns("acme", "talk", None, ENOUGH, PATIENT_S)
         return await remember(store, "talk-2", 0.3)
 

@@ -14,7 +14,7 @@ from fairlane.kafka_config import connection
 from fairlane.records import ClassLoad, DispatchReport, PoolLoad, TenantLoad
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from stream_processors.dispatcher.output.dispatch_reporter import HeartbeatPublisher
+from stream_processors.dispatcher.output.heartbeat_publisher import HeartbeatPublisher
 from tests.kit.log_reader import LogReader
 from tests.waiting import eventually_async
 
@@ -174,7 +174,7 @@ def test_without_a_broker_the_loop_goes_on_and_stopping_takes_seconds_at_most() 
 
 def test_a_full_queue_drops_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlane.kafka_config.MAX_HEARTBEATS_QUEUED", 2)
-    monkeypatch.setattr("stream_processors.dispatcher.output.dispatch_reporter._EVERY_S", 0.03)
+    monkeypatch.setattr("stream_processors.dispatcher.output.heartbeat_publisher._EVERY_S", 0.03)
     settings = Settings(kafka_bootstrap_servers="127.0.0.1:1", instance_id="alone")
 
     def dropped() -> float:

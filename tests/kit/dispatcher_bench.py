@@ -33,12 +33,12 @@ from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
-from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery
-from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
 from tests.kit.fake_passages import FakeEmbedder, FakePassages
 from tests.kit.fake_turns import FakeTurns
 from tests.waiting import eventually_async

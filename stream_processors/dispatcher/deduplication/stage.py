@@ -18,7 +18,7 @@ from stream_processors.dispatcher.admission.inbox import AdmissionInbox
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.deduplication.recent_results import RecentResult, RecentResults
 from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
-from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
@@ -82,7 +82,7 @@ class DeduplicationStage:
     recent_results: RecentResults
     bounds: DuplicateBounds = field(default_factory=DuplicateBounds)
     backoff: Backoff = field(default_factory=Backoff)
-    _lines: DuplicateQueues = field(init=False)
+    _queues: DuplicateQueues = field(init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _deciding: Duplicate | None = None
     """Taken from its queue, look-up running."""
@@ -96,7 +96,7 @@ class DeduplicationStage:
     _looked_at_ms: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self._lines = DuplicateQueues(self.bounds)
+        self._queues = DuplicateQueues(self.bounds)
 
     async def submit(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the requests whose id was not accepted before. Duplicates are queued for look-up; beyond the bounds,
@@ -116,13 +116,13 @@ class DeduplicationStage:
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
         """Drop duplicates of revoked partitions; their new owner reads them again."""
-        self._lines.take_where(lambda duplicate: not is_current(duplicate.queued.claim))
+        self._queues.take_where(lambda duplicate: not is_current(duplicate.queued.claim))
         self._cancelled = {claim: cancel for claim, cancel in self._cancelled.items() if is_current(claim)}
 
     def cancel(self, cancel: CancelCommand) -> list[Claim]:
         """Mark the duplicates this cancel concerns, so that they do not run. Returns their claims; each is settled once
         its first's outcome is known."""
-        waiting = self._lines.find(cancel.tenant, cancel.request_id)
+        waiting = self._queues.find(cancel.tenant, cancel.request_id)
         if self._deciding is not None:
             waiting = (*waiting, self._deciding.queued)
         found = [queued.claim for queued in waiting if cancel.concerns(queued)]
@@ -131,7 +131,7 @@ class DeduplicationStage:
 
     def crowded(self) -> set[str]:
         """Tenants with so many waiting duplicates that their backfill should be paused."""
-        return self._lines.crowded()
+        return self._queues.crowded()
 
     async def run(self) -> None:
         """Settle duplicates for ever. If the first was rejected for now, the duplicate replaces it in ``accepted_ids``
@@ -141,13 +141,13 @@ class DeduplicationStage:
             now_ms = self.clock()
             if now_ms - self._looked_at_ms >= _LOOK_EVERY_MS:
                 self._looked_at_ms = now_ms
-                for held in self._lines.take_older(now_ms - HELD_FOR_MS):
+                for held in self._queues.take_older(now_ms - HELD_FOR_MS):
                     self._give_up(held)
-            duplicate = self._deciding = self._lines.take(now_ms) if now_ms >= self._resumes_at_ms else None
+            duplicate = self._deciding = self._queues.take(now_ms) if now_ms >= self._resumes_at_ms else None
             if duplicate is not None:
                 await self._decide(duplicate)
                 self._deciding = None
-            elif self._lines:
+            elif self._queues:
                 # A duplicate waits for its next look-up or its give-up time.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._arrived.wait(), self._wait_s(now_ms))
@@ -203,7 +203,7 @@ class DeduplicationStage:
 
     def _put(self, duplicate: Duplicate) -> None:
         self._arrived.set()
-        for pushed_out in self._lines.put(duplicate):
+        for pushed_out in self._queues.put(duplicate):
             self._give_up(pushed_out)
 
     def _give_up(self, duplicate: Duplicate) -> None:
@@ -252,7 +252,7 @@ class DeduplicationStage:
         return first in self._under_way
 
     def _wait_s(self, now_ms: int) -> float:
-        due_ms = max(self._resumes_at_ms, self._lines.next_due_ms)
+        due_ms = max(self._resumes_at_ms, self._queues.next_due_ms)
         return min(_LOOK_EVERY_MS, max(1.0, due_ms - now_ms)) / 1_000
 
     def _delay_ms(self, failures: int) -> float:

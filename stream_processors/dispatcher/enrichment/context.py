@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fairlane.outcomes import Code, Degradation, HistoryReason, RetrievalMode, RetrievalReason, Task
 from fairlane.record_bounds import MAX_VALUE_BYTES
 from fairlane.records import HistoryUse, Passage
-from stream_processors.dispatcher.enrichment.history import Remembered
+from stream_processors.dispatcher.enrichment.history import ReadHistory
 from stream_processors.dispatcher.enrichment.history_room import bounded_history, history_room_tokens
 from stream_processors.dispatcher.enrichment.passage_room import room_tokens, shown_text, shown_tokens, that_fit
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved
@@ -37,7 +37,7 @@ class Context:
     """Passages and history found for a request; None: not looked up."""
 
     passages: Retrieved | None = None
-    history: Remembered | None = None
+    history: ReadHistory | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -133,7 +133,7 @@ def _room(queued: QueuedRequest) -> int | None:
     return room_tokens(queued.request, queued.model, own_tokens, queued.max_prompt_tokens)
 
 
-def _with_history(queued: QueuedRequest, remembered: Remembered) -> tuple[QueuedRequest, int]:
+def _with_history(queued: QueuedRequest, remembered: ReadHistory) -> tuple[QueuedRequest, int]:
     """The request with the history that fits, and its tokens."""
     turns = remembered.turns
     bounded = bounded_history(turns.turns, room_for_history(queued))

@@ -12,8 +12,8 @@ from fairlane.outcomes import HistoryReason
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.conversations.turns import StoredTurns, TurnStore
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.permit import NoPlaceError
-from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError, TenantBreakers
+from stream_processors.dispatcher.enrichment.concurrency_limiter import NoPermitError
+from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, BreakerOpenError, TenantBreakers
 
 log = get_logger(__name__)
 
@@ -26,14 +26,14 @@ _PART_TO_READ = 0.2
 """Fraction of the budget kept for reading the present turns if the awaited one does not come."""
 
 _PART_IN_VAIN = 0.5
-"""Fraction of ``patience_s``: a shorter wait does not count as a failure."""
+"""Fraction of ``max_wait_s``: a shorter wait does not count as a failure."""
 
 Asking = Callable[[float], AbstractAsyncContextManager[None]]
-"""Makes the context held during each query: entered by the given time of the event loop, or it raises NoPlaceError."""
+"""Makes the context held during each query: entered by the given time of the event loop, or it raises NoPermitError."""
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class ReadHistory:
     """The newest turns of a conversation, and the reason if they are incomplete."""
 
     turns: StoredTurns = field(default_factory=StoredTurns)
@@ -58,7 +58,7 @@ class HistoryReader:
         self._breakers = TenantBreakers(self.clock)
         self._waits = TenantBreakers(self.clock)
 
-    async def remember(
+    async def read(
         self,
         tenant: str,
         conversation_id: str,
@@ -67,12 +67,12 @@ class HistoryReader:
         budget_s: float,
         is_urgent: Callable[[], bool],
         *,
-        patience_s: float | None = None,
+        max_wait_s: float | None = None,
         asking: Asking = lambda _until_s: nullcontext(),
-    ) -> Remembered:
+    ) -> ReadHistory:
         """The newest turns, within the budget.
 
-        If the turn ``after`` is not recorded yet and ``is_urgent()``, query again for at most ``patience_s``, and at
+        If the turn ``after`` is not recorded yet and ``is_urgent()``, query again for at most ``max_wait_s``, and at
         most four fifths of the budget; a request that still waits for its turn can look up again. Turns are read when
         that turn is recorded, or once in the end.
         """
@@ -83,37 +83,37 @@ class HistoryReader:
             if after is None:
                 turns = await look.read(None)
             else:
-                turns = await self._after(look, after, budget_s if patience_s is None else patience_s, is_urgent)
+                turns = await self._after(look, after, budget_s if max_wait_s is None else max_wait_s, is_urgent)
             reason = None if turns.has_after else HistoryReason.BEHIND
-        except (NoPlaceError, StoreError, TimeoutError) as error:
+        except (NoPermitError, StoreError, TimeoutError) as error:
             turns, reason = StoredTurns(), _reason(error, tenant)
-        return Remembered(turns, reason, max(0, self.clock() - started_ms))
+        return ReadHistory(turns, reason, max(0, self.clock() - started_ms))
 
-    async def _after(self, look: "_Look", after: str, patience_s: float, is_urgent: Callable[[], bool]) -> StoredTurns:
+    async def _after(self, look: "_Look", after: str, max_wait_s: float, is_urgent: Callable[[], bool]) -> StoredTurns:
         waits = self._waits.of(look.tenant)
         if not is_urgent():
             found = await look.read(after)
             if found.has_after or not is_urgent():
                 return found
         if waits.lets_through(self.clock()):
-            found = await self._waited(look, after, patience_s, waits)
+            found = await self._waited(look, after, max_wait_s, waits)
         else:
             found = await look.read(after)
         if found.has_after:
             waits.succeeded()
         return found
 
-    async def _waited(self, look: "_Look", after: str, patience_s: float, waits: CircuitBreaker) -> StoredTurns:
+    async def _waited(self, look: "_Look", after: str, max_wait_s: float, waits: CircuitBreaker) -> StoredTurns:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            came = await look.wait_for(after, patience_s)
+            came = await look.wait_for(after, max_wait_s)
         except BaseException:
             waits.abandoned()
             raise
         if came is not None:
             return came
-        if loop.time() - started_s < _PART_IN_VAIN * patience_s:
+        if loop.time() - started_s < _PART_IN_VAIN * max_wait_s:
             waits.abandoned()
         else:
             waits.failed(self.clock(), random.random())  # noqa: S311 - jitter, no secret
@@ -133,18 +133,18 @@ class _Look:
     asking: Asking
 
     async def read(self, after: str | None) -> StoredTurns:
-        """Read the present turns. Raises NoPlaceError, StoreError, TimeoutError."""
+        """Read the present turns. Raises NoPermitError, StoreError, TimeoutError."""
         async with self.asking(self.deadline_s - _LEAST_BUDGET_S):
             call = self.store.turns(self.tenant, self.conversation_id, after, self.max_tokens, self._left_s())
             return await self.breakers.ask(self.tenant, call, self.deadline_s + GRACE_S)
 
-    async def wait_for(self, after: str, patience_s: float) -> StoredTurns | None:
+    async def wait_for(self, after: str, max_wait_s: float) -> StoredTurns | None:
         """The turns once ``after`` is recorded; None if it does not come while there is time to read without it.
 
-        Raises NoPlaceError, StoreError, TimeoutError.
+        Raises NoPermitError, StoreError, TimeoutError.
         """
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + min(patience_s, (1 - _PART_TO_READ) * (self.deadline_s - loop.time()))
+        until_s = loop.time() + min(max_wait_s, (1 - _PART_TO_READ) * (self.deadline_s - loop.time()))
         pause_s = _FIRST_PAUSE_S
         while (found := await self._with(after, until_s)) is None:
             left_s = until_s - loop.time()
@@ -162,7 +162,7 @@ class _Look:
                 call = self.store.turns_with(self.tenant, self.conversation_id, after, self.max_tokens, self._left_s())
                 # A missing turn does not prove that turns can be read.
                 found = await self.breakers.ask(self.tenant, call, self.deadline_s + GRACE_S, proves=False)
-        except NoPlaceError:
+        except NoPermitError:
             return None
         if found is not None:
             self.breakers.of(self.tenant).succeeded()
@@ -173,10 +173,10 @@ class _Look:
 
 
 def _reason(error: Exception, tenant: str) -> HistoryReason:
-    if isinstance(error, NoPlaceError):
+    if isinstance(error, NoPermitError):
         return HistoryReason.BUSY
     if isinstance(error, TimeoutError):
         return HistoryReason.LATE
-    if not isinstance(error, LeftAloneError):
+    if not isinstance(error, BreakerOpenError):
         log.warning("history_failed", tenant=tenant, error=str(error))
     return HistoryReason.UNAVAILABLE

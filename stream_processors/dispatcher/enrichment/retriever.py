@@ -14,10 +14,9 @@ from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.retrieval.rank_fusion import fuse
 from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Hit, VectorStore
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.directory import CollectionDirectory
-from stream_processors.dispatcher.enrichment.guarded_store import GuardedStore
-from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, LeftAloneError
-from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
+from stream_processors.dispatcher.enrichment.collection_directory import CollectionDirectory
+from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, BreakerOpenError, GuardedStore
+from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 
 log = get_logger(__name__)
@@ -117,7 +116,7 @@ class Retriever:
             return _fallback(before, wanted, RetrievalReason.EMBEDDER_FAILED)
         except TimeoutError:
             return _fallback(before, wanted, RetrievalReason.LATE)
-        except LeftAloneError:
+        except BreakerOpenError:
             return _fallback(before, wanted, RetrievalReason.UNAVAILABLE)
         except StoreError as error:
             log.warning("retrieval_failed", tenant=tenant, error=str(error))

@@ -11,7 +11,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import HistoryReason, Priority, RetrievalReason
 from fairlane.ownership import Claim
 from fairlane.records import Retrieval, SourceCoordinate
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Ticket, Urgency
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Permit, Ticket, Urgency
 from stream_processors.dispatcher.enrichment.context import (
     Context,
     is_enough,
@@ -21,8 +21,7 @@ from stream_processors.dispatcher.enrichment.context import (
     room_for_history,
     with_context,
 )
-from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
-from stream_processors.dispatcher.enrichment.permit import Permit
+from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
 from stream_processors.dispatcher.enrichment.query_text import query_text
 from stream_processors.dispatcher.enrichment.retriever import LEAST_BUDGET_S, Retrieved, Retriever, nothing
 from stream_processors.dispatcher.queued_request import QueuedRequest
@@ -31,7 +30,7 @@ from stream_processors.dispatcher.scheduling.turns import Turn
 
 log = get_logger(__name__)
 
-_BACKFILL_PATIENCE = 20
+_BACKFILL_BUDGETS = 20
 """Budgets that backfill waits for a permit and for an answer: it has time, and gives way to everything else. A turn of
 a conversation that is not recorded yet is awaited no longer than by others."""
 
@@ -69,7 +68,7 @@ class EnrichmentStage:
 
     retriever: Retriever
     histories: HistoryReader
-    gate: FairConcurrencyLimiter
+    limiter: FairConcurrencyLimiter
     budget_s: float
     in_flight: InFlight
     wake: asyncio.Event
@@ -112,7 +111,7 @@ class EnrichmentStage:
         # The present request counts: it may have been given another model since its look-up began.
         lookup.queued, lookup.is_its_turn = queued, True
         if lookup.ticket is not None:
-            self.gate.hurry(lookup.ticket, _urgency(queued, is_its_turn=True))
+            self.limiter.hurry(lookup.ticket, _urgency(queued, is_its_turn=True))
         if lookup.timeout is not None:
             soonest = asyncio.get_running_loop().time() + self._budget_s(queued)
             already = lookup.timeout.when()
@@ -155,7 +154,7 @@ class EnrichmentStage:
         return len(self._lookups)
 
     def _start(self, queued: QueuedRequest, *, is_its_turn: bool) -> _Lookup:
-        # A task starts only after this returns, so it finds its look-up in place.
+        # A task starts only after this returns, so it finds its look-up in permit.
         task = asyncio.get_running_loop().create_task(self._look_up(queued.claim), name="context")
         lookup = self._lookups[queued.claim] = _Lookup(queued, task, is_its_turn=is_its_turn)
         self._by_tenant[queued.tenant] += 1
@@ -196,9 +195,9 @@ class EnrichmentStage:
 
     async def _found(self, lookup: _Lookup) -> Context:
         queued, known = lookup.queued, lookup.known
-        ticket = lookup.ticket = self.gate.ticket(queued.tenant, _urgency(queued, is_its_turn=lookup.is_its_turn))
+        ticket = lookup.ticket = self.limiter.ticket(queued.tenant, _urgency(queued, is_its_turn=lookup.is_its_turn))
         budget_s = self._budget_s(queued)
-        place: Permit | None = None
+        permit: Permit | None = None
         try:
             try:
                 async with asyncio.timeout(budget_s if lookup.is_its_turn else None) as lookup.timeout:
@@ -211,19 +210,19 @@ class EnrichmentStage:
             lookup.timeout = None
             if left_s < LEAST_BUDGET_S:
                 return _without(queued, known, RetrievalReason.BUSY, HistoryReason.BUSY)
-            place = Permit(self.gate, ticket)
-            return await self._both(lookup, place, left_s)
+            permit = Permit(self.limiter, ticket)
+            return await self._both(lookup, permit, left_s)
         finally:
             lookup.ticket = None
-            if place is None:
-                self.gate.leave(ticket)
+            if permit is None:
+                self.limiter.leave(ticket)
             else:
-                place.give_back()
+                permit.give_back()
 
-    async def _both(self, lookup: _Lookup, place: Permit, budget_s: float) -> Context:
+    async def _both(self, lookup: _Lookup, permit: Permit, budget_s: float) -> Context:
         """Look up what the request needs and does not have yet."""
-        passages, history = self._passages(lookup, place, budget_s), self._history(lookup, place, budget_s)
-        place.questions = sum(question is not None for question in (passages, history))
+        passages, history = self._passages(lookup, permit, budget_s), self._history(lookup, permit, budget_s)
+        permit.questions = sum(question is not None for question in (passages, history))
         if passages is None or history is None:
             known = lookup.known
             return Context(await passages if passages else known.passages, await history if history else known.history)
@@ -231,35 +230,35 @@ class EnrichmentStage:
             found, remembered = tasks.create_task(passages), tasks.create_task(history)
         return Context(found.result(), remembered.result())
 
-    def _passages(self, lookup: _Lookup, place: Permit, budget_s: float) -> Coroutine[Any, Any, Retrieved] | None:
+    def _passages(self, lookup: _Lookup, permit: Permit, budget_s: float) -> Coroutine[Any, Any, Retrieved] | None:
         queued = lookup.queued
         wanted = queued.request.retrieval
         if wanted is None or lookup.known.passages is not None or not needs_passages(queued):
             return None
-        return self._retrieved(queued, wanted, place, budget_s)
+        return self._retrieved(queued, wanted, permit, budget_s)
 
-    async def _retrieved(self, queued: QueuedRequest, wanted: Retrieval, place: Permit, budget_s: float) -> Retrieved:
-        async with place.asking(asyncio.get_running_loop().time() + budget_s):
+    async def _retrieved(self, queued: QueuedRequest, wanted: Retrieval, permit: Permit, budget_s: float) -> Retrieved:
+        async with permit.asking(asyncio.get_running_loop().time() + budget_s):
             return await self.retriever.retrieve(queued.tenant, wanted, query_text(queued.request), budget_s)
 
-    def _history(self, lookup: _Lookup, place: Permit, budget_s: float) -> Coroutine[Any, Any, Remembered] | None:
+    def _history(self, lookup: _Lookup, permit: Permit, budget_s: float) -> Coroutine[Any, Any, ReadHistory] | None:
         queued = lookup.queued
         conversation_id, after = queued.request.conversation_id, queued.request.conversation_after
         if conversation_id is None or lookup.known.history is not None or not needs_history(queued):
             return None
-        return self.histories.remember(
+        return self.histories.read(
             queued.tenant,
             conversation_id,
             after,
             room_for_history(queued),
             budget_s,
             lambda: lookup.is_its_turn,
-            patience_s=self.budget_s,
-            asking=place.asking,
+            max_wait_s=self.budget_s,
+            asking=permit.asking,
         )
 
     def _budget_s(self, queued: QueuedRequest) -> float:
-        return self.budget_s * _BACKFILL_PATIENCE if queued.is_backfill else self.budget_s
+        return self.budget_s * _BACKFILL_BUDGETS if queued.is_backfill else self.budget_s
 
 
 def _urgency(queued: QueuedRequest, *, is_its_turn: bool) -> Urgency:
@@ -275,7 +274,7 @@ def _without(queued: QueuedRequest, known: Context, passages: RetrievalReason, h
     wanted = queued.request.retrieval or Retrieval("")
     return Context(
         nothing(wanted.collection, passages) if known.passages is None and needs_passages(queued) else known.passages,
-        Remembered(reason=history) if known.history is None and needs_history(queued) else known.history,
+        ReadHistory(reason=history) if known.history is None and needs_history(queued) else known.history,
     )
 
 

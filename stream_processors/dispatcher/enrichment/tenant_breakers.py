@@ -1,4 +1,4 @@
-"""Calls with a deadline and a circuit breaker per tenant."""
+"""Store calls with a deadline and a circuit breaker per tenant."""
 
 import asyncio
 import random
@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from fairlane.clock import ClockMs
 from fairlane_server.circuit_breaker import CircuitBreaker
-from fairlane_server.retrieval.store import CollectionNotFoundError
+from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Found, VectorStore
 from fairlane_server.store_error import StoreError
 
 GRACE_S = 0.02
@@ -21,7 +22,7 @@ _MAX_BREAKERS = 4_096
 AnswerT = TypeVar("AnswerT")
 
 
-class LeftAloneError(StoreError):
+class BreakerOpenError(StoreError):
     """The tenant's breaker is open: the call was not made."""
 
 
@@ -37,12 +38,12 @@ class TenantBreakers:
     ) -> AnswerT:
         """Make the call by the deadline. ``proves``: success closes the breaker; a failure counts in any case.
 
-        Raises LeftAloneError, TimeoutError, and the errors of the call.
+        Raises BreakerOpenError, TimeoutError, and the errors of the call.
         """
         breaker = self.of(tenant)
         if not breaker.lets_through(self.clock()):
             call.close()
-            raise LeftAloneError("it did not answer of late")
+            raise BreakerOpenError("it did not answer of late")
         answered = breaker.succeeded if proves else breaker.abandoned
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -68,3 +69,30 @@ class TenantBreakers:
                 self._breakers.popitem(last=False)
         self._breakers.move_to_end(tenant)
         return breaker
+
+
+@dataclass(slots=True)
+class GuardedStore:
+    """A collection whose searches are always late does not stop other tenants' retrieval.
+
+    Only a successful search closes the breaker; a look-up of the collection proves little. ``clock`` is monotonic.
+    """
+
+    store: VectorStore
+    clock: ClockMs
+    _breakers: TenantBreakers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._breakers = TenantBreakers(self.clock)
+
+    async def look_up(self, tenant: str, name: str, deadline_s: float) -> Collection:
+        """Raises CollectionNotFoundError, TimeoutError, StoreError."""
+        return await self._breakers.ask(tenant, self.store.collection(tenant, name), deadline_s, proves=False)
+
+    async def search(
+        self, collection: Collection, vector: FloatArray, text: str | None, limit: int, deadline_s: float
+    ) -> Found:
+        """Raises CollectionNotFoundError, TimeoutError, StoreError."""
+        left_s = max(0.001, deadline_s - asyncio.get_running_loop().time())
+        found = self.store.search(collection, vector, text, limit, left_s)
+        return await self._breakers.ask(collection.tenant, found, deadline_s + GRACE_S)

@@ -29,7 +29,7 @@ from fairlane.settings import Settings
 from fairlane.skipping_consumer import SkippingConsumer
 from fairlane_server.kafka.catch_up import CatchUp
 from fairlane_server.kafka.feeds import FeedUnavailableError
-from stream_processors.dispatcher.feedback.log_positions import LogPositions
+from stream_processors.dispatcher.feedback.log_offsets import LogPositions
 from stream_processors.dispatcher.feedback.pool_offsets import Points, PoolOffsets
 from stream_processors.dispatcher.feedback.work_events import (
     FeedEvent,

@@ -11,8 +11,8 @@ from fairlane.logs import get_logger
 from fairlane.records import CapacityReport, DispatchReport, UsageEvent
 from fairlane.schema_registry import RegistryError
 from fairlane.skipping_consumer import message_headers
+from stream_processors.dispatcher.feedback.broker_clock import BrokerClock
 from stream_processors.dispatcher.feedback.capacity_history import CapacityHistory
-from stream_processors.dispatcher.feedback.log_clock import BrokerClock
 from stream_processors.dispatcher.feedback.work_events import (
     AgedCapacityReport,
     FeedEvent,

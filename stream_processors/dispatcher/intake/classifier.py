@@ -24,7 +24,7 @@ from fairlane.ownership import Claim, PartitionId
 from fairlane.records import CancelRequest, InferenceRequest, RequestInput, WorkItem
 from fairlane.trace_context import trace_headers
 from fairlane_server.kafka.transactions import OutputRecord
-from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.context_tokens import ContextTokens
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.validation import (

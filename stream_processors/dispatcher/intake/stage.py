@@ -11,9 +11,9 @@ from fairlane.names import is_backfill
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
-from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier, Verdict
-from stream_processors.dispatcher.intake.invalid_pace import InvalidRecordLimiter
+from stream_processors.dispatcher.intake.invalid_record_limiter import InvalidRecordLimiter
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
@@ -45,7 +45,7 @@ class IntakeStage:
     transactions: TransactionLoop
     classifier: RecordClassifier
     buffer: IntakeBuffer
-    invalid_pace: InvalidRecordLimiter
+    invalid_records: InvalidRecordLimiter
     schemas: SchemaWaitQueue
     clock: ClockMs
     wake: asyncio.Event
@@ -72,7 +72,7 @@ class IntakeStage:
             *(() if unreadable is None else unreadable),
         )
         self.buffer.add(claim, record)
-        self.invalid_pace.arrived(partition, self.clock())
+        self.invalid_records.arrived(partition, self.clock())
         self.wake.set()
         await self.buffer.wait_for_room()
 
@@ -96,7 +96,7 @@ class IntakeStage:
 
     def held(self) -> set[PartitionId]:
         """Partitions to hold: crowded buffer, too many recent invalid records, or many waits for a schema."""
-        return self.buffer.crowded() | self.invalid_pace.in_debt(self.clock()) | self.schemas.crowded()
+        return self.buffer.crowded() | self.invalid_records.in_debt(self.clock()) | self.schemas.crowded()
 
     def on_room(self) -> None:
         """Re-check for room after a commit or a drop. Spurious calls are harmless."""
@@ -143,5 +143,5 @@ class IntakeStage:
 
     def _turned_away(self, claim: Claim, record: ReceivedRecord, outputs: tuple[OutputRecord, ...]) -> None:
         self.transactions.submit(Settlement(claim, outputs))
-        if self.invalid_pace.charge(claim.partition, record.cost_bytes, self.clock()):
+        if self.invalid_records.charge(claim.partition, record.cost_bytes, self.clock()):
             self.buffer.on_change()

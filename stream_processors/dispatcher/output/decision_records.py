@@ -21,7 +21,7 @@ from fairlane.records import (
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.kafka.reply_record import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
-from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Rejection, reply_topic_for_refusal
 from stream_processors.dispatcher.queued_request import QueuedRequest

@@ -94,6 +94,25 @@ class EmbeddingCache:
         return await self._flights.run(key, run)
 
 
+@dataclass(frozen=True, slots=True)
+class QueryEmbeddings:
+    """Embeds queries. ``cache`` is None for an embedder faster than a cache look-up."""
+
+    embedder: QueryEmbedder
+    cache: EmbeddingCache | None = None
+
+    @property
+    def name(self) -> str:
+        """The embedder's name. Raises EmbedderError."""
+        return self.embedder.name
+
+    async def embed(self, tenant: str, text: str) -> FloatArray:
+        """A vector of shape (dimensions,). Raises EmbedderError. The caller bounds the time."""
+        if self.cache is None:
+            return await self.embedder.embed_query(text)
+        return await self.cache.embed(tenant, self.embedder, text)
+
+
 @dataclass(slots=True)
 class ResponseCache:
     """Answers by exact key. Consumers store them under the same keys (``fairlane_server.caching.responses``)."""

@@ -21,8 +21,7 @@ from fairlane_server.caching.responses import (
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
 from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Urgency
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.response_cache.caches import ResponseCache, SemanticCache
-from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
+from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings, ResponseCache, SemanticCache
 from stream_processors.dispatcher.response_cache.semantic_match import NO_WORDING, Wording
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 

@@ -118,7 +118,7 @@ class InFlight:
         """Settlements that came before their work was read."""
         self._unbilled: OrderedDict[WorkId, _Work] = OrderedDict()
         """Own work that the group committed before its settlement was read. No longer in flight."""
-        self._books: dict[str, InFlightLedger] = {}
+        self._ledgers: dict[str, InFlightLedger] = {}
         self._own_tenant_tokens: dict[tuple[str, str], int] = {}
 
     # Events
@@ -240,8 +240,8 @@ class InFlight:
     def held(self, pool: str, partitions: frozenset[int] | None = None) -> Held:
         """Work in flight in a pool, own reservations included; only on these ``partitions`` if given, plus work without
         a partition yet. A live object; O(1) as long as the partitions stay the same."""
-        books = self._books.get(pool)
-        return NOTHING_HELD if books is None else books.within(partitions)
+        ledger = self._ledgers.get(pool)
+        return NOTHING_HELD if ledger is None else ledger.within(partitions)
 
     def tokens(self, pool: str) -> int:
         """Cost tokens in flight in a pool, of all dispatchers."""
@@ -262,7 +262,7 @@ class InFlight:
 
     def pools(self) -> list[str]:
         """Pools with work in flight."""
-        return [pool for pool, books in self._books.items() if books.total.tokens]
+        return [pool for pool, ledger in self._ledgers.items() if ledger.total.tokens]
 
     def least_loaded_partition(self, topic: str, among: frozenset[int] | None = None) -> int:
         """The partition of a priority topic with the least cost in flight; equals take turns. ANY_PARTITION while its
@@ -274,7 +274,7 @@ class InFlight:
         if not count:
             return ANY_PARTITION
         pool, _ = pool_of_priority(topic)
-        return self._books_of(pool).least_loaded(count, among)
+        return self._ledger_of(pool).least_loaded(count, among)
 
     # Internals
 
@@ -301,13 +301,13 @@ class InFlight:
         change = sign * work.cost_tokens
         if work.is_own:
             _add(self._own_tenant_tokens, (work.tenant, work.pool), change)
-        self._books_of(work.pool).count(work.partition, change, sign, is_own=work.is_own)
+        self._ledger_of(work.pool).count(work.partition, change, sign, is_own=work.is_own)
 
-    def _books_of(self, pool: str) -> InFlightLedger:
-        books = self._books.get(pool)
-        if books is None:
-            books = self._books[pool] = InFlightLedger()
-        return books
+    def _ledger_of(self, pool: str) -> InFlightLedger:
+        ledger = self._ledgers.get(pool)
+        if ledger is None:
+            ledger = self._ledgers[pool] = InFlightLedger()
+        return ledger
 
 
 KeyT = TypeVar("KeyT")

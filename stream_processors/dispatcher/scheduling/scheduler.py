@@ -71,7 +71,7 @@ class Scheduler(Generic[ItemT]):
     in_flight: InFlight
     fleet: Fleet
     _pools: dict[str, _Pool[ItemT]] = field(default_factory=dict)
-    _holdings: TenantOccupancy = field(default_factory=TenantOccupancy)
+    _occupancy: TenantOccupancy = field(default_factory=TenantOccupancy)
     _items: dict[Claim, ItemT] = field(default_factory=dict)
     _ids: RequestIndex[ItemT] = field(default_factory=RequestIndex)
     _specs: Mapping[str, TenantSpec] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Scheduler(Generic[ItemT]):
         self._pool(item.pool).queue.push(item)
         self._items[item.claim] = item
         self._ids.add(item)
-        self._holdings.add(item)
+        self._occupancy.add(item)
 
     def turns(self, now_ms: int, first: Iterable[Claim] = ()) -> Iterator[Turn[ItemT]]:
         """Requests that may be dispatched now; each is reserved in flight when yielded. Requests in ``first`` hold
@@ -231,9 +231,9 @@ class Scheduler(Generic[ItemT]):
     def paused_backfill(self) -> set[str]:
         """Tenants with enough backfill queued, until half of it is left; all tenants while the backfill of all together
         fills the bounds."""
-        policy, holdings = self.policy.admission, self._holdings
-        paused = holdings.paused_backfill(policy, lambda tenant: self._bounds(tenant, backfill=True))
-        return paused.union(self._specs) if holdings.is_full_of_backfill(policy) else paused
+        policy, occupancy = self.policy.admission, self._occupancy
+        paused = occupancy.paused_backfill(policy, lambda tenant: self._bounds(tenant, backfill=True))
+        return paused.union(self._specs) if occupancy.is_full_of_backfill(policy) else paused
 
     def pool_views(self) -> Iterator[tuple[str, FairQueue[ItemT], PoolCapacity, View, FleetShare]]:
         """Every pool as of the last refresh."""
@@ -258,7 +258,7 @@ class Scheduler(Generic[ItemT]):
     @property
     def size_bytes(self) -> int:
         """Bytes of the queued requests."""
-        return self._holdings.size_bytes
+        return self._occupancy.size_bytes
 
     def __len__(self) -> int:
         return len(self._items)
@@ -346,7 +346,7 @@ class Scheduler(Generic[ItemT]):
     def _forget(self, item: ItemT) -> None:
         del self._items[item.claim]
         self._ids.remove(item)
-        self._holdings.remove(item)
+        self._occupancy.remove(item)
 
     def _weight(self, tenant: str) -> float:
         """Weight of the tenant's partitions read here."""
@@ -355,4 +355,4 @@ class Scheduler(Generic[ItemT]):
 
     def _bounds(self, tenant: str, *, backfill: bool = False) -> Bounds:
         spec = self._specs.get(tenant) or TenantSpec(tenant)
-        return self._holdings.bounds(spec, self._weight(tenant), self._all_weights, backfill=backfill)
+        return self._occupancy.bounds(spec, self._weight(tenant), self._all_weights, backfill=backfill)

@@ -25,9 +25,9 @@ class Node(Generic[ItemT]):
 
     __slots__ = (
         "children",
+        "heap",
         "is_listed",
         "level",
-        "line",
         "name",
         "parent",
         "per_token",
@@ -55,7 +55,7 @@ class Node(Generic[ItemT]):
         self.level: float = 0.0
         """As last looked up; use ``Rings.level``."""
         self.children: dict[str, Node[ItemT]] = {}
-        self.line: DeadlineHeap[ItemT] = DeadlineHeap()
+        self.heap: DeadlineHeap[ItemT] = DeadlineHeap()
         if sums is not None:
             self.sums = sums
             """Of a tenant and its groups only: the tenant's backlog in its class."""
@@ -100,7 +100,7 @@ class Rings(Generic[ItemT]):
         head of its ring.
         """
         quantum = self._quantum
-        is_empty = not node.line.entries
+        is_empty = not node.heap.entries
         parent = node.parent
         while parent is not None:
             ring = parent.ring

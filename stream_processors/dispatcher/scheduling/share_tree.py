@@ -42,13 +42,13 @@ class ShareTree(BacklogStatistics[ItemT]):
         of_class = self._root.children.get(item.priority_class)
         node = None if of_class is None else of_class.children.get(item.tenant)
         if node is None or node.routes is not None:
-            node = self._line(item.tenant, item.group, item.priority_class)
+            node = self._leaf(item.tenant, item.group, item.priority_class)
         self._arrivals = arrival = self._arrivals + 1
         entry = (item.deadline_at_ms, arrival, item)
         if self._waiting.setdefault(item.claim, entry) is not entry:
             raise ValueError(f"waits already: {item.claim}")
         self._add(node.sums, item)
-        heappush(node.line.entries, entry)
+        heappush(node.heap.entries, entry)
         if not node.turn:
             self._rings.wake(node)
 
@@ -62,17 +62,17 @@ class ShareTree(BacklogStatistics[ItemT]):
         while ring:
             node = ring[0][2]
             ring = node.ring
-        line = node.line
-        item = line.entries[0][2]
+        heap = node.heap
+        item = heap.entries[0][2]
         late = is_late(item)
         if not late and item.cost_tokens > room_tokens:
             return None
-        line.pop()
+        heap.pop()
         if not late:
             self._rings.serve(node, item.cost_tokens if self._charges_output else item.prompt_tokens)
         del self._waiting[item.claim]
         is_leaving = self._subtract(node.sums, item)
-        if not line.entries:
+        if not heap.entries:
             self._emptied(node, is_leaving=is_leaving)
         return item, late
 
@@ -87,7 +87,7 @@ class ShareTree(BacklogStatistics[ItemT]):
                 if node.ring:
                     inner.append(node)
                     continue
-                if late := node.line.take_late(is_late):
+                if late := node.heap.take_late(is_late):
                     self._left(node, late)
                     gone.extend(late)
         return gone
@@ -98,8 +98,8 @@ class ShareTree(BacklogStatistics[ItemT]):
         if entry is None:
             return False
         _, arrival, item = entry
-        node = self._line(item.tenant, item.group, item.priority_class)
-        node.line.remove(arrival)
+        node = self._leaf(item.tenant, item.group, item.priority_class)
+        node.heap.remove(arrival)
         if charge:
             self._rings.charge(node, item.cost_tokens if self._charges_output else item.prompt_tokens)
         self._left(node, [item])
@@ -112,11 +112,11 @@ class ShareTree(BacklogStatistics[ItemT]):
             return False
         deadline_at_ms, arrival, item = entry
         if deadline_at_ms != EXPEDITED:
-            line = self._line(item.tenant, item.group, item.priority_class).line
+            heap = self._leaf(item.tenant, item.group, item.priority_class).heap
             self._arrivals += 1
             self._waiting[item.claim] = entry = (EXPEDITED, self._arrivals, item)
-            line.push(entry)
-            line.remove(arrival)
+            heap.push(entry)
+            heap.remove(arrival)
         return True
 
     def charge(self, tenant: str, group: str, priority_class: str, tokens: float) -> None:
@@ -125,7 +125,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         if of_class is None:
             return
         if tokens > 0 or tenant in of_class.children:
-            node = self._line(tenant, group, priority_class)
+            node = self._leaf(tenant, group, priority_class)
             self._rings.charge(node, tokens)
             self._list_resting(node)
         else:
@@ -159,7 +159,7 @@ class ShareTree(BacklogStatistics[ItemT]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _line(self, tenant: str, group: str, priority_class: str) -> Node[ItemT]:
+    def _leaf(self, tenant: str, group: str, priority_class: str) -> Node[ItemT]:
         """The node whose queue holds such requests; made if missing."""
         of_class = self._root.children.get(priority_class)
         if of_class is None:
@@ -181,7 +181,7 @@ class ShareTree(BacklogStatistics[ItemT]):
         for item in items:
             del self._waiting[item.claim]
             is_leaving = self._subtract(node.sums, item)
-        if not node.line.entries:
+        if not node.heap.entries:
             self._emptied(node, is_leaving=is_leaving)
 
     def _emptied(self, node: Node[ItemT], *, is_leaving: bool) -> None:
@@ -216,14 +216,14 @@ class ShareTree(BacklogStatistics[ItemT]):
     def _rebuild(self, node: Node[ItemT], share: Share) -> None:
         """Queue a tenant's requests anew after a change of its groups. ``spent`` of the groups is forgotten, that of
         the tenant is not."""
-        waiting = [entry for below in (node, *_below(node)) for entry in below.line]
-        node.line, node.ring, node.shadows, node.level = type(node.line)(), [], 0, 0.0
+        waiting = [entry for below in (node, *_below(node)) for entry in below.heap]
+        node.heap, node.ring, node.shadows, node.level = type(node.heap)(), [], 0, 0.0
         node.children, node.routes = {}, None
         if share.groups:
             _grow(node, share)
         for entry in waiting:
-            at = self._line(node.name, entry[2].group, entry[2].priority_class)
-            at.line.push(entry)
+            at = self._leaf(node.name, entry[2].group, entry[2].priority_class)
+            at.heap.push(entry)
             self._rings.wake(at)
 
 

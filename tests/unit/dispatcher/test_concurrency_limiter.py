@@ -1,4 +1,4 @@
-"""The gate: never too many inside, nobody forgotten, and no line longer because of somebody else's."""
+"""The limiter: never too many inside, nobody forgotten, and no line longer because of somebody else's."""
 
 import asyncio
 
@@ -18,44 +18,44 @@ def test_room_is_never_exceeded_and_never_left_empty_while_somebody_may_enter(
     steps: list[tuple[str, int, int]], limit: int, per_tenant: int
 ) -> None:
     async def run() -> None:
-        gate = FairConcurrencyLimiter(limit, per_tenant)
+        limiter = FairConcurrencyLimiter(limit, per_tenant)
         tickets: list[Ticket] = []
         for what, tenant, number in steps:
             if what == "stand":
-                tickets.append(gate.ticket(f"t{tenant}", Urgency(number % len(Urgency))))
+                tickets.append(limiter.ticket(f"t{tenant}", Urgency(number % len(Urgency))))
             elif tickets:
                 ticket = tickets[number % len(tickets)]
                 if what != "leave":
-                    gate.hurry(ticket, Urgency.TURN_LOW if what == "hurry" else Urgency.TURN_HIGH)
+                    limiter.hurry(ticket, Urgency.TURN_LOW if what == "hurry" else Urgency.TURN_HIGH)
                 else:
                     tickets.remove(ticket)
-                    gate.leave(ticket)
+                    limiter.leave(ticket)
             inside = [ticket for ticket in tickets if ticket.granted.done()]
-            assert len(inside) == len(gate) <= limit
+            assert len(inside) == len(limiter) <= limit
             by_tenant = {f"t{one}": [held for held in inside if held.tenant == f"t{one}"] for one in range(4)}
             assert all(len(held) <= per_tenant for held in by_tenant.values())
             if len(inside) < limit:
                 waiting = {ticket.tenant for ticket in tickets if not ticket.granted.done()}
                 assert all(len(by_tenant[tenant]) == per_tenant for tenant in waiting)
         for ticket in tickets:
-            gate.leave(ticket)
-        assert len(gate) == 0
+            limiter.leave(ticket)
+        assert len(limiter) == 0
 
     asyncio.run(run())
 
 
 def test_urgent_ones_go_first_and_tenants_take_turns() -> None:
     async def run() -> list[str]:
-        gate = FairConcurrencyLimiter(1, 1)
-        inside = gate.ticket("first", Urgency.WAITS)
-        waiting = {f"flood{number}": gate.ticket("flood", Urgency.WAITS) for number in range(3)}
-        waiting["victim"] = gate.ticket("victim", Urgency.WAITS)
-        waiting["pressed"] = gate.ticket("flood", Urgency.WAITS)
-        gate.hurry(waiting["pressed"], Urgency.TURN_NORMAL)
-        gate.hurry(waiting["pressed"], Urgency.WAITS)
+        limiter = FairConcurrencyLimiter(1, 1)
+        inside = limiter.ticket("first", Urgency.WAITS)
+        waiting = {f"flood{number}": limiter.ticket("flood", Urgency.WAITS) for number in range(3)}
+        waiting["victim"] = limiter.ticket("victim", Urgency.WAITS)
+        waiting["pressed"] = limiter.ticket("flood", Urgency.WAITS)
+        limiter.hurry(waiting["pressed"], Urgency.TURN_NORMAL)
+        limiter.hurry(waiting["pressed"], Urgency.WAITS)
         order = []
         while waiting:
-            gate.leave(inside)
+            limiter.leave(inside)
             (name,) = [name for name, ticket in waiting.items() if ticket.granted.done()]
             order.append(name)
             inside = waiting.pop(name)
@@ -66,12 +66,12 @@ def test_urgent_ones_go_first_and_tenants_take_turns() -> None:
 
 def test_what_is_more_urgent_passes_what_is_less() -> None:
     async def run() -> list[str]:
-        gate = FairConcurrencyLimiter(1, 1)
-        inside = gate.ticket("acme", Urgency.WAITS)
-        waiting = {urgency.name: gate.ticket("acme", urgency) for urgency in reversed(Urgency)}
+        limiter = FairConcurrencyLimiter(1, 1)
+        inside = limiter.ticket("acme", Urgency.WAITS)
+        waiting = {urgency.name: limiter.ticket("acme", urgency) for urgency in reversed(Urgency)}
         order = []
         while waiting:
-            gate.leave(inside)
+            limiter.leave(inside)
             (name,) = [name for name, ticket in waiting.items() if ticket.granted.done()]
             order.append(name)
             inside = waiting.pop(name)
@@ -82,13 +82,13 @@ def test_what_is_more_urgent_passes_what_is_less() -> None:
 
 def test_who_gives_up_in_line_frees_no_room_twice() -> None:
     async def run() -> None:
-        gate = FairConcurrencyLimiter(1, 1)
-        inside, gives_up, next_one = (gate.ticket("acme", Urgency.WAITS) for _ in range(3))
+        limiter = FairConcurrencyLimiter(1, 1)
+        inside, gives_up, next_one = (limiter.ticket("acme", Urgency.WAITS) for _ in range(3))
         gives_up.granted.cancel()
-        gate.leave(gives_up)
+        limiter.leave(gives_up)
         assert not next_one.granted.done()
-        gate.leave(inside)
+        limiter.leave(inside)
         assert next_one.granted.done()
-        assert len(gate) == 1
+        assert len(limiter) == 1
 
     asyncio.run(run())

@@ -298,7 +298,7 @@ def test_one_that_is_cancelled_while_it_is_looked_up_is_answered_and_sent_to_nob
 def test_one_that_waits_in_line_is_let_in_or_goes_without_when_its_turn_has_come(bench: Bench) -> None:
     """Every place is taken by searches that hang; its budget ends the wait."""
     bench.passages.hangs = True
-    bench.dispatcher.enrichment.gate.limit = 1
+    bench.dispatcher.enrichment.limiter.limit = 1
     bench.report(rate=10.0, tokens=10)
     patience = {"timeout_ms": 80_000_000}
 

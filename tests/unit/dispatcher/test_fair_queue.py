@@ -399,9 +399,9 @@ def _check_rings(node: Node[Request]) -> None:
     assert len(node.ring) - len(turns) == node.shadows
     assert sorted(turns) == sorted(child.turn for child in node.children.values() if child.turn)
     assert not node.ring or node.ring[0][1] == node.ring[0][2].turn
-    assert not (node.ring and node.line.entries)
+    assert not (node.ring and node.heap.entries)
     for child in node.children.values():
-        assert bool(child.turn) is bool(child.ring or child.line.entries)
+        assert bool(child.turn) is bool(child.ring or child.heap.entries)
         _check_rings(child)
 
 

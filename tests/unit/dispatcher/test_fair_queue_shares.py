@@ -473,7 +473,7 @@ def test_corrections_leave_nothing_behind(policy: Policy) -> None:
     normal = line.queue._root.children["normal"]
     assert len(normal.ring) <= 3 + 20
     for tenant in normal.children.values():
-        assert len(tenant.line.entries) <= 2 * len(tenant.line) + 20
+        assert len(tenant.heap.entries) <= 2 * len(tenant.heap) + 20
     assert len([line.pop() for _ in range(300)]) == 300
 
 

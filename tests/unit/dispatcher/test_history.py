@@ -9,7 +9,7 @@ import pytest
 from fairlane.outcomes import Degradation, HistoryReason
 from fairlane.records import HistoryUse, Message, Parameters, RequestInput, Retrieval, WorkItem
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
+from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
 from tests.kit.dispatcher_bench import MODEL, Bench, encoded, handed_back, request
 from tests.kit.fake_passages import collection, hit
 from tests.kit.fake_turns import FakeTurns, turn, turn_id
@@ -220,8 +220,8 @@ def test_a_store_that_does_not_answer_a_tenant_is_left_alone_for_it_and_nobody_e
     turns.add("globex", "talk", turn(1))
     reader = HistoryReader(turns, lambda: 1_000)
 
-    async def ask(tenant: str) -> Remembered:
-        return await reader.remember(tenant, "talk", None, 1_000, BUDGET_S, lambda: True)
+    async def ask(tenant: str) -> ReadHistory:
+        return await reader.read(tenant, "talk", None, 1_000, BUDGET_S, lambda: True)
 
     async def run() -> None:
         for _ in range(7):
@@ -236,7 +236,7 @@ def test_one_that_is_not_urgent_asks_once() -> None:
     turns = FakeTurns()
     turns.add("acme", "talk", turn(1))
     reader = HistoryReader(turns, lambda: 1_000)
-    found = asyncio.run(reader.remember("acme", "talk", turn_id(2), 1_000, 60.0, lambda: False))
+    found = asyncio.run(reader.read("acme", "talk", turn_id(2), 1_000, 60.0, lambda: False))
     assert (len(found.turns.turns), found.reason, len(turns.asked)) == (1, HistoryReason.BEHIND, 1)
 
 
@@ -245,8 +245,8 @@ def test_a_store_that_goes_away_while_a_turn_is_awaited_costs_no_more_than_the_b
     turns.add("acme", "talk", turn(1))
     reader = HistoryReader(turns, lambda: 1_000)
 
-    async def run() -> Remembered:
-        asking = asyncio.create_task(reader.remember("acme", "talk", "turn-2", 1_000, BUDGET_S, lambda: True))
+    async def run() -> ReadHistory:
+        asking = asyncio.create_task(reader.read("acme", "talk", "turn-2", 1_000, BUDGET_S, lambda: True))
         await eventually_async(lambda: turns.asked)
         turns.hangs = True
         return await asyncio.wait_for(asking, BUDGET_S + 30)

@@ -9,9 +9,13 @@ import pytest
 from fairlane.outcomes import HistoryReason
 from fairlane.records import Retrieval, TenantSpec, WorkItem
 from fairlane_server.circuit_breaker import BreakerPolicy
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Urgency
-from stream_processors.dispatcher.enrichment.history import HistoryReader, Remembered
-from stream_processors.dispatcher.enrichment.permit import NoPlaceError, Permit
+from stream_processors.dispatcher.enrichment.concurrency_limiter import (
+    FairConcurrencyLimiter,
+    NoPermitError,
+    Permit,
+    Urgency,
+)
+from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.kit.fake_passages import collection
 from tests.kit.fake_turns import FakeTurns, turn, turn_id
@@ -31,8 +35,8 @@ def talked() -> FakeTurns:
 
 async def remember(
     reader: HistoryReader, after: str | None = MISSING, tenant: str = "acme", budget_s: float = BUDGET_S, **more: Any
-) -> Remembered:
-    return await reader.remember(tenant, "talk", after, 1_000, budget_s, lambda: True, **more)
+) -> ReadHistory:
+    return await reader.read(tenant, "talk", after, 1_000, budget_s, lambda: True, **more)
 
 
 def test_turns_are_read_once_however_often_it_is_asked_whether_one_is_there() -> None:
@@ -50,7 +54,7 @@ def test_turns_are_read_once_however_often_it_is_asked_whether_one_is_there() ->
 
 def test_no_turn_is_waited_for_longer_than_its_askers_patience() -> None:
     started = time.monotonic()
-    found = asyncio.run(remember(HistoryReader(talked(), lambda: 1_000), budget_s=30.0, patience_s=0.1))
+    found = asyncio.run(remember(HistoryReader(talked(), lambda: 1_000), budget_s=30.0, max_wait_s=0.1))
     assert time.monotonic() - started < 10
     assert (found.reason, len(found.turns.turns)) == (HistoryReason.BEHIND, 2)
 
@@ -94,7 +98,7 @@ def test_who_had_hardly_time_to_wait_and_who_gives_up_say_nothing_about_the_othe
 
     async def run() -> None:
         for _ in range(FAILURES):
-            await remember(reader, budget_s=0.02, patience_s=0.2)
+            await remember(reader, budget_s=0.02, max_wait_s=0.2)
         for _ in range(FAILURES):
             turns.asked.clear()
             waiting = asyncio.create_task(remember(reader, budget_s=30))
@@ -155,7 +159,7 @@ def made_bench(budget_ms: int) -> Bench:
     bench.assign("requests.globex")
     bench.turns.conversations = talked().conversations
     bench.passages.add(collection())
-    bench.dispatcher.enrichment.gate.limit = 1
+    bench.dispatcher.enrichment.limiter.limit = 1
     return bench
 
 
@@ -165,7 +169,7 @@ def test_who_waits_for_a_turn_keeps_nobody_else_waiting() -> None:
     items = decided(bench, ("requests.acme", waits), ("requests.globex", goes_on))
     uses = [(item.tenant, item.history_use and item.history_use.reason) for item in items]
     assert uses == [("globex", None), ("acme", HistoryReason.BEHIND)]
-    assert len(bench.dispatcher.enrichment.gate) == 0
+    assert len(bench.dispatcher.enrichment.limiter) == 0
 
 
 def test_backfill_waits_no_longer_for_a_turn_than_others() -> None:
@@ -188,35 +192,35 @@ def test_it_asks_in_the_place_that_its_own_search_holds() -> None:
     assert item.history_use is not None
     assert item.retrieval_use is not None
     assert (item.history_use.reason, item.retrieval_use.reason) == (None, "late")
-    assert len(bench.dispatcher.enrichment.gate) == 0
+    assert len(bench.dispatcher.enrichment.limiter) == 0
 
 
 def test_a_place_is_shared_given_back_and_taken_again() -> None:
     async def run() -> None:
-        gate = FairConcurrencyLimiter(1, 1)
-        place = Permit(gate, gate.ticket("acme", Urgency.TURN_NORMAL), questions=2)
+        limiter = FairConcurrencyLimiter(1, 1)
+        place = Permit(limiter, limiter.ticket("acme", Urgency.TURN_NORMAL), questions=2)
         now_s = asyncio.get_running_loop().time()
         async with place.asking(now_s):
             pass
-        assert len(gate) == 1, "the other question has not begun"
+        assert len(limiter) == 1, "the other question has not begun"
         async with place.asking(now_s), place.asking(now_s):
-            assert len(gate) == 1
-        assert len(gate) == 0
-        other = gate.ticket("globex", Urgency.WAITS)
-        with pytest.raises(NoPlaceError):
+            assert len(limiter) == 1
+        assert len(limiter) == 0
+        other = limiter.ticket("globex", Urgency.WAITS)
+        with pytest.raises(NoPermitError):
             async with place.asking(now_s + 0.01):
                 pass
         asks = asyncio.create_task(place.asking(now_s + 60).__aenter__())
         await asyncio.sleep(0)
         asks.cancel()
         await asyncio.gather(asks, return_exceptions=True)
-        gate.leave(other)
-        assert len(gate) == 0
+        limiter.leave(other)
+        assert len(limiter) == 0
         async with place.asking(now_s + 60):
-            assert len(gate) == 1
+            assert len(limiter) == 1
             place.give_back()
             place.give_back()
-            assert len(gate) == 0
-        assert len(gate) == 0
+            assert len(limiter) == 0
+        assert len(limiter) == 0
 
     asyncio.run(run())

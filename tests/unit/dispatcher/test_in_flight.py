@@ -45,7 +45,7 @@ def usage(work: WorkId, number: int = 0) -> UsageEvent:
 
 
 def nothing(in_flight: InFlight) -> bool:
-    left = [held for books in in_flight._books.values() for held in (books.total, *books._by_partition.values())]
+    left = [held for ledger in in_flight._ledgers.values() for held in (ledger.total, *ledger._by_partition.values())]
     if any(any((held.tokens, held.items, held.own_tokens, held.own_items)) for held in left):
         return False
     return not in_flight._own_tenant_tokens and not any(place.work for place in in_flight._partitions.values())

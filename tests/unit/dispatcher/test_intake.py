@@ -21,7 +21,7 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import OutputRecord
-from stream_processors.dispatcher.intake.cancel import CancelCommand
+from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, request

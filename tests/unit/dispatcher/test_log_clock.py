@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_processors.dispatcher.feedback.log_clock import BrokerClock
+from stream_processors.dispatcher.feedback.broker_clock import BrokerClock
 
 NOW_MS = 1_700_000_000_000
 delays_ms = st.tuples(st.integers(0, 5_000), st.integers(0, 120_000))

@@ -14,7 +14,7 @@ from fairlane_server.retrieval.store import CollectionNotFoundError, Hit
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved, Retriever
-from stream_processors.dispatcher.response_cache.query_vectors import QueryEmbeddings
+from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from tests.kit.fake_passages import FakeEmbedder, FakePassages, FakeRetrievalCache, collection, hit
 from tests.waiting import PATIENCE_S
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.ownership import PartitionId
-from stream_processors.dispatcher.intake.invalid_pace import InvalidRecordLimiter
+from stream_processors.dispatcher.intake.invalid_record_limiter import InvalidRecordLimiter
 
 HOSTILE, OTHER = PartitionId("requests.hostile", 0), PartitionId("requests.other", 0)
 PER_S = 100

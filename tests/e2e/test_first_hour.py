@@ -1,41 +1,19 @@
 """What `make up` prints, run as it stands, and `make up` a second time."""
 
 import json
-import os
 import re
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from deploy.local.layout import PROJECT_ROOT
+from tests.kit.local_stack import running, up
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
-
-LAST_LINE = "Stop it with Ctrl-C."
-
-
-def up(data_dir: Path) -> subprocess.Popen[str]:
-    command = (sys.executable, "-m", "deploy.local", "up", "--engine", "simulated", "--no-tail", "--data-dir")
-    without = ("KAFKA_", "POSTGRES_", "REDIS_", "FILES_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(without)}
-    return subprocess.Popen(
-        (*command, str(data_dir)), cwd=PROJECT_ROOT, env=environment, stdout=subprocess.PIPE, text=True
-    )
-
-
-def read_until(out: IO[str] | None, last_line: str) -> str:
-    assert out is not None
-    lines = []
-    for line in out:
-        lines.append(line)
-        if last_line in line:
-            return "".join(lines)
-    raise AssertionError(f"it ended without {last_line!r}:\n{''.join(lines)}")
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +23,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def screen(data_dir: Path) -> Iterator[str]:
-    with up(data_dir) as process:
-        try:
-            yield read_until(process.stdout, LAST_LINE)
-        finally:
-            process.terminate()
-            process.communicate(timeout=90)
+    with running(data_dir) as text:
+        yield text
 
 
 def block(screen: str, first_word: str) -> str:

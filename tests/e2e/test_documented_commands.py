@@ -1,0 +1,286 @@
+"""Every command in the documents, run as it stands there, on a stack that `make up` made."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import Message, Producer
+
+from deploy.local.endpoints import Endpoints
+from deploy.local.layout import PROJECT_ROOT, DataDir
+from fairlane import Client
+from fairlane.clock import now_ms
+from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers
+from fairlane.names import DEAD_LETTER_WORK, priority_topic
+from fairlane.records import InferenceRequest, RequestInput, SourceCoordinate, WorkItem
+from fairlane.schema_files import default_codec
+from tests.kit.doc_blocks import DocumentedCommand, commands, fenced
+from tests.kit.local_stack import running, user_environment
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+DOCUMENTS = (
+    PROJECT_ROOT / "README.md",
+    PROJECT_ROOT / "deploy" / "locust" / "README.md",
+    *sorted((PROJECT_ROOT / "docs").rglob("*.md")),
+)
+OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"
+
+NOT_RUN: Mapping[str, str] = {
+    r"make ": "a target of its own: a tier of the tests, the demo, or the stack itself (test_first_hour)",
+    r"cp \.env\.example|docker ": "needs a Docker engine; the compose file is checked in tests/contract",
+    r"curl .*\$GATEWAY": "the address and the key of a stack at its usual place; test_first_hour runs what it prints",
+    r"\.venv/bin/python -m (tests\.fuzz|benchmarks)": "minutes; their short runs are tests",
+    r".*\.venv-locust": "an environment of its own; the profiles are run by tests/integration/test_replay.py",
+    r"python -m producers\.replay profile": "minutes; run shortened by tests/integration/test_replay.py",
+    r"python -m inference_consumers --pool gpu": "a pool that deploy/models.yaml does not have",
+}
+"""Beginnings of commands that are not run here, and why."""
+
+UNTIL_CTRL_C = ("fairlane top", "python -m producers.backfill run --all", ".venv/bin/python -m deploy.local logs -f")
+STATUSES: Mapping[str, frozenset[int]] = {
+    "fairlane topics plan": frozenset({0, 2}),
+    "fairlane db status": frozenset({0, 2}),
+    # The runner of the stack may have taken the job by then.
+    "python -m producers.backfill run ": frozenset({0, 7}),
+}
+"""Exit statuses other than 0 that are no failure."""
+
+LETTERS = 45
+
+
+class PoisonError(DeadLetterError):
+    """Why the letters of this test died."""
+
+
+@dataclass(slots=True)
+class Session:
+    """A user in a folder of the project, with the addresses of the stack in the environment."""
+
+    folder: Path
+    environment: dict[str, str]
+    data_dir: Path
+    gateway_url: str
+    request_id: str
+    letter: int
+    found: dict[str, str] = field(default_factory=dict)
+    """What earlier commands printed, by what stands for it in the documents."""
+
+    def text_of(self, command: DocumentedCommand) -> str:
+        """The command with this stack's own ids and addresses."""
+        own = {
+            "http://127.0.0.1:8080": self.gateway_url,
+            "REQUEST_ID": self.request_id,
+            "dlq show 12 ": f"dlq show {self.letter} ",
+            "--offsets -40": f"--offsets -{self.letter}",
+            "deploy.local status": f"deploy.local status --data-dir {self.data_dir}",
+            "deploy.local logs": f"deploy.local logs --data-dir {self.data_dir}",
+            **self.found,
+        }
+        text = command.text
+        for written, meant in own.items():
+            text = text.replace(written, meant)
+        return text
+
+    def run(self, command: DocumentedCommand, exports: str) -> None:
+        where = f"{command.document}:{command.line}: {command.text}"
+        with subprocess.Popen(
+            ("/bin/sh", "-ec", f"{exports}exec {self.text_of(command)}"),
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            if command.text.startswith(UNTIL_CTRL_C) and "--once" not in command.text:
+                assert process.stdout is not None
+                stopped = process.stderr if "run --all" in command.text else process.stdout
+                assert stopped is not None
+                first = stopped.readline()
+                process.send_signal(signal.SIGINT)
+                out, complaint = process.communicate(timeout=60)
+                assert first, where
+                assert process.returncode in {0, 1, 3, 130, -signal.SIGINT}, f"{where}\n{out}\n{complaint}"
+                return
+            # Those that delete ask first.
+            out, complaint = process.communicate("y\n", timeout=120)
+        expected = next((codes for start, codes in STATUSES.items() if command.text.startswith(start)), {0})
+        assert process.returncode in expected, f"{where}\n{out}\n{complaint}"
+        if "backfill submit" in command.text and (job := re.search(r"\b[0-9a-f]{16}\b", out)):
+            self.found["3f0c9a5be2d41d77"] = job[0]
+        if "keys create" in command.text and (key := re.search(r"fl_([0-9a-f]{16})_", out)):
+            self.found["0123456789abcdef"] = key[1]
+
+
+def _letters(servers: str) -> int:
+    """Bury some work. Returns the offset of the last letter."""
+    codec, offsets = default_codec(), []
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+
+    def written(error: object, message: Message) -> None:
+        assert error is None
+        offsets.append(message.offset() or 0)
+
+    for number in range(LETTERS):
+        source = SourceCoordinate(priority_topic("generate", "normal"), 0, 1_000_000 + number)
+        request = InferenceRequest(
+            f"00000000-0000-4000-8000-{now_ms():012x}"[:36],
+            "smollm2-135m-instruct",
+            "generate",
+            RequestInput(prompt="again"),
+            timeout_ms=60_000,
+        )
+        item = WorkItem(
+            request=request,
+            tenant="acme",
+            pool="generate",
+            model_version="1",
+            priority_class="normal",
+            cost_tokens=13,
+            submitted_at_ms=now_ms(),
+            admitted_at_ms=now_ms(),
+            dispatched_at_ms=now_ms(),
+            deadline_at_ms=now_ms() + 60_000,
+            reply_topic="replies.acme",
+            dispatcher_id="dispatcher-1",
+            source=SourceCoordinate("requests.acme", 0, 1_000_000 + number),
+            prompt_tokens=5,
+        )
+        letter_headers = dead_letter_headers(
+            source,
+            now_ms(),
+            PoisonError("the engine died"),
+            LetterWriter("consumer-1", "fairlane.pool.generate"),
+            tenant="acme",
+            model=request.model,
+        )
+        producer.produce(
+            DEAD_LETTER_WORK,
+            codec.encode(item),
+            request.request_id,
+            headers=list(letter_headers),
+            on_delivery=written,
+        )
+    assert producer.flush(30) == 0
+    return max(offsets)
+
+
+@pytest.fixture(scope="module")
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoints, Path]]:
+    data_dir = tmp_path_factory.mktemp("commands")
+    with running(data_dir):
+        endpoints = Endpoints.load(DataDir(data_dir).endpoints_file)
+        assert endpoints is not None
+        yield endpoints, data_dir
+
+
+@pytest.fixture
+def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
+    of_stack, data_dir = endpoints
+    for name in ("deploy", "docs", "schemas", "topics.yaml", ".venv"):
+        (tmp_path / name).symlink_to(PROJECT_ROOT / name)
+    (tmp_path / ".fairlane").mkdir()
+    (tmp_path / ".fairlane" / "models").symlink_to(PROJECT_ROOT / ".fairlane" / "models")
+    rows = ({"input": {"prompt": f"question {number}"}} for number in range(5))
+    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "trace.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,50,10\n2024-01-01 00:00:01,60,12\n"
+    )
+    environment = user_environment() | of_stack.migration_env | {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    with Client("acme", bootstrap_servers=of_stack.kafka_bootstrap_servers) as client:
+        handle = client.submit(
+            model="smollm2-135m-instruct",
+            prompt="remember this",
+            max_tokens=8,
+            conversation_id="orders-17",
+        )
+        handle.result(60)
+    _wait_until_recorded(of_stack.postgres_dsn, handle.request_id)
+    letter = _letters(of_stack.kafka_bootstrap_servers)
+    return Session(tmp_path, environment, data_dir, of_stack.gateway_url, handle.request_id, letter)
+
+
+def _wait_until_recorded(dsn: str, request_id: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT set_config('fairlane.tenant', '*', false)")
+
+        def is_there() -> object:
+            return connection.execute("SELECT 1 FROM results WHERE request_id = %s", (request_id,)).fetchone()
+
+        eventually(is_there, what="the result in Postgres")
+
+
+def _reason_not_run(command: DocumentedCommand) -> str | None:
+    return next((why for start, why in NOT_RUN.items() if re.match(start, command.text)), None)
+
+
+def _blocks(document: Path) -> list[list[DocumentedCommand]]:
+    """The commands of each block: lines that follow one another."""
+    numbered = enumerate(commands(document))
+    return [[command for _, command in group] for _, group in groupby(numbered, key=_block_of)]
+
+
+def _block_of(numbered: tuple[int, DocumentedCommand]) -> int:
+    number, command = numbered
+    return command.line - number
+
+
+RUN = [document for document in DOCUMENTS if any(_reason_not_run(one) is None for one in commands(document))]
+
+
+@pytest.mark.parametrize("document", RUN, ids=lambda path: str(path.relative_to(PROJECT_ROOT)))
+def test_every_command_of_a_document_runs_as_it_stands(document: Path, session: Session) -> None:
+    for block in _blocks(document):
+        exports = ""
+        for command in block:
+            if _reason_not_run(command) is not None:
+                continue
+            if command.text.startswith("export "):
+                exports += f"{session.text_of(command)}; "
+            else:
+                session.run(command, exports)
+
+
+@pytest.mark.parametrize("start", NOT_RUN)
+def test_what_is_not_run_is_still_in_a_document(start: str) -> None:
+    assert any(re.match(start, one.text) for document in DOCUMENTS for one in commands(document))
+
+
+@pytest.mark.parametrize("statements", fenced(OPERATIONS, "sql"), ids=lambda sql: sql.split("FROM ")[1].split()[0])
+def test_the_sql_of_operations_runs_as_it_stands(
+    statements: str, session: Session, endpoints: tuple[Endpoints, Path]
+) -> None:
+    text = replace_id(statements, session.request_id)
+    with psycopg.connect(endpoints[0].postgres_owner_dsn, autocommit=True) as connection:
+        rows = [connection.execute(one).rowcount for one in text.split(";") if one.strip()]
+    assert sum(rows) > 0 or "identity_events" in text
+
+
+def replace_id(statements: str, request_id: str) -> str:
+    return statements.replace("…", request_id)
+
+
+def test_the_python_of_collections_runs_as_it_stands(session: Session) -> None:
+    (code,) = fenced(PROJECT_ROOT / "docs" / "collections.md", "python")
+    done = subprocess.run(
+        (sys.executable, "-c", code),
+        cwd=session.folder,
+        env=session.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) > 0

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
         TextDelta,
         TextStream,
     )
-    from fairlane.client.handler_retries import HandlerRetries
-    from fairlane.client.reply_letters import DeadLetter
-    from fairlane.client.reply_service import AsyncReplyService, ReplyService
-    from fairlane.client.serving import async_replies, replies
+    from fairlane.client.reply_service import (
+        AsyncReplyService,
+        DeadLetter,
+        HandlerRetries,
+        ReplyService,
+        async_replies,
+        replies,
+    )
     from fairlane.errors import (
         AnsweredElsewhere,
         Backpressure,
@@ -115,10 +119,14 @@ _NAMES_BY_MODULE = {
         "TextDelta",
         "TextStream",
     ),
-    "fairlane.client.handler_retries": ("HandlerRetries",),
-    "fairlane.client.reply_letters": ("DeadLetter",),
-    "fairlane.client.reply_service": ("AsyncReplyService", "ReplyService"),
-    "fairlane.client.serving": ("async_replies", "replies"),
+    "fairlane.client.reply_service": (
+        "AsyncReplyService",
+        "DeadLetter",
+        "HandlerRetries",
+        "ReplyService",
+        "async_replies",
+        "replies",
+    ),
     "fairlane.errors": (
         "AnsweredElsewhere",
         "Backpressure",

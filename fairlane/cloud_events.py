@@ -5,7 +5,7 @@ the record's timestamp is the time of the event; the broker sets that of a reque
 """
 
 from fairlane import headers
-from fairlane.letter import position_name
+from fairlane.dead_letters import position_name
 from fairlane.records import InferenceReply
 
 EventHeaders = tuple[tuple[str, bytes], ...]

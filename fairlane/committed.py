@@ -1,22 +1,108 @@
-"""Committed offsets of a group, checked against the current logs."""
+"""Committed offsets of a group: topic ids, checks against the current logs, and where to resume reading."""
 
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from time import monotonic, sleep
 from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TopicCollection as Topics
+from confluent_kafka.admin import AdminClient
 
 from fairlane import metrics
+from fairlane.kafka_config import connection
 from fairlane.logs import get_logger
 from fairlane.offsets import CommitPoint, MetadataError
 from fairlane.ownership import PartitionId
-from fairlane.resume import LogPosition, PartitionLog, resume_offset
+from fairlane.settings import KafkaSettings
+
+
+class LogPosition(StrEnum):
+    """How a stored position fits the current log."""
+
+    IN_LOG = "in_log"
+    HEAD_REMOVED = "head_removed"
+    """Retention removed records that were not read."""
+    CUT = "cut"
+    """The same topic ends before the position: a replica without the last records became the leader."""
+    RECREATED = "recreated"
+    """Another topic of the same name: the position does not apply to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLog:
+    """A partition's log: first offset, end offset, and topic id ("" when unknown)."""
+
+    first: int
+    end: int
+    topic_id: str = ""
+
+
+def resume_offset(position: int, topic_id: str, log: PartitionLog) -> tuple[int, LogPosition]:
+    """The offset to resume from, and why.
+
+    A truncated log is resumed at its end: all that is left of it was read before. A topic that was deleted and created
+    again is read from its beginning: nothing of it was read.
+
+    Args:
+        position: the stored position.
+        topic_id: of the topic it was stored for; "" (unknown) counts as the same topic.
+        log: the current log.
+    """
+    if topic_id and log.topic_id and topic_id != log.topic_id:
+        return log.first, LogPosition.RECREATED
+    if position > log.end:
+        return log.end, LogPosition.CUT
+    if position < log.first:
+        return log.first, LogPosition.HEAD_REMOVED
+    return position, LogPosition.IN_LOG
+
+
+_CALL_TIMEOUT_S = 5.0
+_GRACE_S = 0.5
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""The zero id, which brokers before 2.8 return."""
+
+
+class TopicIds:
+    """Looks up topic ids with an admin client that exists only during the call, which is once per assignment."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+
+    def __call__(self, topics: Collection[str], timeout_s: float) -> Mapping[str, str]:
+        """The id of each of these topics that exists and has one.
+
+        Raises KafkaException when the broker refuses or does not answer in time.
+        """
+        wanted = sorted(set(topics))
+        if not wanted:
+            return {}
+        timeout_s = max(0.1, min(_CALL_TIMEOUT_S, timeout_s))
+        deadline = monotonic() + timeout_s + _GRACE_S
+        admin = AdminClient(connection(self._settings))
+        found = {}
+        for topic, answer in admin.describe_topics(Topics(wanted), request_timeout=timeout_s).items():
+            try:
+                uuid = answer.result(max(0.0, deadline - monotonic())).topic_id
+            except TimeoutError:
+                reason = "the ids of the topics were not told in time"
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason)) from None
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+            else:
+                # URL-safe base64, as in Kafka's tools; librdkafka uses the standard alphabet.
+                topic_id = str(uuid).replace("+", "-").replace("/", "_")
+                if topic_id != _NO_ID:
+                    found[topic] = topic_id
+        return found
+
 
 log = get_logger(__name__)
 
-_CALL_TIMEOUT_S = 5.0
 _BACKOFF_S = 0.1
 
 
@@ -30,7 +116,7 @@ class OffsetSource(Protocol):
 
 
 TopicIdLookup = Callable[[Collection[str], float], Mapping[str, str]]
-"""Look up topic ids by name, with a timeout in seconds: see :class:`fairlane.topic_ids.TopicIds`."""
+"""Look up topic ids by name, with a timeout in seconds: see :class:`fairlane.committed.TopicIds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +145,7 @@ def resume_points(
 ) -> dict[PartitionId, ResumePoint]:
     """Determine where to resume each partition.
 
-    A committed offset that is not in the log is counted and logged as an alarm; ``fairlane.resume`` decides where to
+    A committed offset that is not in the log is counted and logged as an alarm; ``fairlane.committed`` decides where to
     resume. Without ``topic_ids`` a topic that was created again cannot be distinguished from a truncated one.
 
     Raises KafkaException when the broker does not answer within ``timeout_s``.

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from fairlane.canonical_schema import canonical_form
 from fairlane.codec import Codec, SchemaSource
-from fairlane.schema_files import SchemaFiles, committed_schemas, default_codec
+from fairlane.schema_files import SchemaFiles, canonical_form, committed_schemas, default_codec
 from fairlane.schema_safety import MAX_SCHEMA_CHARS, SchemaRefusedError, check_schema
 from fairlane.settings import KafkaSettings
 

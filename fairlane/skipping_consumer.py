@@ -15,10 +15,54 @@ from time import monotonic
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
-from fairlane.batch_end_search import BatchEnd
+from fairlane.cluster import with_broker_check
 from fairlane.kafka_config import ClientConfig
 from fairlane.logs import get_logger
-from fairlane.lost_brokers import with_broker_check
+
+
+class BatchEnd:
+    """Search for the end of an unreadable batch: from ``base``, its first offset, up to ``log_end``. Pure.
+
+    A broker answers a fetch at any offset of a batch with the whole batch, so a fetch either fails as it did at the
+    first offset, or reads beyond the batch. Steps double until one lands beyond; from there the interval is halved:
+    about twenty fetches for a batch of a thousand records.
+    """
+
+    def __init__(self, base: int, log_end: int) -> None:
+        if log_end <= base:
+            raise ValueError(f"the log ends at {log_end}, before the batch at {base}")
+        self._inside = base
+        self._beyond = log_end
+        self._step: int | None = 1
+        """None once a fetched offset was beyond."""
+
+    @property
+    def next_look(self) -> int | None:
+        """The offset to fetch; None when the end is found."""
+        if self._beyond - self._inside == 1:
+            return None
+        if self._step is not None:
+            return min(self._inside + self._step, self._beyond - 1)
+        return (self._inside + self._beyond) // 2
+
+    @property
+    def end(self) -> int:
+        """The lowest offset known to be beyond the batch; the end of the batch once ``next_look`` is None."""
+        return self._beyond
+
+    def saw_inside(self, offset: int) -> None:
+        """Record that ``offset`` is inside the batch."""
+        self._inside = max(self._inside, offset)
+        if self._step is not None:
+            self._step *= 2
+
+    def saw_beyond(self, offset: int) -> None:
+        """Record that ``offset`` is beyond the batch. Raises ValueError if it is known to be inside."""
+        if offset <= self._inside:
+            raise ValueError(f"{offset} is inside of the batch, which reaches to {self._inside} at least")
+        self._beyond = min(self._beyond, offset)
+        self._step = None
+
 
 log = get_logger(__name__)
 

@@ -5,7 +5,9 @@ copied: applications put anything into it, including user names and keys, which 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from fairlane import headers
 
@@ -43,3 +45,34 @@ def _is_state(state: bytes) -> bool:
         return False
     members = state.split(b",")
     return len(members) <= _MOST_STATE_MEMBERS and all(_MEMBER.fullmatch(member) is not None for member in members)
+
+
+_API = "opentelemetry.trace"
+
+
+def current_trace() -> TraceHeaders:
+    """The headers of the span that this thread or task is in; none outside of one."""
+    # Where nobody imported the API nobody can be in a span, so it need not be installed, nor be looked for.
+    if _API not in sys.modules:
+        return ()
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return trace_headers((name, value.encode()) for name, value in carrier.items()) if carrier else ()
+
+
+@contextmanager
+def continued(trace: Mapping[str, str]) -> Iterator[None]:
+    """What is done within belongs to the trace of these headers, as far as the caller uses OpenTelemetry."""
+    if not trace or _API not in sys.modules:
+        yield
+        return
+    from opentelemetry import context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    token = context.attach(TraceContextTextMapPropagator().extract(trace, context.get_current()))
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -6,7 +6,7 @@ from functools import partial
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
-from fairlane.committed import resume_points, stale_partitions, topic_ids_of
+from fairlane.committed import TopicIds, resume_points, stale_partitions, topic_ids_of
 from fairlane.kafka_config import ClientConfig, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import pool_group, priority_topic
@@ -14,7 +14,6 @@ from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, Membership, Ownership, PartitionId
 from fairlane.settings import Settings
 from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
-from fairlane.topic_ids import TopicIds
 
 log = get_logger(__name__)
 

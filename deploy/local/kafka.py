@@ -58,7 +58,7 @@ BROKER_SETTINGS: Mapping[str, str] = {
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
     # Nobody can take its partitions over, and while it shuts down in order it names no broker in its metadata: a client
-    # may then forget all brokers for good (`fairlane.lost_brokers`).
+    # may then forget all brokers for good (`fairlane.cluster`).
     "controlled.shutdown.enable": "false",
     # Small machine: the cleaner's buffer alone would be 128 MiB of the heap.
     "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),

@@ -4,14 +4,13 @@ Needs confluent-kafka and the light parts of this package; see :class:`Client` a
 """
 
 from fairlane.client.aio import AsyncClient, AsyncReplyStream
-from fairlane.client.aio_handle import AsyncHandle
 from fairlane.client.base import ReplyOptions
 from fairlane.client.conversation import AsyncConversation, Conversation
-from fairlane.client.handle import Handle
+from fairlane.client.core import ClientStats
+from fairlane.client.handle import AsyncHandle, Handle
 from fairlane.client.reassembly import TextDelta
 from fairlane.client.requests import RequestFields, new_request_id
-from fairlane.client.retry_policy import RetryPolicy
-from fairlane.client.stats import ClientStats
+from fairlane.client.retries import RetryPolicy
 from fairlane.client.sync import Client, ReplyStream
 from fairlane.client.text_stream import AsyncTextStream, TextStream
 

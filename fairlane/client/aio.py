@@ -8,20 +8,18 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from fairlane.client.aio_handle import AsyncHandle, waker
 from fairlane.client.base import BaseClient, ReplyOptions, SubmitItem
 from fairlane.client.conversation import AsyncConversation
-from fairlane.client.handle import Handle
+from fairlane.client.handle import AsyncHandle, Handle, waker
 from fairlane.client.mapping import each, replies_of_async
 from fairlane.client.requests import RequestFields, build_request, streamed
-from fairlane.client.retry_policy import RetryPolicy
+from fairlane.client.retries import RetryPolicy
 from fairlane.client.text_stream import AsyncTextStream
 from fairlane.records import InferenceReply, InferenceRequest
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember, UndecodableReply
-    from fairlane.client.handler_retries import HandlerRetries
-    from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService
+    from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService, HandlerRetries
 
 T = TypeVar("T")
 
@@ -155,8 +153,7 @@ class AsyncClient(BaseClient):
 
             await client.serve_replies("billing", book, service="billing").run()
         """
-        from fairlane.client.handler_retries import HandlerRetries
-        from fairlane.client.reply_service import AsyncReplyService
+        from fairlane.client.reply_service import AsyncReplyService, HandlerRetries
 
         retries = retries or HandlerRetries()
         member, letters = self._served(group_id, retries, with_letters=on_dead_letter is None, **options)

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from confluent_kafka import KafkaException
 
 from fairlane import names
-from fairlane.client.core import ClientCore
-from fairlane.client.limits import ClientLimits
+from fairlane.client.core import ClientCore, ClientLimits, ClientStats
 from fairlane.client.ports import Connector, KafkaConnector
 from fairlane.client.requests import RequestFields, build_request
-from fairlane.client.retry_policy import NO_RETRIES, RetryPolicy
-from fairlane.client.stats import ClientStats
+from fairlane.client.retries import NO_RETRIES, RetryPolicy
 from fairlane.clock import now_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
@@ -24,8 +22,7 @@ from fairlane.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember, OnUndecodable
-    from fairlane.client.handler_retries import HandlerRetries
-    from fairlane.client.reply_letters import ReplyLetters
+    from fairlane.client.reply_service import HandlerRetries, ReplyLetters
 
 LEAST_PROCESSING_MS = 10_000
 _MAX_PROCESSING_MS = 300_000
@@ -157,7 +154,7 @@ class BaseClient:
 
     def _member(self, group_id: str, **options: Unpack[ReplyOptions]) -> "GroupMember":
         from fairlane.client.group_member import GroupMember
-        from fairlane.topic_ids import TopicIds
+        from fairlane.committed import TopicIds
 
         self._core.raise_if_ended()
         topic, service = options.get("topic"), options.get("service")
@@ -200,7 +197,7 @@ class BaseClient:
         self, group_id: str, retries: "HandlerRetries", *, with_letters: bool, **options: Unpack[ReplyOptions]
     ) -> "tuple[GroupMember, ReplyLetters | None]":
         """What a service reads with, and where its dead letters go if they go to their topic."""
-        from fairlane.client.reply_letters import ReplyLetters
+        from fairlane.client.reply_service import ReplyLetters
 
         if options.get("dead_letters", False):
             raise ValueError("dead_letters: a service would read again what it puts there; use replies")

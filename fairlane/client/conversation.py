@@ -3,8 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from fairlane.client.aio_handle import AsyncHandle
-from fairlane.client.handle import Handle
+from fairlane.client.handle import AsyncHandle, Handle
 from fairlane.client.requests import RequestFields, build_request, new_request_id
 from fairlane.client.text_stream import AsyncTextStream, TextStream
 from fairlane.errors import FairlaneError

@@ -3,7 +3,7 @@
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
@@ -12,18 +12,14 @@ from uuid import uuid4
 from confluent_kafka import KafkaException
 
 from fairlane import cloud_events
-from fairlane.client.attempts import Retrier
 from fairlane.client.handle import Handle
-from fairlane.client.limits import ClientLimits
 from fairlane.client.open_handles import OpenHandles
 from fairlane.client.ports import Connector, KafkaHeaders, ReaderPort, log
 from fairlane.client.publisher import Prepared, Publisher
 from fairlane.client.reader import TopicReader
 from fairlane.client.requests import check_request
-from fairlane.client.retry_policy import RetryPolicy
-from fairlane.client.stats import ClientStats
+from fairlane.client.retries import Retrier, RetryPolicy
 from fairlane.client.streaming import ChunkHub
-from fairlane.client.tracing import current_trace
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
@@ -31,6 +27,54 @@ from fairlane.codec import Codec
 from fairlane.errors import Backpressure, ClientClosed, FairlaneError, Unavailable
 from fairlane.names import chunks_topic, group_id, replies_topic, requests_topic
 from fairlane.records import InferenceReply, InferenceRequest
+from fairlane.trace_context import current_trace
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """The bounds of one client.
+
+    Attributes:
+        max_in_flight: most requests submitted and not answered.
+        max_buffered_bytes: most bytes handed to the producer and not acknowledged.
+        max_request_bytes: largest encoded request.
+        submit_timeout_ms: how long a submit waits for room.
+        start_timeout_ms: how long the first submit waits for a broker.
+        close_timeout_ms: how long closing waits for requests to be acknowledged.
+    """
+
+    max_in_flight: int
+    max_buffered_bytes: int
+    max_request_bytes: int
+    submit_timeout_ms: int
+    start_timeout_ms: int
+    close_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """Counts since the client was made.
+
+    Attributes:
+        submitted: requests handed to the producer.
+        published: requests the log acknowledged.
+        publish_failed: requests that did not get into the log.
+        retried: publications beyond the first of a request.
+        answered: handles that got a reply.
+        in_flight: requests submitted and not answered at this moment.
+        ignored_replies: replies on the topic that nobody here waits for.
+        undecodable_replies: records on the topic that are no reply.
+    """
+
+    submitted: int
+    published: int
+    publish_failed: int
+    retried: int
+    answered: int
+    in_flight: int
+    ignored_replies: int
+    undecodable_replies: int
+
 
 _POLL_S = 0.1
 _PURGE_TIMEOUT_S = 1.0

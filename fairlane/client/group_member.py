@@ -3,15 +3,16 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
 from fairlane.client.ports import log
 from fairlane.client.positions import PERMANENT_ERRORS, ask, end_of, existing_partitions
-from fairlane.client.sequence import Sequence
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec, DecodeError, DecodeProblem
 from fairlane.committed import TopicIdLookup, resume_points
@@ -22,6 +23,38 @@ from fairlane.records import InferenceReply
 from fairlane.schema_registry import RegistryError
 from fairlane.skipping_consumer import SkippedRange, message_headers
 from fairlane.trace_context import TraceHeaders, trace_headers
+
+ResultT = TypeVar("ResultT")
+
+
+class Sequence:
+    """Runs each call on a daemon thread once the one before it is over. For one caller at a time."""
+
+    def __init__(self) -> None:
+        self._last: threading.Thread | None = None
+
+    def call(self, work: Callable[[], ResultT], timeout_s: float) -> ResultT:
+        """The result of ``work``, or what it raised.
+
+        Raises:
+            TimeoutError: it is not over after ``timeout_s``; it goes on, and later calls wait for its end.
+        """
+        outcome: Future[ResultT] = Future()
+        before = self._last
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            try:
+                outcome.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised by the caller's wait
+                outcome.set_exception(error)
+
+        # A daemon: a broker that never answers must not keep the process from ending.
+        self._last = threading.Thread(target=run, name="fairlane-blocking-call", daemon=True)
+        self._last.start()
+        return outcome.result(timeout_s)
+
 
 _READER = "reply_member"
 _POLL_S = 0.1

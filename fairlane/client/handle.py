@@ -1,16 +1,94 @@
-"""What ``submit`` returns: the way to the reply of one request."""
+"""Handles of submitted requests, for threads and for asyncio, and the future that resolves them."""
 
+import asyncio
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fairlane.client.future import Future
 from fairlane.errors import FairlaneError, Timeout, unsuccessful_error
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.trace_context import TraceHeaders
 
 if TYPE_CHECKING:
-    from fairlane.client.attempts import Attempts
+    from fairlane.client.retries import Attempts
+
+ValueT = TypeVar("ValueT")
+
+
+class Future(Generic[ValueT]):
+    """Kept once with a value, or broken with an error. Thread-safe.
+
+    Unlike ``concurrent.futures.Future`` it makes its event only when somebody waits, and shares a lock with others.
+    """
+
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_value")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._done = False
+        self._value: ValueT | None = None
+        self._error: Exception | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def keep(self, value: ValueT) -> bool:
+        """Set the value; False when it was settled before."""
+        return self._settle(value, None)
+
+    def break_with(self, error: Exception) -> bool:
+        """Set the error that ``get`` raises; False when it was settled before."""
+        return self._settle(None, error)
+
+    def get(self) -> ValueT:
+        """The value; raises the error instead if there is one. Only after ``done``."""
+        if self._error is not None:
+            raise self._error
+        assert self._done  # noqa: S101 - a mistake in this package, not of a caller
+        return self._value  # type: ignore[return-value]  # None only where ValueT allows it
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call this once it is settled, on the settling thread, or at once. It must be short and never raise."""
+        with self._lock:
+            if not self._done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Undo ``when_done``; nothing happens if it was called already."""
+        with self._lock:
+            if self._callbacks is not None and callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until it is settled; False when that took longer than ``timeout_s``."""
+        if self._done:
+            return True
+        event = threading.Event()
+        wake = event.set
+        self.when_done(wake)
+        try:
+            return event.wait(timeout_s)
+        finally:
+            self.forget(wake)
+
+    def _settle(self, value: ValueT | None, error: Exception | None) -> bool:
+        with self._lock:
+            if self._done:
+                return False
+            self._value = value
+            self._error = error
+            self._done = True
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback()
+        return True
 
 
 class Handle:
@@ -182,3 +260,127 @@ def no_text_yet(request_id: str, timeout_s: float | None) -> Timeout:
 def not_published_yet(handle: Handle, timeout_s: float | None) -> Timeout:
     """The error for a wait for the acknowledgement that was too short."""
     return Timeout(f"request {handle.request_id}: not acknowledged by {handle.topic} within {timeout_s:g} s")
+
+
+class AsyncHandle:
+    """One submitted request; awaiting it is awaiting its result. See :class:`Handle` for the attributes.
+
+    .. code-block:: python
+
+        handle = await client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
+        print((await handle).output.text)  # Paris.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request."""
+        return self._handle.request_id
+
+    @property
+    def topic(self) -> str:
+        """The topic it was published to."""
+        return self._handle.topic
+
+    @property
+    def reply_to(self) -> str:
+        """The topic its reply goes to."""
+        return self._handle.reply_to
+
+    @property
+    def submitted_at_ms(self) -> int:
+        """When it was handed to the producer."""
+        return self._handle.submitted_at_ms
+
+    @property
+    def published_at_ms(self) -> int | None:
+        """When the acknowledgement came; None until then."""
+        return self._handle.published_at_ms
+
+    @property
+    def received_at_ms(self) -> int | None:
+        """When the reply was read; None until then."""
+        return self._handle.received_at_ms
+
+    @property
+    def cancel_sent_at_ms(self) -> int | None:
+        """When a cancellation was handed to the producer; None without one."""
+        return self._handle.cancel_sent_at_ms
+
+    def done(self) -> bool:
+        """Whether ``reply`` would return or raise at once."""
+        return self._handle.done()
+
+    async def result(self, timeout: float | None = None) -> InferenceReply:
+        """The reply, if its outcome is ``ok``; see :meth:`Handle.result`."""
+        return successful(await self.reply(timeout))
+
+    async def reply(self, timeout: float | None = None) -> InferenceReply:
+        """The final reply whatever its outcome; see :meth:`Handle.reply`."""
+        handle = self._handle
+        if not await settled(handle.replied, timeout):
+            raise no_reply_yet(handle, timeout)
+        return handle.replied.get()
+
+    def cancel(self) -> None:
+        """Say that the answer is not wanted any more; see :meth:`Handle.cancel`. There is nothing to await."""
+        self._handle.cancel()
+
+    async def published(self, timeout: float | None = None) -> SourceCoordinate | None:
+        """Wait until the request is in the log; see :meth:`Handle.published`."""
+        handle = self._handle
+        if not await settled(handle.acknowledged, timeout):
+            raise not_published_yet(handle, timeout)
+        return handle.acknowledged.get()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """For the client alone: call this, from any thread, once ``reply`` would return or raise at once."""
+        self._handle.replied.when_done(callback)
+
+    def __await__(self) -> Generator[Any, None, InferenceReply]:
+        return self.result().__await__()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._handle)[1:]}"
+
+
+async def settled(promise: Future[Any], timeout_s: float | None) -> bool:
+    """Whether the promise is settled, waiting for it up to ``timeout_s``."""
+    if promise.done:
+        return True
+    woken, wake = waker()
+    promise.when_done(wake)
+    try:
+        await asyncio.wait_for(woken, timeout_s)
+    except TimeoutError:
+        return promise.done
+    finally:
+        promise.forget(wake)
+    return True
+
+
+def waker() -> "tuple[asyncio.Future[None], Callable[[], None]]":
+    """A future of this loop, and what sets it from any thread."""
+    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def set_it() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    return woken, from_any_thread(set_it)
+
+
+def from_any_thread(call: Callable[[], None]) -> Callable[[], None]:
+    """What makes this loop call something."""
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        # A loop that is closed has nobody left who waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(call)
+
+    return wake

@@ -7,8 +7,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from fairlane.client.aio_handle import AsyncHandle, from_any_thread
-from fairlane.client.handle import Handle
+from fairlane.client.handle import AsyncHandle, Handle, from_any_thread
 from fairlane.errors import FairlaneError, Timeout
 from fairlane.records import InferenceReply
 

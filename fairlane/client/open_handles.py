@@ -2,8 +2,8 @@
 
 import threading
 
-from fairlane.client.attempts import Retrier
 from fairlane.client.handle import Handle
+from fairlane.client.retries import Retrier
 from fairlane.client.window import Window
 from fairlane.errors import AnsweredElsewhere, FairlaneError, PublishFailed
 from fairlane.records import InferenceReply

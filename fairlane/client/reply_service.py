@@ -5,19 +5,165 @@ import random
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+from typing import Protocol, Unpack
+from uuid import uuid4
+
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane import metrics
-from fairlane.client.group_member import GroupMember, UndecodableReply
-from fairlane.client.handler_retries import HandlerRetries
-from fairlane.client.ports import log
-from fairlane.client.reply_letters import DeadLetter, ReplyLetters, UndecodableReplyError
-from fairlane.client.tracing import continued
-from fairlane.records import InferenceReply
+from fairlane.backoff import Backoff
+from fairlane.client.aio import AsyncClient, AsyncReplyStream
+from fairlane.client.base import ReplyOptions
+from fairlane.client.group_member import GroupMember, ReadRecord, UndecodableReply
+from fairlane.client.ports import LETTER_TIMEOUT_MS, ProducerPort, log
+from fairlane.client.positions import MetadataSource, existing_partitions
+from fairlane.client.sync import Client
+from fairlane.cluster import reason_of
+from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers, letter_content
+from fairlane.errors import Unavailable
+from fairlane.names import dead_letter_replies_topic
+from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane.settings import KafkaSettings
+from fairlane.trace_context import continued
 
-if TYPE_CHECKING:
-    from fairlane.client.aio import AsyncReplyStream
+
+@dataclass(frozen=True, slots=True)
+class HandlerRetries:
+    """Waits that double, with jitter, up to the longest; after ``tries`` the reply is a dead letter.
+
+    While a reply waits, those behind it wait too: replies are handled in the order of their partition.
+
+    Attributes:
+        tries: how often the handler is called for one reply at most.
+        first_wait_ms: after the first failure.
+        longest_wait_ms: bound of each wait.
+
+    Raises:
+        ValueError: ``tries`` is below 1, or a wait below 0.
+    """
+
+    tries: int = 5
+    first_wait_ms: int = 200
+    longest_wait_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        for name, least in (("tries", 1), ("first_wait_ms", 0), ("longest_wait_ms", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: {getattr(self, name)} is below {least}")
+
+    @property
+    def longest_total_ms(self) -> int:
+        """The most that all waits for one reply take together."""
+        return round(sum(self._backoff.delay_s(failures, 0.0) for failures in range(1, self.tries)) * 1_000)
+
+    def wait_s(self, failures: int, chance: float) -> float | None:
+        """How long to wait after this many failures in a row; None when there is no further try."""
+        return None if failures >= self.tries else self._backoff.delay_s(failures, chance)
+
+    @property
+    def _backoff(self) -> Backoff:
+        return Backoff(self.first_wait_ms / 1_000, self.longest_wait_ms / 1_000)
+
+
+# The producer gives up first, and says why.
+_WRITE_TIMEOUT_S = LETTER_TIMEOUT_MS / 1_000 + 2.0
+_LETTER_POLL_S = 0.1
+
+
+class HandlerFailedError(DeadLetterError):
+    """A service's handler failed on this reply at every try."""
+
+
+class UndecodableReplyError(DeadLetterError):
+    """What stood on the reply topic is no reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record of a reply topic that a service cannot take. Of its content nothing is shown when this is printed.
+
+    Attributes:
+        record: the record as it came: ``topic``, ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``value``.
+        reply: the reply in it, which the handler failed on at every try; None in a record that is no reply.
+        error: what the handler raised last; of a record that is no reply, an error that says why it is none.
+    """
+
+    record: ReadRecord
+    reply: InferenceReply | None = field(repr=False)
+    error: Exception = field(repr=False)
+
+
+class LetterProducer(ProducerPort, MetadataSource, Protocol):
+    """An idempotent producer that knows which topics there are."""
+
+
+class ReplyLetters:
+    """Writes dead letters, each in the log before the call returns. For one thread at a time.
+
+    Args:
+        producer: owned from now on.
+        tenant: whose service this is.
+        group: the consumer group that could not handle them.
+    """
+
+    def __init__(self, producer: LetterProducer, tenant: str, group: str) -> None:
+        self.topic = dead_letter_replies_topic(tenant)
+        self._producer = producer
+        self._tenant = tenant
+        self._signature = LetterWriter(f"{group}-{uuid4()}", group)
+
+    def check(self, timeout_s: float) -> None:
+        """Raises Unavailable when there is no such topic, it may not be used, or no broker answers."""
+        try:
+            existing_partitions(self._producer, self.topic, monotonic() + timeout_s)
+        except KafkaException as error:
+            raise Unavailable(f"no broker answers: {reason_of(error)}") from error
+
+    def keep(self, letter: DeadLetter, tries: int) -> None:
+        """Write a letter; a reply in it was tried ``tries`` times. Raises Unavailable when the topic does not take it.
+
+        Of a handler's error only its class is told: its text may quote the reply."""
+        if isinstance(letter.error, UndecodableReplyError):
+            self._write(letter.record, letter.error, None)
+        else:
+            why = HandlerFailedError(f"{type(letter.error).__name__} at each of {tries} tries")
+            self._write(letter.record, why, None if letter.reply is None else letter.reply.model)
+
+    def close(self) -> None:
+        """Give up what was not acknowledged in time; it was not taken for kept."""
+        self._producer.purge()
+
+    def _write(self, record: ReadRecord, why: DeadLetterError, model: str | None) -> None:
+        outcome: list[KafkaError | None] = []
+
+        def reported(failure: KafkaError | None, _message: Message) -> None:
+            outcome.append(failure)
+
+        where = SourceCoordinate(record.topic, record.partition, record.offset)
+        headers = dead_letter_headers(
+            where, record.timestamp_ms or None, why, self._signature, tenant=self._tenant, model=model
+        )
+        key, value, headers = letter_content(record.key, record.value or b"", (*headers, *record.trace))
+        try:
+            self._producer.produce(
+                self.topic,
+                value,
+                key or b"",
+                headers=list(headers),
+                on_delivery=reported,
+            )
+        except (BufferError, KafkaException) as error:
+            raise Unavailable(f"{self.topic}: {reason_of(error)}") from error
+        deadline = monotonic() + _WRITE_TIMEOUT_S
+        while not outcome and monotonic() < deadline:
+            self._producer.poll(_LETTER_POLL_S)
+        if not outcome:
+            raise Unavailable(f"{self.topic}: no answer within {_WRITE_TIMEOUT_S:g} s")
+        if outcome[0] is not None:
+            raise Unavailable(f"{self.topic}: {outcome[0].str()}")
+
 
 ReplyHandler = Callable[[InferenceReply], object]
 """Takes a reply; when it returns, the reply is done. It may be given a reply more than once."""
@@ -201,7 +347,7 @@ class AsyncReplyService(_Service):
     def __init__(
         self,
         member: GroupMember,
-        stream: "AsyncReplyStream",
+        stream: AsyncReplyStream,
         handler: AsyncReplyHandler,
         retries: HandlerRetries,
         letters: ReplyLetters | None,
@@ -265,3 +411,62 @@ class AsyncReplyService(_Service):
         except TimeoutError:
             return False
         return True
+
+
+def replies(
+    group_id: str,
+    handler: "ReplyHandler",
+    *,
+    tenant: str,
+    bootstrap_servers: str | None = None,
+    settings: KafkaSettings | None = None,
+    retries: "HandlerRetries | None" = None,
+    on_dead_letter: "OnDeadLetter | None" = None,
+    **options: Unpack[ReplyOptions],
+) -> "ReplyService":
+    """A loop that gives each reply of a tenant's topic to a handler, at least once; ``run`` it.
+
+    .. code-block:: python
+
+        fairlane.replies("billing", book, tenant="acme", service="billing").run()
+
+    :meth:`Client.serve_replies` of a client made for it, which says what the arguments are; ``run`` closes all that it
+    opened. Without ``topic`` or ``service`` it reads ``replies.<tenant>``.
+
+    Args:
+        group_id: of the consumer group; TOPIC_PREFIX comes before it.
+        handler: takes a reply, at least once. A call that raises is made again.
+        tenant: whose replies.
+        bootstrap_servers: brokers to start from; default: ``KAFKA_BOOTSTRAP_SERVERS``.
+        settings: the connection, with its security; default: from the environment.
+        retries: how often and after which waits.
+        on_dead_letter: takes what the handler failed on at every try, and what is no reply, instead of the topic.
+        options: those of ``serve_replies``.
+
+    Raises:
+        ValueError: an argument is wrong; the message begins with its name.
+        Unavailable: the settings of the connection are wrong.
+    """
+    client = Client(tenant, bootstrap_servers, settings=settings)
+    return client.serve_replies(group_id, handler, retries=retries, on_dead_letter=on_dead_letter, **options)
+
+
+def async_replies(
+    group_id: str,
+    handler: "AsyncReplyHandler",
+    *,
+    tenant: str,
+    bootstrap_servers: str | None = None,
+    settings: KafkaSettings | None = None,
+    retries: "HandlerRetries | None" = None,
+    on_dead_letter: "AsyncOnDeadLetter | None" = None,
+    **options: Unpack[ReplyOptions],
+) -> "AsyncReplyService":
+    """:func:`replies` for asyncio: the handler and ``on_dead_letter`` are coroutine functions, ``run`` is awaited.
+
+    .. code-block:: python
+
+        await fairlane.async_replies("billing", book, tenant="acme", service="billing").run()
+    """
+    client = AsyncClient(tenant, bootstrap_servers, settings=settings)
+    return client.serve_replies(group_id, handler, retries=retries, on_dead_letter=on_dead_letter, **options)

@@ -11,14 +11,13 @@ from fairlane.client.conversation import Conversation
 from fairlane.client.handle import Handle
 from fairlane.client.mapping import replies_of
 from fairlane.client.requests import RequestFields, build_request, streamed
-from fairlane.client.retry_policy import RetryPolicy
+from fairlane.client.retries import RetryPolicy
 from fairlane.client.text_stream import TextStream
 from fairlane.records import InferenceReply, InferenceRequest
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember
-    from fairlane.client.handler_retries import HandlerRetries
-    from fairlane.client.reply_service import OnDeadLetter, ReplyHandler, ReplyService
+    from fairlane.client.reply_service import HandlerRetries, OnDeadLetter, ReplyHandler, ReplyService
 
 
 class Client(BaseClient):
@@ -229,8 +228,7 @@ class Client(BaseClient):
             ValueError: an option is wrong; the message begins with its name.
             ClientClosed: after ``close``.
         """
-        from fairlane.client.handler_retries import HandlerRetries
-        from fairlane.client.reply_service import ReplyService
+        from fairlane.client.reply_service import HandlerRetries, ReplyService
 
         retries = retries or HandlerRetries()
         member, letters = self._served(group_id, retries, with_letters=on_dead_letter is None, **options)

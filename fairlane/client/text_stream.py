@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-from fairlane.client.aio_handle import AsyncHandle, from_any_thread
 from fairlane.client.core import ClientCore
-from fairlane.client.handle import Handle, no_text_yet
+from fairlane.client.handle import AsyncHandle, Handle, from_any_thread, no_text_yet
 from fairlane.client.reassembly import TextDelta
 from fairlane.client.streaming import StreamedAnswer
 from fairlane.records import InferenceReply, InferenceRequest

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fairlane.letter import Letter
+from fairlane.dead_letters import Letter
 from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import codec_for
 from fairlane_server.cli import dlq_purge, dlq_replay

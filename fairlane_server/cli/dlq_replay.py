@@ -15,7 +15,7 @@ import typer
 
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
-from fairlane.letter import Letter, position_name
+from fairlane.dead_letters import Letter, position_name
 from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings

@@ -20,8 +20,8 @@ from fairlane.cluster import (
     reason_of,
 )
 from fairlane.codec import Codec
+from fairlane.dead_letters import Letter, ReplayMark, StoredRecord, headers_of, read_record
 from fairlane.kafka_config import read_committed_consumer
-from fairlane.letter import Letter, ReplayMark, StoredRecord, headers_of, read_record
 from fairlane.names import group_id
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings

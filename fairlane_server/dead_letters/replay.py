@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from fairlane import names
 from fairlane.codec import Codec
-from fairlane.letter import Letter, mark_headers, position_name
+from fairlane.dead_letters import Letter, mark_headers, position_name
 from fairlane.names import is_request_id, tenant_of_request_topic
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceRequest, SourceCoordinate, WorkItem

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fairlane.letter import Letter
+from fairlane.dead_letters import Letter
 from fairlane.records import SourceCoordinate
 from fairlane_server.time_spans import span_ms
 

@@ -6,7 +6,7 @@ One bit per offset and set, because a dead-letter topic may hold millions: a mil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fairlane.letter import Letter, ReplayMark
+from fairlane.dead_letters import Letter, ReplayMark
 from fairlane_server.dead_letters.selection import Selection
 
 

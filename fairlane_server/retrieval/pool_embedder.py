@@ -11,8 +11,7 @@ import numpy as np
 
 from fairlane.backoff import Backoff
 from fairlane.client.aio import AsyncClient
-from fairlane.client.aio_handle import AsyncHandle
-from fairlane.client.handle import Handle
+from fairlane.client.handle import AsyncHandle, Handle
 from fairlane.client.sync import Client
 from fairlane.errors import Expired, Failed, FairlaneError, Rejected
 from fairlane.outcomes import Code, Priority, Task

@@ -13,9 +13,8 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
-from fairlane.committed import alarm
+from fairlane.committed import LogPosition, PartitionLog, alarm, resume_offset
 from fairlane.logs import get_logger
-from fairlane.resume import LogPosition, PartitionLog, resume_offset
 from fairlane.skipping_consumer import SkippedRange
 from fairlane_server.processes.service import Readiness
 from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize

@@ -20,11 +20,11 @@ from confluent_kafka import (
 )
 
 from fairlane import names
+from fairlane.committed import TopicIds
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.settings import Settings
 from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
-from fairlane.topic_ids import TopicIds
 from fairlane_server.processes.service import exit_after
 from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import LogRecord

@@ -6,7 +6,7 @@ from typing import Any
 import avro.compatibility
 import avro.schema
 
-from fairlane.canonical_schema import fingerprint
+from fairlane.schema_files import fingerprint
 from tests.contract.examples import examples_of
 from tests.contract.schema_folder import SchemaFolder
 

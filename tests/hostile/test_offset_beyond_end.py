@@ -12,13 +12,13 @@ from confluent_kafka.admin import NewTopic
 from prometheus_client import REGISTRY
 
 from fairlane.client.group_member import GroupMember
+from fairlane.committed import TopicIds
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import replies_topic
 from fairlane.offsets import CommitPoint
 from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from fairlane.topic_ids import TopicIds
 from tests.kit import recorder_kit
 from tests.kit.pool_reader import Pool
 from tests.waiting import eventually

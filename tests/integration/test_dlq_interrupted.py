@@ -13,8 +13,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from fairlane import names
 from fairlane.clock import now_ms
 from fairlane.cluster import ClusterError
+from fairlane.dead_letters import Letter, ReplayMark, mark_headers
 from fairlane.kafka_config import transactional_producer
-from fairlane.letter import Letter, ReplayMark, mark_headers
 from fairlane.records import SourceCoordinate
 from fairlane_server.cli.dlq_options import DeadLetters
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange

@@ -9,11 +9,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic
 from prometheus_client import REGISTRY
 
-from fairlane.committed import ResumePoint
+from fairlane.committed import ResumePoint, TopicIds
 from fairlane.kafka_config import MAX_MESSAGE_BYTES, read_committed_consumer
 from fairlane.offsets import MAX_METADATA_CHARS, CommitPoint
 from fairlane.ownership import Claim, Membership, Ownership
-from fairlane.topic_ids import TopicIds
 from fairlane_server.kafka.transactions import FatalTransactionError, OutputRecord, Settlement, TransactionLoop
 from tests.kit.pool_reader import TRANSACTION_TIMEOUT_MS, Pool, Worker
 from tests.waiting import eventually

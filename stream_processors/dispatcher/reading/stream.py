@@ -18,12 +18,12 @@ from faust.transport.drivers.aiokafka import Consumer, Transport
 from faust.types import TP
 from yarl import URL
 
+from fairlane.committed import TopicIds
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.settings import Settings
-from fairlane.topic_ids import TopicIds
 from stream_processors.dispatcher.reading.fenced_thread import MAX_READ_AHEAD_BYTES, FencedThread
 from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 

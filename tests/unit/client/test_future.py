@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fairlane.client.future import Future
+from fairlane.client.handle import Future
 from tests.waiting import eventually
 
 

@@ -8,8 +8,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError
 
 from fairlane.client import group_member
-from fairlane.client.group_member import GroupMember, OnUndecodable, UndecodableReply
-from fairlane.client.sequence import Sequence
+from fairlane.client.group_member import GroupMember, OnUndecodable, Sequence, UndecodableReply
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec

@@ -14,9 +14,14 @@ from fairlane import headers
 from fairlane.client import Client
 from fairlane.client.aio import AsyncReplyStream
 from fairlane.client.group_member import GroupMember
-from fairlane.client.handler_retries import HandlerRetries
-from fairlane.client.reply_letters import DeadLetter, ReplyLetters, UndecodableReplyError
-from fairlane.client.reply_service import AsyncReplyService, ReplyService
+from fairlane.client.reply_service import (
+    AsyncReplyService,
+    DeadLetter,
+    HandlerRetries,
+    ReplyLetters,
+    ReplyService,
+    UndecodableReplyError,
+)
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply, Output
 from fairlane.schema_files import default_codec
@@ -233,7 +238,7 @@ def test_a_record_that_is_no_reply_is_kept_too(kit: Kit, caplog: pytest.LogCaptu
     (letter,) = kit.producer.sent
     assert (letter.topic, letter.key, letter.value) == (LETTERS, b"b", BROKEN)
     found = dict(letter.headers)
-    assert found[headers.DLT_EXCEPTION_CLASS] == b"fairlane.client.reply_letters.UndecodableReplyError"
+    assert found[headers.DLT_EXCEPTION_CLASS] == b"fairlane.client.reply_service.UndecodableReplyError"
     assert (found[headers.DLT_ORIGINAL_OFFSET], found[headers.TRACE_PARENT]) == (b"1", TRACE)
     assert (kit.calls, kit.committed) == (["a", "c"], 3)
     assert served("dead_letter") == before + 1

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fairlane.client.handler_retries import HandlerRetries
-from fairlane.client.retry_policy import NO_RETRIES, RetryPolicy
+from fairlane.client.reply_service import HandlerRetries
+from fairlane.client.retries import NO_RETRIES, RetryPolicy
 from fairlane.records import InferenceReply
 
 CHANCES = st.floats(0, 1, exclude_max=True)

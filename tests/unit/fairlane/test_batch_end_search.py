@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.batch_end_search import BatchEnd
+from fairlane.skipping_consumer import BatchEnd
 
 
 def looks(search: BatchEnd, end: int) -> int:

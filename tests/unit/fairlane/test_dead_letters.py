@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 
 from fairlane import headers, names
 from fairlane.codec import DecodeError, DecodeProblem
-from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers
-from fairlane.letter import Letter, ReplayMark, StoredRecord, headers_of, mark_headers, read_record
+from fairlane.dead_letters import (
+    DeadLetterError,
+    Letter,
+    LetterWriter,
+    ReplayMark,
+    StoredRecord,
+    dead_letter_headers,
+    headers_of,
+    mark_headers,
+    read_record,
+)
 from fairlane.outcomes import Decision
 from fairlane.records import (
     AuditEvent,

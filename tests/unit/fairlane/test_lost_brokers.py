@@ -5,7 +5,7 @@ import json
 import pytest
 from confluent_kafka import Consumer
 
-from fairlane.lost_brokers import BrokersWatch, LostBrokersError, with_broker_check
+from fairlane.cluster import BrokersWatch, LostBrokersError, with_broker_check
 from tests.waiting import eventually
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "group.id": "nobody", "log_level": 0, "statistics.interval.ms": 20}

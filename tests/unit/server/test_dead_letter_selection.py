@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane import headers as header_names
-from fairlane.letter import Letter, ReplayMark, StoredRecord
+from fairlane.dead_letters import Letter, ReplayMark, StoredRecord
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane_server.dead_letters.selection import OffsetRange, Selection, parse_offsets, parse_time
 from fairlane_server.dead_letters.survey import OffsetSet, Survey

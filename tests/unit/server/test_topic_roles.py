@@ -154,7 +154,7 @@ USES = {
     ("gateway", WRITES): {"requests": (f"{_GATEWAY}/submitter.py", "requests_topic")},
     ("tenant", WRITES): {
         "requests": ("fairlane/client/core.py", "requests_topic"),
-        "dead-letter-replies": ("fairlane/client/reply_letters.py", "dead_letter_replies_topic"),
+        "dead-letter-replies": ("fairlane/client/reply_service.py", "dead_letter_replies_topic"),
     },
 }
 """By role: the family, where in the code, and what it is called there."""

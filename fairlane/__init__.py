@@ -22,14 +22,8 @@ if TYPE_CHECKING:
         TextDelta,
         TextStream,
     )
-    from fairlane.client.reply_service import (
-        AsyncReplyService,
-        DeadLetter,
-        HandlerRetries,
-        ReplyService,
-        async_replies,
-        replies,
-    )
+    from fairlane.client.reply_service import AsyncReplyService, DeadLetter, ReplyService, async_replies, replies
+    from fairlane.client.retry_policies import HandlerRetries
     from fairlane.errors import (
         AnsweredElsewhere,
         Backpressure,
@@ -122,11 +116,11 @@ _NAMES_BY_MODULE = {
     "fairlane.client.reply_service": (
         "AsyncReplyService",
         "DeadLetter",
-        "HandlerRetries",
         "ReplyService",
         "async_replies",
         "replies",
     ),
+    "fairlane.client.retry_policies": ("HandlerRetries",),
     "fairlane.errors": (
         "AnsweredElsewhere",
         "Backpressure",

@@ -10,7 +10,7 @@ from fairlane.client.core import ClientStats
 from fairlane.client.handle import AsyncHandle, Handle
 from fairlane.client.reassembly import TextDelta
 from fairlane.client.requests import RequestFields, new_request_id
-from fairlane.client.retries import RetryPolicy
+from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.sync import Client, ReplyStream
 from fairlane.client.text_stream import AsyncTextStream, TextStream
 

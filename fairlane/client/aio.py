@@ -13,13 +13,13 @@ from fairlane.client.conversation import AsyncConversation
 from fairlane.client.handle import AsyncHandle, Handle, waker
 from fairlane.client.mapping import each, replies_of_async
 from fairlane.client.requests import RequestFields, build_request, streamed
-from fairlane.client.retries import RetryPolicy
+from fairlane.client.retry_policies import HandlerRetries, RetryPolicy
 from fairlane.client.text_stream import AsyncTextStream
 from fairlane.records import InferenceReply, InferenceRequest
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember, UndecodableReply
-    from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService, HandlerRetries
+    from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ class AsyncClient(BaseClient):
         group_id: str,
         handler: "AsyncReplyHandler",
         *,
-        retries: "HandlerRetries | None" = None,
+        retries: HandlerRetries | None = None,
         on_dead_letter: "AsyncOnDeadLetter | None" = None,
         **options: Unpack[ReplyOptions],
     ) -> "AsyncReplyService":
@@ -153,7 +153,7 @@ class AsyncClient(BaseClient):
 
             await client.serve_replies("billing", book, service="billing").run()
         """
-        from fairlane.client.reply_service import AsyncReplyService, HandlerRetries
+        from fairlane.client.reply_service import AsyncReplyService
 
         retries = retries or HandlerRetries()
         member, letters = self._served(group_id, retries, with_letters=on_dead_letter is None, **options)

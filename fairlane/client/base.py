@@ -10,7 +10,7 @@ from fairlane import names
 from fairlane.client.core import ClientCore, ClientLimits, ClientStats
 from fairlane.client.ports import Connector, KafkaConnector
 from fairlane.client.requests import RequestFields, build_request
-from fairlane.client.retries import NO_RETRIES, RetryPolicy
+from fairlane.client.retry_policies import NO_RETRIES, HandlerRetries, RetryPolicy
 from fairlane.clock import now_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
@@ -22,7 +22,7 @@ from fairlane.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember, OnUndecodable
-    from fairlane.client.reply_service import HandlerRetries, ReplyLetters
+    from fairlane.client.reply_service import ReplyLetters
 
 LEAST_PROCESSING_MS = 10_000
 _MAX_PROCESSING_MS = 300_000
@@ -194,7 +194,7 @@ class BaseClient:
         return member
 
     def _served(
-        self, group_id: str, retries: "HandlerRetries", *, with_letters: bool, **options: Unpack[ReplyOptions]
+        self, group_id: str, retries: HandlerRetries, *, with_letters: bool, **options: Unpack[ReplyOptions]
     ) -> "tuple[GroupMember, ReplyLetters | None]":
         """What a service reads with, and where its dead letters go if they go to their topic."""
         from fairlane.client.reply_service import ReplyLetters

@@ -13,12 +13,12 @@ from confluent_kafka import KafkaException
 
 from fairlane import cloud_events
 from fairlane.client.handle import Handle
-from fairlane.client.open_handles import OpenHandles
+from fairlane.client.open_handles import OpenHandles, Retrier
 from fairlane.client.ports import Connector, KafkaHeaders, ReaderPort, log
 from fairlane.client.publisher import Prepared, Publisher
 from fairlane.client.reader import TopicReader
 from fairlane.client.requests import check_request
-from fairlane.client.retries import Retrier, RetryPolicy
+from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.streaming import ChunkHub
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs, monotonic_ms

@@ -11,7 +11,7 @@ from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.trace_context import TraceHeaders
 
 if TYPE_CHECKING:
-    from fairlane.client.retries import Attempts
+    from fairlane.client.open_handles import Attempts
 
 ValueT = TypeVar("ValueT")
 

@@ -8,9 +8,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane import cloud_events
 from fairlane.client.handle import Handle
-from fairlane.client.open_handles import OpenHandles
+from fairlane.client.open_handles import Attempts, OpenHandles, Retrier
 from fairlane.client.ports import KafkaHeaders, ProducerPort, log
-from fairlane.client.retries import Attempts, Retrier, RetryPolicy
+from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of

@@ -11,13 +11,13 @@ from fairlane.client.conversation import Conversation
 from fairlane.client.handle import Handle
 from fairlane.client.mapping import replies_of
 from fairlane.client.requests import RequestFields, build_request, streamed
-from fairlane.client.retries import RetryPolicy
+from fairlane.client.retry_policies import HandlerRetries, RetryPolicy
 from fairlane.client.text_stream import TextStream
 from fairlane.records import InferenceReply, InferenceRequest
 
 if TYPE_CHECKING:
     from fairlane.client.group_member import GroupMember
-    from fairlane.client.reply_service import HandlerRetries, OnDeadLetter, ReplyHandler, ReplyService
+    from fairlane.client.reply_service import OnDeadLetter, ReplyHandler, ReplyService
 
 
 class Client(BaseClient):
@@ -204,7 +204,7 @@ class Client(BaseClient):
         group_id: str,
         handler: "ReplyHandler",
         *,
-        retries: "HandlerRetries | None" = None,
+        retries: HandlerRetries | None = None,
         on_dead_letter: "OnDeadLetter | None" = None,
         **options: Unpack[ReplyOptions],
     ) -> "ReplyService":
@@ -228,7 +228,7 @@ class Client(BaseClient):
             ValueError: an option is wrong; the message begins with its name.
             ClientClosed: after ``close``.
         """
-        from fairlane.client.reply_service import HandlerRetries, ReplyService
+        from fairlane.client.reply_service import ReplyService
 
         retries = retries or HandlerRetries()
         member, letters = self._served(group_id, retries, with_letters=on_dead_letter is None, **options)

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from fairlane import headers, names
 from fairlane.client import Client, RetryPolicy
-from fairlane.client.reply_service import HandlerRetries
+from fairlane.client.retry_policies import HandlerRetries
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, TenantSpec
 from tests.kit.pipeline import Pipeline, header, unique_name

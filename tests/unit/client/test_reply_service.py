@@ -17,11 +17,11 @@ from fairlane.client.group_member import GroupMember
 from fairlane.client.reply_service import (
     AsyncReplyService,
     DeadLetter,
-    HandlerRetries,
     ReplyLetters,
     ReplyService,
     UndecodableReplyError,
 )
+from fairlane.client.retry_policies import HandlerRetries
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply, Output
 from fairlane.schema_files import default_codec

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fairlane.client.reply_service import HandlerRetries
-from fairlane.client.retries import NO_RETRIES, RetryPolicy
+from fairlane.client.retry_policies import NO_RETRIES, HandlerRetries, RetryPolicy
 from fairlane.records import InferenceReply
 
 CHANCES = st.floats(0, 1, exclude_max=True)

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairlane.client.handle import Handle
-from fairlane.client.open_handles import OpenHandles
+from fairlane.client.open_handles import OpenHandles, Retrier
 from fairlane.client.ports import DeliveryReport, KafkaHeaders
 from fairlane.client.publisher import Prepared, Publisher
 from fairlane.client.requests import build_request, new_request_id
-from fairlane.client.retries import NO_RETRIES, Retrier, RetryPolicy
+from fairlane.client.retry_policies import NO_RETRIES, RetryPolicy
 from fairlane.client.window import Window
 from fairlane.codec import Codec
 from fairlane.errors import Backpressure, ClientClosed, PublishFailed

@@ -40,8 +40,7 @@ from benchmarks import (
     sync_call,
     tenants,
 )
-from benchmarks.report import ReportError, read_results, write
-from benchmarks.result import Result
+from benchmarks.result import ReportError, Result, read_results, write
 from benchmarks.vllm_direct import VllmMissingError
 
 _MODULES = (

@@ -41,8 +41,7 @@ from fairlane.records import (
 )
 from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.engines.observing import Outcomes
-from inference_consumers.engines.protocol import Engine, EngineItem, ItemOutcome, RunCost, Success
+from inference_consumers.engines.protocol import Engine, EngineItem, ItemOutcome, Outcomes, RunCost, Success
 from inference_consumers.engines.registry import create_engine
 from stream_processors.dispatcher.scheduling.cost import CostModel
 

@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 
 from benchmarks.cache_intruders import cross_tenant_hits
 from benchmarks.result import Figure, Result, median_of, repeated
-from benchmarks.retrieval_corpus import make_corpus, questions
+from benchmarks.retrieval_questions import make_corpus, questions
 from deploy.local.stack import LocalStack
 from fairlane.clock import now_ms
 from fairlane.outcomes import RetrievalMode

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from fairlane.clock import now_ms
 from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest, Message, Output, RequestInput, Retrieval, TokenUsage
-from fairlane_server.caching.keys import CacheKey, embedding_key, retrieval_key
+from fairlane_server.caching.entries import CacheKey, embedding_key, retrieval_key
 from fairlane_server.caching.responses import CachedAnswer, response_key, semantic_group
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.embedder import FloatArray

@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.cluster import cluster
 from benchmarks.load import MODEL
-from benchmarks.open_window import open_window
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
+from benchmarks.simulated_pool import open_window
 from deploy.local.services import Service
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import priority_topic, requests_topic

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from benchmarks.cluster import cluster
 from benchmarks.load import LoadGenerator, Offered, plan
 from benchmarks.observed import completions, waits
-from benchmarks.owners import owners, wait_owned
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import (
     jain_index,
@@ -23,7 +22,15 @@ from benchmarks.service_curve import (
     served_tokens,
     within,
 )
-from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, FairnessPolicy, SimulatedPool, dispatchers
+from benchmarks.simulated_pool import (
+    UNBOUNDED,
+    UNBOUNDED_TENANT,
+    FairnessPolicy,
+    SimulatedPool,
+    dispatchers,
+    owners,
+    wait_owned,
+)
 from benchmarks.trace import TraceSampler, load_trace
 
 NAME = "fairness"

@@ -19,8 +19,7 @@ from confluent_kafka import Producer
 
 from benchmarks.attacks import raw_produce
 from benchmarks.attacks.batches import Written, batch, gzip_of_zeros
-from benchmarks.attacks.neighbour import Neighbour, quantile
-from benchmarks.attacks.process_memory import peak_bytes, reset_peak
+from benchmarks.attacks.neighbour import Neighbour, peak_bytes, quantile, reset_peak
 from benchmarks.cluster import Cluster, cluster, create_topics
 from benchmarks.result import Figure, Result
 from deploy.local.services import Service

@@ -18,8 +18,8 @@ from time import monotonic, process_time
 
 import uvloop
 
-from producers.replay.histogram import Histogram
 from producers.replay.http_client import HttpClient, HttpError
+from producers.replay.report import Histogram
 
 _CALL_TIMEOUT_S = 30.0
 _START_AND_END_S = 60.0

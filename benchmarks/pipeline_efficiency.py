@@ -21,7 +21,7 @@ from time import perf_counter
 import yaml
 
 from benchmarks.cluster import cluster
-from benchmarks.replies import REQUEST_TIMEOUT_MS, Answer, Backlog
+from benchmarks.observed import REQUEST_TIMEOUT_MS, Answer, Backlog
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT
 from benchmarks.vllm_direct import DirectVllm, check_python
@@ -29,8 +29,7 @@ from deploy.local.services import Service
 from fairlane.models import load_models
 from fairlane.records import InferenceRequest, ModelVersion, Parameters, RequestInput
 from fairlane.settings import Settings
-from inference_consumers.engines.observing import Outcomes
-from inference_consumers.engines.protocol import Engine, EngineItem
+from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
 from inference_consumers.engines.registry import create_engine
 
 NAME = "pipeline-efficiency"

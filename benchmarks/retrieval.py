@@ -25,9 +25,8 @@ import psycopg
 
 from benchmarks import retrieval_questions
 from benchmarks.result import Figure, Result
-from benchmarks.retrieval_corpus import PASSAGES_PER_DOCUMENT, Corpus, make_corpus, questions
+from benchmarks.retrieval_questions import PASSAGES_PER_DOCUMENT, Corpus, make_corpus, questions, read_questions
 from benchmarks.service_curve import percentile
-from benchmarks.stdlib_questions import read_questions
 from deploy.local.stack import LocalStack
 from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import upgrade

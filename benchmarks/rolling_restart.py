@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.faults.groups import Member, members
+from benchmarks.faults.rig import Member, members
 from benchmarks.load import LoadGenerator, Offered, plan
 from benchmarks.observed import Observed, latency_percentile_ms, submitted_within
 from benchmarks.result import Figure, Result

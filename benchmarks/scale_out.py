@@ -7,7 +7,7 @@ not how many models fit on this machine's cores.
 import uuid
 
 from benchmarks.cluster import cluster
-from benchmarks.replies import REQUEST_TIMEOUT_MS, Answer, Backlog
+from benchmarks.observed import REQUEST_TIMEOUT_MS, Answer, Backlog
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT
 from deploy.local.services import Service

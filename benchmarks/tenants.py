@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.dispatch_rate import ends_of, output_rate, publish_backlog
-from benchmarks.open_window import open_window
 from benchmarks.result import MEDIAN_OF_REPETITIONS, REPETITIONS, Figure, Result, median_of
-from benchmarks.simulated_pool import POOL, UNBOUNDED
+from benchmarks.simulated_pool import POOL, UNBOUNDED, open_window
 from deploy.local.services import Service
 from fairlane.names import backfill_topic, priority_topic, requests_topic
 from fairlane.outcomes import Priority

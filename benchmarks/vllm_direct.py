@@ -19,10 +19,9 @@ import msgspec
 
 from fairlane.records import InferenceRequest, ModelVersion
 from fairlane_server.processes.parent import die_with_parent
-from inference_consumers.engines.prompts import PromptEncoder
+from inference_consumers.engines.prompts import PromptEncoder, TextPrompt, prepare_text
 from inference_consumers.engines.protocol import EngineItem, Failure
 from inference_consumers.engines.registry import limits_of
-from inference_consumers.engines.text_prompts import TextPrompt, prepare_text
 from inference_consumers.engines.vllm_client import (
     ServedModel,
     VllmOptions,

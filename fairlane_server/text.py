@@ -1,4 +1,4 @@
-"""Text from outside: cleaning and token estimates."""
+"""Text from outside: cleaning, token estimates, time spans such as ``90s``."""
 
 import re
 
@@ -43,3 +43,13 @@ def estimated_tokens(text: str) -> int:
 def reserved_tokens(text: str) -> int:
     """Tokens to reserve for a text: the estimate, and at least one per CHARACTERS_OF_A_TOKEN characters."""
     return max(estimated_tokens(text), -(-len(text) // CHARACTERS_OF_A_TOKEN))
+
+
+_SPAN = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def span_ms(text: str) -> int | None:
+    """Milliseconds of ``90s``, ``30m``, ``2h`` or ``7d``; None for any other text."""
+    found = _SPAN.fullmatch(text)
+    return None if found is None else int(found[1]) * _UNIT_MS[found[2]]

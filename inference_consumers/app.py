@@ -28,7 +28,7 @@ from inference_consumers.cancellation.cancellations import CancellationFeed
 from inference_consumers.capacity.reporter import CapacityReporter
 from inference_consumers.consumer import InferenceConsumer, Prefetch
 from inference_consumers.driver import EngineDriver, TooManyDeadLettersError
-from inference_consumers.engine_process.hosts import engine_hosts
+from inference_consumers.engine_process.host import engine_hosts
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engine_process.vllm_metrics import EngineMetrics

@@ -21,12 +21,12 @@ from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.capacity.measurement import Reading
 from inference_consumers.driver import EngineDriver, Settled
-from inference_consumers.engine_process.exits import EngineEnd
+from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engine_process.states import EngineState
 from inference_consumers.engines.protocol import Cancelled, Failure
 from inference_consumers.group import READER
 from inference_consumers.results.records import EngineRun
-from inference_consumers.results.requeue import hand_back
+from inference_consumers.results.retries import hand_back
 
 log = get_logger(__name__)
 

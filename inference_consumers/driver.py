@@ -22,7 +22,7 @@ from inference_consumers.cancellation.cancellations import Cancellations
 from inference_consumers.capacity.busy_time import BusyTime
 from inference_consumers.capacity.busy_window import BusyWindow
 from inference_consumers.capacity.measurement import CapacityMeter
-from inference_consumers.engine_process.exits import EngineEnd
+from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engine_process.messages import Ended, Loaded, Step
 from inference_consumers.engine_process.runs import ActiveRun, engine_items
 from inference_consumers.engine_process.stall_detection import StallTimeouts

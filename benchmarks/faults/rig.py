@@ -7,25 +7,82 @@ takes over and the blow proves little. Of an engine its consumer must say that i
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.faults import QUIET
 from benchmarks.faults.deployed import Deployed, dispatcher_group, model_for, pool_of, work_group
-from benchmarks.faults.groups import Member, Place, is_without, members
 from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
 from benchmarks.waiting import wait_until, wait_while
 from deploy.local import procfs
-from deploy.local.lifecycle import ProcessView, State
+from deploy.local.process import ProcessView, State
 from deploy.local.procfs import ProcessId
 from deploy.local.run_record import RunRecord
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
 from fairlane.names import backfill_topic, priority_topic, recorder_group, replies_topic, requests_topic
 from fairlane.outcomes import Priority, Task
+
+_TIMEOUT_S = 10.0
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member; ``name`` is its INSTANCE_ID, ``member_id`` is another after every restart."""
+
+    name: str
+    member_id: str
+    partitions: frozenset[Place]
+
+
+def members(admin: AdminClient, group: str) -> list[Member]:
+    """The members of a stable group. Empty while it is rebalancing or the broker does not know it or does not answer.
+
+    A member that was killed or stopped stands here, with its partitions, until its session times out.
+    """
+    described = _described(admin, group)
+    if described is None or described.state != ConsumerGroupState.STABLE:
+        return []
+    return [
+        Member(
+            member.client_id,
+            member.member_id,
+            frozenset(
+                (partition.topic, partition.partition)
+                for partition in (member.assignment.topic_partitions if member.assignment else ())
+            ),
+        )
+        for member in described.members
+    ]
+
+
+def is_without(admin: AdminClient, group: str, name: str) -> bool:
+    """Whether the broker counts this member no more and the group has settled without it. False while nobody knows."""
+    described = _described(admin, group)
+    settled = (ConsumerGroupState.STABLE, ConsumerGroupState.EMPTY)
+    return (
+        described is not None
+        and described.state in settled
+        and all(member.client_id != name for member in described.members)
+    )
+
+
+def _described(admin: AdminClient, group: str) -> Any:
+    """What the broker says of it; None when it does not answer."""
+    try:
+        return admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S)
+    except KafkaException:
+        return None
+
 
 _HTTP_TIMEOUT_S = 2.0
 _ENGINE_MODULE = "inference_consumers.engine_process"

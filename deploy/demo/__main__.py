@@ -17,8 +17,7 @@ from deploy.demo.checks import check
 from deploy.demo.documents import Compared
 from deploy.demo.report import Answered
 from deploy.demo.workload import TENANTS, Ask, build_workload
-from deploy.local.errors import StackError
-from deploy.local.layout import DEFAULT_DATA_DIR
+from deploy.local.layout import DEFAULT_DATA_DIR, StackError
 from deploy.local.services import default_services, default_setup
 from deploy.local.stack import LocalStack
 from fairlane import Client, Handle

@@ -9,17 +9,15 @@ from typing import Annotated
 
 import typer
 
-from deploy.local.console import Console, print_status
+from deploy.local.console import KEY_FILE, Console, addresses, demo_key, first_requests, print_status
 from deploy.local.endpoints import Endpoints
-from deploy.local.errors import AlreadyRunningError, StackError
-from deploy.local.layout import DEFAULT_DATA_DIR, DataDir
+from deploy.local.layout import DEFAULT_DATA_DIR, AlreadyRunningError, DataDir, StackError
 from deploy.local.logs import LogKeeper, tail
 from deploy.local.run_record import stop_running
 from deploy.local.services import ENGINES, default_services, default_setup
 from deploy.local.stack import LocalStack
 from deploy.local.status import read_status
 from deploy.local.supervisor import Supervisor
-from deploy.local.welcome import KEY_FILE, addresses, demo_key, first_requests
 
 DOWN_TIMEOUT_S = 120.0
 INTERRUPTED = 130

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.local import probes
-from deploy.local.errors import StackError
-from deploy.local.layout import KAFKA_LIBS_DIR
+from deploy.local.layout import KAFKA_LIBS_DIR, StackError
 from deploy.local.process import ProcessSpec
 
 NAME = "kafka"

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local import kafka
-from deploy.local.errors import StackError
 from deploy.local.kafka import FIRST_ID, Kafka, is_formatted, new_cluster_id
-from deploy.local.layout import KAFKA_LIBS_DIR, write_private
+from deploy.local.layout import KAFKA_LIBS_DIR, StackError, write_private
 from deploy.local.ports import PortClaims
 from deploy.local.process import ProcessSpec
 

@@ -4,6 +4,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+
+class StackError(Exception):
+    """The stack cannot start or go on; the message says why and what to do."""
+
+
+class AlreadyRunningError(StackError):
+    """Another supervisor holds this data directory."""
+
+
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_DATA_DIR = PROJECT_ROOT / ".fairlane"
 KAFKA_LIBS_DIR = DEFAULT_DATA_DIR / "kafka" / "libs"

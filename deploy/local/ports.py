@@ -11,8 +11,7 @@ import random
 import socket
 from pathlib import Path
 
-from deploy.local.errors import StackError
-from deploy.local.layout import write_private
+from deploy.local.layout import StackError, write_private
 
 FIRST_PORT = 20_000
 LAST_PORT = 31_999

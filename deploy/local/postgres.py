@@ -18,8 +18,7 @@ import psycopg
 from psycopg import sql
 
 from deploy.local import probes
-from deploy.local.errors import StackError
-from deploy.local.layout import write_private
+from deploy.local.layout import StackError, write_private
 from deploy.local.process import ProcessSpec, RunAs
 from deploy.local.procfs import find_by_folder
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from deploy.local import probes
-from deploy.local.errors import StackError
+from deploy.local.layout import StackError
 from deploy.local.process import ProcessSpec
 
 NAME = "redis"

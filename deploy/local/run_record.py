@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deploy.local import procfs
-from deploy.local.errors import AlreadyRunningError, StackError
-from deploy.local.layout import DataDir, write_private
+from deploy.local.layout import AlreadyRunningError, DataDir, StackError, write_private
 from deploy.local.procfs import ProcessId
 
 RUN_ID_VARIABLE = "FAIRLANE_RUN_ID"

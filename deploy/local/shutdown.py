@@ -4,8 +4,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from deploy.local.lifecycle import Child, Reporter, State
-from deploy.local.process import ProcessSpec
+from deploy.local.process import Child, ProcessSpec, Reporter, State
 
 TICK_S = 0.02
 

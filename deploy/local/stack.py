@@ -19,14 +19,12 @@ from deploy.local.endpoints import (
     REDIS_VARIABLE,
     Endpoints,
 )
-from deploy.local.errors import StackError
 from deploy.local.kafka_cluster import compose_kafka
-from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir
-from deploy.local.lifecycle import Reporter
+from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir, StackError
 from deploy.local.logs import LineSink
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, Postgres
-from deploy.local.process import ProcessSpec
+from deploy.local.process import ProcessSpec, Reporter
 from deploy.local.redis import Redis
 from deploy.local.run_record import RunLock, end_leftovers
 from deploy.local.services import GATEWAY, HOST, Service, Step

@@ -9,7 +9,7 @@ from deploy.local import kafka, postgres, probes, redis
 from deploy.local.endpoints import Endpoints, mask
 from deploy.local.kafka_cluster import part_of
 from deploy.local.layout import DataDir
-from deploy.local.lifecycle import State
+from deploy.local.process import State
 from deploy.local.run_record import ProcessRecord, RunRecord
 from deploy.local.services import GATEWAY
 

@@ -16,10 +16,9 @@ from types import TracebackType
 from typing import Self
 
 from deploy.local import shutdown
-from deploy.local.errors import StackError
-from deploy.local.lifecycle import Child, ProcessView, Reporter, State
+from deploy.local.layout import StackError
 from deploy.local.logs import MAX_LOG_BYTES, LineSink, LogKeeper, log_path, rotate, tail
-from deploy.local.process import Instance, ProcessSpec, describe_exit
+from deploy.local.process import Child, Instance, ProcessSpec, ProcessView, Reporter, State, describe_exit
 from deploy.local.run_record import RUN_ID_VARIABLE, ProcessRecord, RunRecord, own_identity
 from fairlane_server.processes.restarts import GiveUp, RestartPolicy
 

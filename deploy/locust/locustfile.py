@@ -13,13 +13,11 @@ from typing import Any
 
 from locust import HttpUser, LoadTestShape, events, task
 
-from producers.replay.chat_body import PATH, chat_body
+from producers.replay.calls import CONNECTION, OK, TIMEOUT, Answer
 from producers.replay.chat_stream import answer_of
-from producers.replay.outcome import CONNECTION, OK, TIMEOUT, Answer
-from producers.replay.plan import Call
-from producers.replay.profiles import PROFILES, Profile
-from producers.replay.report import Ended, Tallies
-from producers.replay.tables import Scenario, markdown, outcome_lines
+from producers.replay.profiles import PATH, PROFILES, Profile, chat_body
+from producers.replay.report import Ended, Scenario, Tallies, markdown, outcome_lines
+from producers.replay.trace import Call
 
 _TENANT = "key"
 """What the report calls whoever the key belongs to."""

@@ -3,7 +3,28 @@
 import re
 import secrets
 from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import sha256
+
+
+class Role(StrEnum):
+    """What an identity may do, for its own tenant: viewers and operators read; tenants and admins also send work. Only
+    the command line manages keys."""
+
+    ADMIN = "admin"
+    OPERATOR = "operator"
+    TENANT = "tenant"
+    VIEWER = "viewer"
+
+
+class Scope(StrEnum):
+    """Restriction of a key. A key without scopes may do all that its role may."""
+
+    INFERENCE = "inference"
+    RESULTS = "results"
+    FILES = "files"
+    BATCHES = "batches"
+
 
 SECRET_BYTES = 32
 _KEY_ID_BYTES = 8

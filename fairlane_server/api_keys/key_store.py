@@ -20,8 +20,7 @@ from psycopg.types.json import Jsonb
 
 from fairlane.logs import get_logger
 from fairlane.names import is_name
-from fairlane_server.api_keys.api_key import new_key
-from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.api_keys.api_key import Role, Scope, new_key
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, describe, reason
 
 APPLICATION_NAME = "fairlane-keys"

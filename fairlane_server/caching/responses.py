@@ -23,8 +23,7 @@ from fairlane.records import (
     TokenUsage,
     WorkItem,
 )
-from fairlane_server.caching.entries import UNREADABLE
-from fairlane_server.caching.keys import CacheKey, CacheName, Canonical, cache_key, canonical
+from fairlane_server.caching.entries import UNREADABLE, CacheKey, CacheName, Canonical, cache_key, canonical
 
 MOST_QUESTION_CHARACTERS = 300
 """Longest question that may get the answer to another one with the same meaning."""

@@ -1,18 +1,201 @@
 """``fairlane collections``: a tenant's documents, that requests of its are answered from."""
 
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairlane_server.cli.collections_ingest import ingest_command
-from fairlane_server.cli.collections_options import Name, Tenant, opened
-from fairlane_server.cli.options import AsJson
-from fairlane_server.cli.output import printable, say, show_json, show_table
+from fairlane.names import is_name
+from fairlane_server.cli.output import FAILURE, AsJson, fail, printable, say, settings_with, show_json, show_table, warn
+from fairlane_server.cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    from fairlane_server.retrieval.collections import Collections
+    from fairlane_server.retrieval.ingestion import Failure, IngestOptions, IngestReport, Plan
     from fairlane_server.retrieval.store import Collection
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the collection.", show_default=False)]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose collection it is.", show_default=False)]
+
+
+@contextmanager
+def opened(tenant: str, options: "IngestOptions | None" = None) -> "Iterator[Collections]":
+    """The tenant's collections; ends the command with one line for every error that is somebody's to mend."""
+    if not is_name(tenant):
+        fail(f"--tenant {printable(tenant)}: no tenant can have this name")
+    needs_extra()
+    from fairlane_server.retrieval.collections import open_collections
+    from fairlane_server.retrieval.embedder import EmbedderError
+    from fairlane_server.retrieval.ingestion import IngestError
+    from fairlane_server.retrieval.sources import SourcesError
+    from fairlane_server.store_error import StoreError
+
+    try:
+        with open_collections(settings_with(), tenant, options) as collections:
+            yield collections
+    except (StoreError, EmbedderError, SourcesError, IngestError, ValueError) as error:
+        fail(printable(str(error)))
+
+
+def needs_extra() -> None:
+    """Ends the command when the libraries it needs are not installed. They are loaded where they are used."""
+    from fairlane_server.retrieval.extra import MissingExtraError, require_extra
+
+    try:
+        require_extra()
+    except MissingExtraError as error:
+        fail(str(error))
+
+
+_MOST_SHOWN = 20
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(metavar="PATH...", help="Files, folders (read recursively) and quoted globs.", show_default=False),
+]
+Prune = Annotated[bool, typer.Option("--prune", help="Remove the documents whose files are not in the folder.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", min=16, max=8_192, help="Most tokens of a passage.")]
+OverlapTokens = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Most tokens that a passage repeats of the one before it.")
+]
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Take files and folders that links lead to outside of a given folder.")
+]
+MaxFileMb = Annotated[int, typer.Option(metavar="MB", min=1, max=1_000, help="A larger file is not taken.")]
+
+
+def ingest_command(
+    name: Name,
+    paths: Paths,
+    tenant: Tenant,
+    max_tokens: MaxTokens = 200,
+    overlap_tokens: OverlapTokens = 30,
+    max_file_mb: MaxFileMb = 50,
+    *,
+    prune: Prune = False,
+    follow_links: FollowLinks = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> int:
+    """Bring text, Markdown, HTML and PDF into a collection. What is stored as it is stays untouched.
+
+    A file that cannot be taken is named, and the others are taken; the exit status is 1 then. After Ctrl-C what was
+    stored stays, and the same command goes on from there.
+    """
+    needs_extra()
+    options = _options(max_tokens, overlap_tokens, max_file_mb)
+    from fairlane_server.retrieval.sources import find_sources
+
+    with opened(tenant, options) as collections:
+        ingestion = collections.ingestion(name)
+        sources = find_sources(paths, follow_links=follow_links)
+        with progress_bar("comparing", len(sources.files), as_json=as_json) as advance:
+            plan = ingestion.plan(sources, prune=prune, progress=advance)
+        if dry_run:
+            _show_plan(plan, as_json=as_json)
+            return FAILURE if plan.failures else 0
+        with _interruptible() as stop, progress_bar("ingesting", len(plan.due), as_json=as_json) as advance:
+            report = ingestion.run(plan, progress=advance, stop=stop)
+    _show_report(report, as_json=as_json)
+    return FAILURE if report.failures or report.stopped else 0
+
+
+def _options(max_tokens: int, overlap_tokens: int, max_file_mb: int) -> "IngestOptions":
+    from fairlane_server.retrieval.chunking import Chunking
+    from fairlane_server.retrieval.documents import DocumentLimits
+    from fairlane_server.retrieval.ingestion import IngestOptions
+
+    try:
+        chunking = Chunking(max_tokens, overlap_tokens)
+    except ValueError as error:
+        fail(f"--{str(error).replace('_', '-', 1)}")
+    return IngestOptions(chunking, DocumentLimits(max_file_bytes=max_file_mb * 1_000_000))
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Yields whether somebody said stop. The first Ctrl-C or SIGTERM lets what was read be stored; a second one ends
+    the command at once."""
+    asked = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show_plan(plan: "Plan", *, as_json: bool) -> None:
+    if as_json:
+        show_json(
+            {
+                "dry_run": True,
+                "new": [file.source for file in plan.new],
+                "changed": [file.source for file in plan.changed],
+                "unchanged": plan.unchanged,
+                "gone": list(plan.gone),
+                "failures": [*map(asdict, plan.failures)],
+                "left_out": [*map(asdict, plan.left_out)],
+            }
+        )
+        return
+    _say_each("new", [file.source for file in plan.new])
+    _say_each("changed", [file.source for file in plan.changed])
+    _say_each("gone", list(plan.gone))
+    _warn_of(plan.failures)
+    say(
+        f"would store {len(plan.new):,} new and {len(plan.changed):,} changed documents, "
+        f"remove {len(plan.gone):,}, leave {plan.unchanged:,} as they are"
+        + _besides(len(plan.failures), len(plan.left_out))
+    )
+
+
+def _show_report(report: "IngestReport", *, as_json: bool) -> None:
+    if as_json:
+        show_json({"dry_run": False, **asdict(report), "passages_per_s": round(report.passages_per_s, 1)})
+        return
+    _warn_of(report.failures)
+    say(
+        ("stopped: " if report.stopped else "")
+        + f"{report.new:,} new, {report.changed:,} changed, {report.unchanged:,} unchanged, {report.removed:,} removed"
+        + _besides(len(report.failures), len(report.left_out))
+        + (f", {report.left:,} left: the same command goes on" if report.stopped else "")
+    )
+    if report.passages:
+        say(f"{report.passages:,} passages in {report.seconds:,.1f} s ({report.passages_per_s:,.0f} a second)")
+
+
+def _besides(failures: int, left_out: int) -> str:
+    failed = f", {failures:,} failed" if failures else ""
+    return failed + (f"; {left_out:,} left out (hidden, unknown formats, links; --json names them)" if left_out else "")
+
+
+def _say_each(what: str, sources: Sequence[str]) -> None:
+    for source in sources[:_MOST_SHOWN]:
+        say(f"{what}: {printable(source)}")
+    if (more := len(sources) - _MOST_SHOWN) > 0:
+        say(f"{what}: and {more:,} more (--json names them)")
+
+
+def _warn_of(failures: "Sequence[Failure]") -> None:
+    for failure in failures[:_MOST_SHOWN]:
+        warn(f"{printable(failure.source)}: {printable(failure.reason)}")
+    if (more := len(failures) - _MOST_SHOWN) > 0:
+        warn(f"and {more:,} more files (--json names them)")
+
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 WithDocuments = Annotated[bool, typer.Option("--documents", help="Name the documents in it as well.")]

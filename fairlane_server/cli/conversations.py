@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlane.names import is_name
-from fairlane_server.cli.options import AsJson, settings_with
-from fairlane_server.cli.output import fail, printable, say, show_json, show_table
+from fairlane_server.cli.output import AsJson, fail, printable, say, settings_with, show_json, show_table
 from fairlane_server.postgres.migrations import missing_extra
 
 if TYPE_CHECKING:

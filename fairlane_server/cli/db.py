@@ -4,8 +4,7 @@ from dataclasses import asdict
 
 import typer
 
-from fairlane_server.cli.options import AsJson, settings_with
-from fairlane_server.cli.output import fail, say, show_json
+from fairlane_server.cli.output import AsJson, fail, say, settings_with, show_json
 from fairlane_server.postgres.migrations import DatabaseError, status, upgrade
 
 CHANGES_PENDING = 2

@@ -24,8 +24,16 @@ from fairlane_server.cli.dlq_options import (
     short_name,
     topics_of,
 )
-from fairlane_server.cli.options import AsJson, BootstrapServers, settings_with
-from fairlane_server.cli.output import fail, printable, say, show_json, show_table
+from fairlane_server.cli.output import (
+    AsJson,
+    BootstrapServers,
+    fail,
+    printable,
+    say,
+    settings_with,
+    show_json,
+    show_table,
+)
 from fairlane_server.cli.progress import progress_bar
 from fairlane_server.dead_letters.describe import contents, facts, flat
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange

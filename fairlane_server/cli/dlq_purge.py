@@ -7,12 +7,10 @@ import typer
 
 from fairlane.schema_registry import codec_for
 from fairlane_server.cli.dlq_options import DeadLetters, DryRun, Partition, Until, select, topics_of
-from fairlane_server.cli.options import AsJson, BootstrapServers, settings_with
-from fairlane_server.cli.output import fail, say, show_json
+from fairlane_server.cli.output import AsJson, BootstrapServers, fail, say, settings_with, show_json
 from fairlane_server.cli.progress import progress_bar
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
-from fairlane_server.dead_letters.selection import OffsetRange, Selection
-from fairlane_server.dead_letters.survey import Survey
+from fairlane_server.dead_letters.selection import OffsetRange, Selection, Survey
 
 _WHY_NOT = (
     "Kafka deletes a partition only from its beginning, so nothing but --until and --offsets -N can say what goes"

@@ -34,14 +34,12 @@ from fairlane_server.cli.dlq_options import (
     short_name,
     topics_of,
 )
-from fairlane_server.cli.options import AsJson, BootstrapServers, settings_with
-from fairlane_server.cli.output import fail, printable, say, warn
+from fairlane_server.cli.output import AsJson, BootstrapServers, fail, printable, say, settings_with, warn
 from fairlane_server.cli.progress import progress_bar
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.replay import NotReplayableError, Replay, ReplayRate, make_replay
 from fairlane_server.dead_letters.replayer import NotReplayedError, Replayer
-from fairlane_server.dead_letters.selection import Selection
-from fairlane_server.dead_letters.survey import OffsetSet, Survey
+from fairlane_server.dead_letters.selection import OffsetSet, Selection, Survey
 
 # No wait is longer, so that Ctrl-C is answered at once.
 _NAP_S = 0.1

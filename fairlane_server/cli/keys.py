@@ -11,11 +11,10 @@ import typer
 from fairlane import logs
 from fairlane.clock import now_ms
 from fairlane.names import is_name
-from fairlane_server.api_keys.roles import Role, Scope
-from fairlane_server.cli.options import AsJson, settings_with
-from fairlane_server.cli.output import fail, printable, say, show_json, show_table, warn
+from fairlane_server.api_keys.api_key import Role, Scope
+from fairlane_server.cli.output import AsJson, fail, printable, say, settings_with, show_json, show_table, warn
 from fairlane_server.postgres.migrations import missing_extra
-from fairlane_server.time_spans import span_ms
+from fairlane_server.text import span_ms
 
 if TYPE_CHECKING:
     from fairlane_server.api_keys.key_store import ApiKey, ApiKeys, IssuedKey

@@ -9,7 +9,7 @@ from fairlane.models import load_models
 from fairlane.names import CONTROL_MODELS
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
-from fairlane_server.cli.options import (
+from fairlane_server.cli.output import (
     AsJson,
     BootstrapServers,
     Force,
@@ -17,8 +17,9 @@ from fairlane_server.cli.options import (
     ReplicationFactor,
     TopicsFile,
     settings_with,
+    show_json,
+    show_table,
 )
-from fairlane_server.cli.output import show_json, show_table
 from fairlane_server.cli.publishing import control_topic, create_topics, publish
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.topics.families import expand, load_families

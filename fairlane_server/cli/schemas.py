@@ -7,8 +7,7 @@ import typer
 
 from fairlane.schema_files import committed_schemas
 from fairlane.schema_registry import RegistryClient
-from fairlane_server.cli.options import AsJson, settings_with
-from fairlane_server.cli.output import fail, show_json, show_table
+from fairlane_server.cli.output import AsJson, fail, settings_with, show_json, show_table
 
 app = typer.Typer(help="The committed schemas, in a schema registry.", no_args_is_help=True)
 

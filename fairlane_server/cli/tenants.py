@@ -8,7 +8,7 @@ import typer
 from fairlane.names import CONTROL_TENANTS
 from fairlane.records import TenantGroup, TenantSpec
 from fairlane.settings import Settings
-from fairlane_server.cli.options import (
+from fairlane_server.cli.output import (
     AsJson,
     BootstrapServers,
     Force,
@@ -16,8 +16,9 @@ from fairlane_server.cli.options import (
     TenantsFile,
     TopicsFile,
     settings_with,
+    show_json,
+    show_table,
 )
-from fairlane_server.cli.output import show_json, show_table
 from fairlane_server.cli.publishing import control_topic, create_topics, publish
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.control.tenants_file import load_tenants

@@ -16,8 +16,7 @@ from rich.text import Text
 from fairlane.clock import now_ms
 from fairlane.outcomes import Priority
 from fairlane.schema_registry import codec_for
-from fairlane_server.cli.options import AsJson, BootstrapServers, settings_with
-from fairlane_server.cli.output import console, printable, show_json
+from fairlane_server.cli.output import AsJson, BootstrapServers, console, printable, settings_with, show_json
 from fairlane_server.kafka.load_board import LoadBoard, LoadView, PoolRow, TenantRow
 from fairlane_server.kafka.load_feed import LoadFeed
 

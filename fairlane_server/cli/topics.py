@@ -10,7 +10,8 @@ import typer
 from fairlane.cluster import Cluster
 from fairlane.models import load_models
 from fairlane.settings import Settings
-from fairlane_server.cli.options import (
+from fairlane_server.cli.output import (
+    FAILURE,
     AsJson,
     BootstrapServers,
     Force,
@@ -18,9 +19,13 @@ from fairlane_server.cli.options import (
     ReplicationFactor,
     TenantsFile,
     TopicsFile,
+    fail,
+    say,
     settings_with,
+    show_json,
+    show_table,
+    warn,
 )
-from fairlane_server.cli.output import FAILURE, fail, say, show_json, show_table, warn
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from fairlane_server.api_keys.roles import Role
+from fairlane_server.api_keys.api_key import Role
 from fairlane_server.cli.keys import OneTenant, checked_tenant, opened
-from fairlane_server.cli.options import AsJson
-from fairlane_server.cli.output import printable, say, show_json, show_table
+from fairlane_server.cli.output import AsJson, printable, say, show_json, show_table
 
 Subject = Annotated[
     str, typer.Argument(metavar="SUBJECT", help="`sub` of the tokens of this user.", show_default=False)

@@ -1,8 +1,12 @@
-"""Following a control topic on a thread of its own; of a compacted one, the newest record per key, kept up to date."""
+"""Following a control topic on a thread of its own; of a compacted one, the newest record per key, kept up to date.
+
+Judged by positions: librdkafka tells of the end of a partition only after an empty fetch, which never comes where
+something is always written. It still has to be listened to, for markers of transactions at the end are no records.
+"""
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from random import random
 from time import monotonic
 from typing import Generic, TypeVar
@@ -19,7 +23,34 @@ from fairlane.names import group_id
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
-from fairlane_server.kafka.catch_up import CatchUp
+
+PlaceT = TypeVar("PlaceT", bound=Hashable)
+
+
+class CatchUp(Generic[PlaceT]):
+    """``starts`` and ``ends``: by partition, the first offset to be read, and the one after the last that is there."""
+
+    def __init__(self, starts: Mapping[PlaceT, int], ends: Mapping[PlaceT, int]) -> None:
+        self._behind = {place: end for place, end in ends.items() if starts[place] < end}
+
+    @property
+    def is_done(self) -> bool:
+        return not self._behind
+
+    def reached(self, place: PlaceT, position: int) -> None:
+        """Everything before this position was read."""
+        if place in self._behind and position >= self._behind[place]:
+            del self._behind[place]
+
+    def ended(self, place: PlaceT) -> None:
+        """There is no more, for now."""
+        self._behind.pop(place, None)
+
+    def moved(self, place: PlaceT, end: int) -> None:
+        """The log ends elsewhere: it was replaced by another."""
+        if place in self._behind:
+            self._behind[place] = end
+
 
 log = get_logger(__name__)
 

@@ -13,7 +13,7 @@ from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS, 
 from fairlane.records import CapacityReport, DispatchReport, TenantSpec
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
-from fairlane_server.kafka.catch_up import CatchUp
+from fairlane_server.kafka.feeds import CatchUp
 from fairlane_server.kafka.load_board import RATE_WINDOW_MS, LoadBoard
 
 CATCH_UP_TIMEOUT_S = 20.0

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairlane import cloud_events
 from fairlane.ownership import Claim
+from fairlane.records import InferenceReply
+from fairlane.trace_context import TraceHeaders
 
 __all__ = ["OutputRecord", "Settlement"]
 
@@ -34,3 +37,9 @@ class Settlement:
     def goes_to(self, topic: str) -> bool:
         """Whether one of the outputs is written to this topic."""
         return any(record.topic == topic for record in self.outputs)
+
+
+def reply_record(topic: str, reply: InferenceReply, value: bytes, trace: TraceHeaders = ()) -> OutputRecord:
+    """The record of a reply encoded as ``value``: keyed by request id, with the headers of the event and of the
+    request's trace."""
+    return OutputRecord(topic, reply.request_id.encode(), value, (*cloud_events.of_reply(reply), *trace))

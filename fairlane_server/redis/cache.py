@@ -16,8 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
-from fairlane_server.caching.entries import MOST_ENTRY_BYTES, jittered_ttl_ms, seal, unseal
-from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.entries import MOST_ENTRY_BYTES, CacheKey, jittered_ttl_ms, seal, unseal
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 
 log = get_logger(__name__)

@@ -12,8 +12,14 @@ import httpx
 import numpy as np
 
 from fairlane.backoff import Backoff
-from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, TextRefusedError
-from fairlane_server.retrieval.vectors import batches, embed_texts, unit_vectors
+from fairlane_server.retrieval.embedder import (
+    EmbedderError,
+    FloatArray,
+    TextRefusedError,
+    batches,
+    embed_texts,
+    unit_vectors,
+)
 from fairlane_server.text import clean_text
 
 MOST_TEXTS = 128

@@ -16,8 +16,14 @@ from fairlane.client.sync import Client
 from fairlane.errors import Expired, Failed, FairlaneError, Rejected
 from fairlane.outcomes import Code, Priority, Task
 from fairlane.records import InferenceReply
-from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, TextRefusedError
-from fairlane_server.retrieval.vectors import batches, embed_texts, unit_vectors
+from fairlane_server.retrieval.embedder import (
+    EmbedderError,
+    FloatArray,
+    TextRefusedError,
+    batches,
+    embed_texts,
+    unit_vectors,
+)
 from fairlane_server.text import clean_text
 
 MOST_TEXTS = 32

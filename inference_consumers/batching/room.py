@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from inference_consumers.batching.heaps import Entry, Standing
 from inference_consumers.batching.length_buckets import MAX_PADDING, PaddingRecord, Shape
-from inference_consumers.batching.run_times import RunTimes
+from inference_consumers.batching.model_queue import RunTimes
 
 
 @dataclass(slots=True)

@@ -1,4 +1,23 @@
-"""Classification of an engine's exceptions by cause. Pure, and without importing the libraries that raise them."""
+"""Causes of failures: an engine's exceptions, and the end of its process. Pure, and without heavy imports.
+
+=================  ==============================================================  ====
+kind               what was seen                                                   own
+=================  ==============================================================  ====
+``crashed``        a signal that a process brings on itself: SIGSEGV, SIGABRT, ...  yes
+``exited``         it ended itself, or said that it can run nothing any more       yes
+``out_of_memory``  SIGKILL, and the kernel counted a kill for want of memory       yes
+``hung``           no progress, though it was seen to run on a processor           yes
+``stopped``        no progress, but it was stopped, waited, or nobody could look   no
+``lost``           another process that it works with is gone, it knows not why    no
+``killed``         any other signal: SIGKILL says nothing of who sent it           no
+=================  ==============================================================  ====
+
+An *own* end is the process's own doing, or that of what it ran. Only such an end can be held against an item.
+"""
+
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
 
 from inference_consumers.engines.protocol import EngineGoneError, Problem, TransientEngineError
 
@@ -40,3 +59,66 @@ def name_of_end(error: BaseException) -> str:
     """The type of what the engine ended by, for ``engine_ends.end_by_error``."""
     cause = error.__cause__ if isinstance(error, EngineGoneError) else None
     return type(cause or error).__name__
+
+
+class EndKind(StrEnum):
+    """See the table above."""
+
+    CRASHED = "crashed"
+    EXITED = "exited"
+    OUT_OF_MEMORY = "out_of_memory"
+    HUNG = "hung"
+    STOPPED = "stopped"
+    LOST = "lost"
+    KILLED = "killed"
+
+
+_OWN = frozenset({EndKind.CRASHED, EndKind.EXITED, EndKind.OUT_OF_MEMORY, EndKind.HUNG})
+# What the kernel or the C library raises in a process for what it did itself.
+_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
+)
+# vLLM's scheduler and its workers are processes below the engine's.
+_LOST_ANOTHER = frozenset({"EngineDeadError"})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnd:
+    """The end of an engine's process; ``reason`` is for logs and replies, and quotes nothing of a request."""
+
+    kind: EndKind
+    reason: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it can be the doing of what the process ran."""
+        return self.kind in _OWN
+
+
+def end_of(status: int, *, kernel_killed: bool) -> EngineEnd:
+    """The end by itself of a process with this exit status, negative for a signal as in ``subprocess``.
+
+    ``kernel_killed`` says that the kernel ended a process of the same control group for want of memory, since this one
+    was last given something to run.
+    """
+    if status >= 0:
+        return EngineEnd(EndKind.EXITED, f"exit status {status}")
+    by = -status
+    name = signal.Signals(by).name if by in set(signal.Signals) else f"signal {by}"
+    if by == signal.SIGKILL and kernel_killed:
+        return EngineEnd(EndKind.OUT_OF_MEMORY, f"killed by {name}: out of memory")
+    return EngineEnd(EndKind.CRASHED if by in _CRASHES else EndKind.KILLED, f"killed by {name}")
+
+
+def end_by_error(error: str) -> EngineEnd:
+    """The end of a process that ended itself, with an error of this type, because it could run nothing any more."""
+    return EngineEnd(EndKind.LOST if error in _LOST_ANOTHER else EndKind.EXITED, error)
+
+
+def oom_kills(counters: str) -> int | None:
+    """The kernel's count in a control group's ``memory.events`` (version 2) or ``memory.oom_control`` (version 1)."""
+    for line in counters.splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill" and count.strip().isdecimal():
+            return int(count)
+    return None

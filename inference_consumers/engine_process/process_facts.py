@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from inference_consumers.engine_process.exits import oom_kills
+from inference_consumers.engine_process.failures import oom_kills
 
 _PROC = Path("/proc")
 _STOPPED = ("T", "t")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from inference_consumers.engine_process.exits import EndKind, EngineEnd
+from inference_consumers.engine_process.failures import EndKind, EngineEnd
 
 TIMES_PREDICTED = 10
 """A run that is predicted to take long may be silent for so many times that before it is overdue, and twice that before

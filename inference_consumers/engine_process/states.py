@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference_consumers.batching.received_work import ModelKey
-from inference_consumers.engine_process.exits import EngineEnd
+from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engine_process.runs import ActiveRuns
 from inference_consumers.engine_process.stall_detection import RunWatch, StallTimeouts
 from inference_consumers.engines.protocol import EngineItem

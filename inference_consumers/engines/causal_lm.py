@@ -14,13 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from fairlane.outcomes import Task
 from fairlane.records import Message, Parameters, RequestInput
-from inference_consumers.engines.answer import Answer, TokenNames
-from inference_consumers.engines.attention import use_grouped_attention
+from inference_consumers.engines.generated_text import Answer, TokenNames
 from inference_consumers.engines.generation import Generation, Row
-from inference_consumers.engines.observing import run_batch
-from inference_consumers.engines.passages import read_passages_template
+from inference_consumers.engines.kv_cache import use_grouped_attention
 from inference_consumers.engines.pretrained import load_pretrained
-from inference_consumers.engines.prompts import PromptEncoder, has_broken_text
+from inference_consumers.engines.prompts import PromptEncoder, has_broken_text, prepare_text, read_passages_template
 from inference_consumers.engines.protocol import (
     EngineItem,
     EngineLimits,
@@ -28,9 +26,9 @@ from inference_consumers.engines.protocol import (
     Failure,
     RunCost,
     RunObserver,
+    run_batch,
 )
 from inference_consumers.engines.sampling import Sampler
-from inference_consumers.engines.text_prompts import prepare_text
 from inference_consumers.engines.threads import use_threads
 
 # What a key-value cache of one column per token can hold.

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS, Output
-from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.pretrained import load_pretrained
 from inference_consumers.engines.protocol import (
     EngineItem,
@@ -21,6 +20,7 @@ from inference_consumers.engines.protocol import (
     RunCost,
     RunObserver,
     Success,
+    run_batch,
 )
 from inference_consumers.engines.threads import use_threads
 from inference_consumers.engines.token_groups import GroupedRun, TokenRow, group_tokens

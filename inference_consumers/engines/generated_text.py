@@ -1,10 +1,119 @@
-"""Text of one answer during generation."""
+"""Text of one answer: tokens to text deltas, stop strings, and the outcome."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from fairlane.outcomes import FinishReason
-from inference_consumers.engines.detokenizer import REPLACEMENT, Detokenizer
-from inference_consumers.engines.stop_strings import StopStrings
+from transformers import PreTrainedTokenizerBase
+
+from fairlane.outcomes import Code, FinishReason
+from fairlane.records import Output, TokenLogprob, TokenUsage, TopLogprob
+from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
+from inference_consumers.engines.sampling import Logprobs
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# The longest beginning of a character in UTF-8 has three bytes; some decoders put a replacement for each.
+_MOST_UNSURE = 3
+# A window may begin so many tokens back, inside a character perhaps: its end reads the same.
+_SURE_TOKENS = 12
+_LONGEST_WINDOW = 24
+
+
+class Detokenizer:
+    """Decodes a few tokens at each step, not all of them, so that a token's cost does not grow with the text.
+
+    The method is that of text-generation-inference (``Model.decode_token``) and vLLM (``detokenize_incrementally``):
+    the tokens since the last piece are decoded together with those of that piece, because a decoder may treat what
+    comes first differently, and text that ends in a replacement character waits for the rest of it. Beyond theirs, a
+    run of replacement characters is told but for its end, so that a model which writes nothing else holds up nothing.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """``decode`` turns token ids into text, with a replacement character for bytes that are none."""
+        self._decode = decode
+        self._window: list[int] = []
+        self._fresh = 0  # where in the window the tokens begin that came since the last piece
+        self._told = ""  # what is told of the window's text
+
+    def add(self, token_id: int) -> str:
+        """The text that is certain now and was not before. What is never certain ends in half a character."""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        sure = _sure(text)
+        piece = sure[len(self._told) :]
+        if piece and sure == text:
+            self._window = self._window[self._fresh :]
+            self._fresh = len(self._window)
+            self._told = self._decode(self._window)
+        elif len(self._window) > _LONGEST_WINDOW:
+            self._window = self._window[-_SURE_TOKENS:]
+            self._fresh = 0
+            self._told = _sure(self._decode(self._window))
+        else:
+            self._told = sure
+        return piece
+
+
+def _sure(text: str) -> str:
+    """The text without the replacement characters at its end that may still become a character."""
+    end = len(text)
+    while end > 0 and len(text) - end < _MOST_UNSURE and text[end - 1] == REPLACEMENT:
+        end -= 1
+    return text[:end]
+
+
+class StopStrings:
+    """Watches a text for its first stop string, at a cost per character that does not grow with the text.
+
+    Knuth, Morris and Pratt 1977, "Fast Pattern Matching in Strings", section 2: for each string, how much of its
+    beginning the text ends with.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Empty strings stop nothing."""
+        self._stops = [stop for stop in stops if stop]
+        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        self._seen = 0
+
+    @property
+    def held(self) -> int:
+        """How many of the last characters may be the beginning of a stop string."""
+        return max(self._matched, default=0)
+
+    def feed(self, text: str) -> int | None:
+        """Read on. The place in the whole text where the first stop string begins, once that is complete.
+
+        Of several that are complete with the same character the longest counts. Nothing may be fed after that.
+        """
+        if not self._stops:
+            return None
+        for character in text:
+            self._seen += 1
+            longest = 0
+            for number, stop in enumerate(self._stops):
+                matched = self._matched[number]
+                while matched and stop[matched] != character:
+                    matched = self._fallbacks[number][matched - 1]
+                if stop[matched] == character:
+                    matched += 1
+                self._matched[number] = matched
+                if matched == len(stop):
+                    longest = max(longest, matched)
+            if longest:
+                return self._seen - longest
+        return None
+
+
+def _fallbacks(stop: str) -> list[int]:
+    """For each beginning of the string, the length of the longest shorter beginning that it ends with."""
+    fallbacks = [0] * len(stop)
+    length = 0
+    for place in range(1, len(stop)):
+        while length and stop[place] != stop[length]:
+            length = fallbacks[length - 1]
+        if stop[place] == stop[length]:
+            length += 1
+        fallbacks[place] = length
+    return fallbacks
 
 
 class GeneratedText:
@@ -67,3 +176,93 @@ def fault_of(
     if not text and tokens == 1 and reason == FinishReason.STOP:
         return "the model ended its answer before the first token"
     return f"the model wrote {tokens} tokens that are no text"
+
+
+class TokenNames:
+    """The text of single tokens, as it would stand inside a text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        # Some decoders drop the space before a first token.
+        self._context: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+        self._context_length = len(self._decode(self._context))
+        self._names: dict[int, str] = {}
+
+    def of(self, token_id: int) -> str:
+        """Control tokens by their names; part of a character is a replacement character."""
+        name = self._names.get(token_id)
+        if name is None:
+            name = self._names[token_id] = self._decode([*self._context, token_id])[self._context_length :]
+        return name
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+class Answer:
+    """One answer while it is generated. The end token and the tokens of a stop string count: each was a step."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        names: TokenNames,
+        end_ids: Collection[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        may_be_broken: Callable[[], bool],
+    ) -> None:
+        """``decode`` is a Detokenizer's; ``end_ids`` are the tokens that end an answer; ``may_be_broken`` says
+        whether replacement characters are allowed in it."""
+        self._may_be_broken = may_be_broken
+        self.max_tokens = max_tokens
+        self.tokens = 0
+        self.last_token = 0
+        self._text = GeneratedText(decode, stop)
+        self._names = names
+        self._end_ids = end_ids
+        self._logprobs: list[tuple[int, int, Logprobs]] = []  # where in the text, the token, its probabilities
+
+    def add(self, token: int | None, logprobs: Logprobs | None, prompt_tokens: int) -> tuple[str, ItemOutcome | None]:
+        """The text that is certain now, and the outcome if this was the last token.
+
+        None for a token: no usable number was computed. ``prompt_tokens`` is for the usage alone.
+        """
+        if token is None:
+            return "", Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+        self.tokens += 1
+        self.last_token = token
+        usage = TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=self.tokens)
+        if token in self._end_ids:
+            return self._end(usage, FinishReason.STOP)
+        if logprobs is not None:
+            self._logprobs.append((self._text.length, token, logprobs))
+        text = self._text.add(token)
+        if self._text.is_stopped:
+            return text, self._outcome(usage, FinishReason.STOP, may_be_empty=True)
+        if self.tokens < self.max_tokens:
+            return text, None
+        rest, outcome = self._end(usage, FinishReason.LENGTH)
+        return text + rest, outcome
+
+    def _end(self, usage: TokenUsage, reason: FinishReason) -> tuple[str, ItemOutcome]:
+        rest = self._text.end()
+        return rest, self._outcome(usage, reason, may_be_empty=False)
+
+    def _outcome(self, usage: TokenUsage, reason: FinishReason, *, may_be_empty: bool) -> ItemOutcome:
+        text = self._text.whole()
+        fault = fault_of(text, self.tokens, reason, may_be_empty=may_be_empty, may_be_broken=self._may_be_broken)
+        if fault is not None:
+            return Failure(Code.ENGINE_ERROR, fault)
+        return Success(Output(text=text, logprobs=self._token_logprobs(len(text))), usage, reason)
+
+    def _token_logprobs(self, text_length: int) -> tuple[TokenLogprob, ...] | None:
+        """Of the tokens that wrote some of the text, or None where they were not asked for."""
+        if not self._logprobs:
+            return None
+        name = self._names.of
+        return tuple(
+            TokenLogprob(name(token), found.chosen, tuple(TopLogprob(name(other), value) for other, value in found.top))
+            for place, token, found in self._logprobs
+            if place < text_length
+        )

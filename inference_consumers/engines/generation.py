@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fairlane.records import TokenUsage
-from inference_consumers.engines.answer import Answer
+from inference_consumers.engines.generated_text import Answer
 from inference_consumers.engines.kv_cache import BatchCache
 from inference_consumers.engines.protocol import Cancelled, RunCost, RunObserver
 from inference_consumers.engines.sampling import Sampler, choose_tokens, logprobs_of

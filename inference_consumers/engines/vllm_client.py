@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 from fairlane.records import Parameters
 from inference_consumers.engines.memory import check_memory
 from inference_consumers.engines.model_folder import weight_bytes
+from inference_consumers.engines.prompts import TextPrompt
 from inference_consumers.engines.protocol import EngineLimits, EngineLoadError
-from inference_consumers.engines.text_prompts import TextPrompt
 
 _GPU_MEMORY_UTILIZATION = "GPU_MEMORY_UTILIZATION"
 _DEFAULT_GPU_MEMORY_UTILIZATION = 0.9

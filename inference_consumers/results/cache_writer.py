@@ -21,8 +21,7 @@ from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.logs import get_logger
 from fairlane.records import InferenceReply, WorkItem
 from fairlane.settings import Settings
-from fairlane_server.caching.entries import jittered_ttl_ms, seal
-from fairlane_server.caching.keys import CacheName
+from fairlane_server.caching.entries import CacheName, jittered_ttl_ms, seal
 from fairlane_server.caching.responses import answer_of, encode_answer
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 

@@ -22,7 +22,7 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.trace_context import trace_headers
-from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success

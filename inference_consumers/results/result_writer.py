@@ -12,7 +12,7 @@ from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
 from inference_consumers.results.records import AnswerWriter, EngineRun, outcome_of
-from inference_consumers.results.requeue import hand_back
+from inference_consumers.results.retries import hand_back
 
 log = get_logger(__name__)
 

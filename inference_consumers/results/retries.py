@@ -14,11 +14,25 @@ from dataclasses import dataclass, field, replace
 
 from fairlane.backoff import Backoff
 from fairlane.outcomes import Code, Degradation
-from fairlane.records import Passage
+from fairlane.records import Passage, WorkItem
 from fairlane_server.conversations.turns import newest_half, shortened_use
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
-from inference_consumers.engine_process.exits import EngineEnd
+from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem
+
+MAX_HAND_BACKS = 1
+
+
+def hand_back(item: WorkItem, code: Code) -> WorkItem | None:
+    """The item to hand back; None when its failure is its answer.
+
+    Only what was too large for the engine's memory goes back, and only once: its dispatcher tries it again with less
+    context. What is still too large then is refused as overloaded.
+    """
+    if code != Code.OVERLOADED or item.handed_back >= MAX_HAND_BACKS:
+        return None
+    return replace(item, handed_back=item.handed_back + 1)
+
 
 _CONVERSATION = "conversation_id"
 

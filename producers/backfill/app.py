@@ -19,23 +19,17 @@ from fairlane.logs import get_logger
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.processes.service import StopSignal
-from producers.backfill.budget import Budget
-from producers.backfill.database import CALL_TIMEOUT_S
 from producers.backfill.files import blob_of
-from producers.backfill.guard import guarded
 from producers.backfill.inputs import source_of
-from producers.backfill.job import Job, Status, Tally, Wanted
-from producers.backfill.job_log import PostgresJobLog
-from producers.backfill.job_store import JobStore
-from producers.backfill.lease import LEASE_S, LeaseKeeper
+from producers.backfill.job import Budget, Job, Status, Tally, Wanted
+from producers.backfill.job_store import CALL_TIMEOUT_S, JobStore, PostgresJobLog
+from producers.backfill.kafka import KafkaPublisher, KafkaReplies
+from producers.backfill.lease import LEASE_S, JobTimeouts, LeaseKeeper, LeftError
 from producers.backfill.outputs import FileParts
 from producers.backfill.ports import AwayError, Control, InputChangedError, JobFailedError
-from producers.backfill.publisher import KafkaPublisher
-from producers.backfill.reply_reader import KafkaReplies
-from producers.backfill.row_ids import RowIds
-from producers.backfill.runner import GRACE_MS, Runner
+from producers.backfill.row import RowIds
+from producers.backfill.runner import GRACE_MS, Runner, guarded
 from producers.backfill.submission import survey
-from producers.backfill.timeouts import JobTimeouts, LeftError
 
 log = get_logger(__name__)
 

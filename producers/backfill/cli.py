@@ -1,9 +1,11 @@
 """``python -m producers.backfill``: the commands, and what every one of them does when something is wrong."""
 
+import json
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -13,11 +15,10 @@ from fairlane import logs
 from fairlane.clock import now_ms
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
-from fairlane_server.cli.options import AsJson, settings_with
-from fairlane_server.cli.output import FAILURE, fail, say, show_json, show_table
+from fairlane_server.cli.output import FAILURE, AsJson, fail, say, settings_with, show_json, show_table
 from fairlane_server.cli.progress import progress_bars
 from fairlane_server.processes.service import StopSignal
-from producers.backfill import views
+from producers.backfill import progress
 from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.files import absolute
 from producers.backfill.job import (
@@ -29,16 +30,75 @@ from producers.backfill.job import (
     Status,
     Wanted,
 )
-from producers.backfill.job_pace import pace_json, pace_line
 from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS
+from producers.backfill.kafka import reply_partitions
 from producers.backfill.lease import LEASE_S
-from producers.backfill.options import check_rows_under_way, defaults_of, format_of, pairs, window_ms
 from producers.backfill.ports import AwayError, JobFailedError, LeaseLostError
-from producers.backfill.reply_reader import reply_partitions
+from producers.backfill.progress import JobWatch, pace_json, pace_line
+from producers.backfill.rows import FIELD_NAMES
 from producers.backfill.service import serve
 from producers.backfill.submission import TooExpensiveError, submit, survey
-from producers.backfill.watch import JobWatch
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_WINDOW = re.compile(r"(\d{1,6})([smhd])")
+MOST_ROWS_UNDER_WAY = 20_000
+"""What is known of them, and their answers, are in memory."""
+
+MOST_WINDOW_MS = 14 * 86_400_000
+"""As long as a backfill topic keeps what is in it."""
+
+
+def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
+    """``NAME=FIELD`` as a mapping. Raises ValueError."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not (separator and name and value):
+            raise ValueError(f"{option} {text!r}: must be NAME=VALUE")
+        if value not in FIELD_NAMES:
+            raise ValueError(f"{option} {text!r}: {value!r} is none of {', '.join(sorted(FIELD_NAMES))}")
+        found[name] = value
+    return found
+
+
+def defaults_of(given: Iterable[str]) -> dict[str, Any]:
+    """``FIELD=VALUE`` as fields; a value that is JSON is taken as that. Raises ValueError."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or name not in FIELD_NAMES - {"id", "custom_id"}:
+            raise ValueError(f"--default {text!r}: must be FIELD=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            found[name] = value
+    return found
+
+
+def window_ms(text: str) -> int:
+    """``24h`` in milliseconds. Raises ValueError."""
+    found = _WINDOW.fullmatch(text)
+    window = 0 if found is None else int(found[1]) * _UNITS_MS[found[2]]
+    if not 1_000 <= window <= MOST_WINDOW_MS:
+        raise ValueError(f"--completion-window {text!r}: must be from 1s to 14d, for instance 90s, 30m, 24h")
+    return window
+
+
+def check_rows_under_way(chunk_rows: int, max_open_chunks: int) -> None:
+    """Raises ValueError when there would be too many."""
+    if chunk_rows * max_open_chunks > MOST_ROWS_UNDER_WAY:
+        raise ValueError(
+            f"--chunk-rows {chunk_rows} times --max-open-chunks {max_open_chunks}: "
+            f"at most {MOST_ROWS_UNDER_WAY} rows may be under way"
+        )
+
+
+def format_of(url: str, otherwise: Format) -> Format:
+    """What the end of a name says."""
+    ending = PurePosixPath(url).suffix.lstrip(".").lower()
+    return Format(ending) if ending in set(Format) else otherwise
+
 
 EXIT_CODES = {
     Status.COMPLETED: 0,
@@ -121,15 +181,15 @@ def submit_command(
     settings = settings_with()
     surveyed = survey(tenant, spec)
     if dry_run:
-        estimate = views.estimate_json(surveyed[0], max_cost)
-        show_json(estimate) if as_json else say(views.estimate_line(surveyed[0]))
+        estimate = progress.estimate_json(surveyed[0], max_cost)
+        show_json(estimate) if as_json else say(progress.estimate_line(surveyed[0]))
         return TOO_EXPENSIVE if estimate["too_expensive"] else 0
     with _store(settings) as store:
         job = submit(store, tenant, spec, surveyed, reply_partitions(settings), now_ms)
     if run:
         return _run(settings, job.job_id, lease_s=LEASE_S, as_json=as_json)
-    shown = {**views.job_json(job), "estimate": views.estimate_json(surveyed[0], max_cost)}
-    show_json(shown) if as_json else say(f"{job.job_id}  {views.estimate_line(surveyed[0])}")
+    shown = {**progress.job_json(job), "estimate": progress.estimate_json(surveyed[0], max_cost)}
+    show_json(shown) if as_json else say(f"{job.job_id}  {progress.estimate_line(surveyed[0])}")
     return 0
 
 
@@ -174,9 +234,9 @@ def list_command(
     with _store(settings_with(), tenant) as store:
         jobs = store.newest(limit)
     if as_json:
-        show_json({"jobs": [views.job_json(job) for job in jobs]})
+        show_json({"jobs": [progress.job_json(job) for job in jobs]})
     else:
-        show_table(views.COLUMNS, [views.cells(job) for job in jobs])
+        show_table(progress.COLUMNS, [progress.cells(job) for job in jobs])
 
 
 @app.command("pause")
@@ -209,7 +269,7 @@ def results_command(
     if not job.status.is_final:
         fail(f"{job_id} is {job.status}: there is no output yet")
     if out is not None:
-        views.copy_output(job, out)
+        progress.copy_output(job, out)
     shown = {
         "job_id": job_id,
         "output": job.spec.output,
@@ -286,9 +346,9 @@ def _steer(job_id: str, wanted: Wanted, *, as_json: bool, max_cost_tokens: int |
 def _show(job: Job, *, as_json: bool) -> None:
     at_ms = now_ms()
     if as_json:
-        show_json({**views.job_json(job), **pace_json(job, at_ms)})
+        show_json({**progress.job_json(job), **pace_json(job, at_ms)})
         return
-    show_table(views.COLUMNS, [views.cells(job)])
+    show_table(progress.COLUMNS, [progress.cells(job)])
     if pace := pace_line(job, at_ms):
         say(pace)
 

@@ -11,8 +11,7 @@ from fairlane.outcomes import Priority
 from fairlane.records import InferenceRequest
 from producers.backfill.openai_responses import CHAT, COMPLETIONS, EMBEDDINGS, URLS
 from producers.openai_api.body import parse
-from producers.openai_api.error_bodies import param_of
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError, param_of
 from producers.openai_api.request_models import (
     ChatBody,
     CompletionBody,

@@ -3,8 +3,7 @@
 from typing import Any
 
 from fairlane.records import InferenceReply
-from producers.openai_api.error_bodies import error_body
-from producers.openai_api.reply_errors import error_of
+from producers.openai_api.errors import error_body, error_of
 from producers.openai_api.response_bodies import RequestEcho, chat_completion, completion, embeddings
 
 CHAT = "/v1/chat/completions"

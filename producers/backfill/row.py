@@ -1,10 +1,16 @@
-"""A row in progress: as read, and as a request. Values only."""
+"""A row in progress, its request id, and the row of a request id. Pure.
+
+An id says all of it: 64 bits of the job, 48 of the row, and 16 that are chosen so that the reply comes to the job's own
+partition. Whoever goes on with a job makes the same ids again, so that nothing has to be remembered about a row.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from fairlane.records import InferenceRequest
+from fairlane_server.kafka.reply_partition import partition_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +42,57 @@ class GoodRow:
 ParsedRow = GoodRow | BadRow
 RowContent = bytes | Mapping[str, Any] | BadRow
 """A line of JSON, or the columns of a row, or why it could not even be read."""
+
+
+MOST_ROWS = 2**48
+_SALTS = 2**16
+_PREFIX_CHARS = 19
+
+
+@dataclass(frozen=True, slots=True)
+class RowIds:
+    """The ids of one job.
+
+    Attributes:
+        job_id: 16 hexadecimal digits.
+        partitions: of the topic that its replies come to.
+    """
+
+    job_id: str
+    partitions: int
+
+    @property
+    def partition(self) -> int:
+        """Where the replies to all its rows stand."""
+        return int(self.job_id, 16) % self.partitions
+
+    @property
+    def prefix(self) -> str:
+        """What all its ids begin with."""
+        return f"{self.job_id[:8]}-{self.job_id[8:12]}-{self.job_id[12:]}-"
+
+    def id_of(self, row: int) -> str:
+        """The request id of a row, counted from 0; always the same. Raises ValueError for a row that no id can name."""
+        if not 0 <= row < MOST_ROWS:
+            raise ValueError(f"row {row} is not between 0 and {MOST_ROWS - 1}")
+        digits = f"{row:012x}"
+        stem = f"{self.prefix}{digits[:4]}-{digits[4:]}"
+        wanted, partitions = self.partition, self.partitions
+        # One in ``partitions`` fits: that none of so many does is out of the question.
+        for salt in count():
+            if salt == _SALTS:
+                raise ValueError(f"no id of row {row} comes to partition {wanted} of {partitions}")
+            request_id = f"{stem}{salt:04x}"
+            if partition_of(request_id, partitions) == wanted:
+                return request_id
+        raise AssertionError("count() has no end")
+
+    def row_of(self, request_id: str) -> int | None:
+        """The row that this id names, None if it is none of this job's."""
+        if len(request_id) != 36 or not request_id.startswith(self.prefix):
+            return None
+        try:
+            row = int(request_id[_PREFIX_CHARS:23] + request_id[24:32], 16)
+        except ValueError:
+            return None
+        return row if self.id_of(row) == request_id else None

@@ -14,32 +14,58 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from traceback import extract_tb
+
+from confluent_kafka import KafkaException
 
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest
 from producers.backfill.answers import tally_of
-from producers.backfill.budget import Budget
 from producers.backfill.chunk_ledger import ChunkLedger
-from producers.backfill.job import MAX_COST_REACHED, ChunkPlan, Job, Position, Status, Tally, Wanted
+from producers.backfill.job import MAX_COST_REACHED, Budget, ChunkPlan, Job, Position, Status, Tally, Wanted
+from producers.backfill.kafka import RequestRecords
+from producers.backfill.lease import JobTimeouts, LeftError
 from producers.backfill.ports import (
     AwayError,
     Control,
     JobFailedError,
     JobLog,
+    LeaseLostError,
     Parts,
     Publisher,
     Replies,
     Source,
 )
-from producers.backfill.request_records import RequestRecords
-from producers.backfill.row import ParsedRow, RowContent
-from producers.backfill.row_ids import RowIds
+from producers.backfill.row import ParsedRow, RowContent, RowIds
 from producers.backfill.rows import parse_row
-from producers.backfill.timeouts import JobTimeouts, LeftError
 
 log = get_logger(__name__)
+
+_FRAMES = 4
+
+
+def guarded(job: Job, job_log: JobLog, work: Callable[[], Status]) -> Status:
+    """What ``work`` on a job returns; FAILED, with a reason in its log, if it cannot go on.
+
+    Raises AwayError and LeaseLostError, and KafkaException for settings that no job could be run with.
+    """
+    try:
+        return work()
+    except (AwayError, LeaseLostError, KafkaException):
+        raise
+    except JobFailedError as error:
+        reason = str(error)
+        log.error("job_failed", job_id=job.job_id, tenant=job.tenant, reason=reason)
+    except Exception as error:  # noqa: BLE001 - a row that nobody foresaw fails its job alone
+        # Not its text, which may quote a row.
+        reason = f"the runner met what it cannot handle: {type(error).__name__}"
+        frames = [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-_FRAMES:]]
+        log.error("job_broke", job_id=job.job_id, tenant=job.tenant, error=type(error).__name__, frames=frames)
+    job_log.move(Status.FAILED, reason)
+    return Status.FAILED
+
 
 MOST_HELD_BYTES = 64 * 1024 * 1024
 """No further chunk is opened while so much waits to be written."""

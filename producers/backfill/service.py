@@ -18,13 +18,13 @@ from fairlane.logs import get_logger
 from fairlane.settings import Settings
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from producers.backfill.app import JobRunner, NotToBeRunError
-from producers.backfill.file_sweep import FileSweep, KeptFiles
+from producers.backfill.batches import FileSweep, KeptFiles
 from producers.backfill.job import Status
 from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS, TURN_S, RunningJob, WaitingJob, next_turns
+from producers.backfill.kafka import reply_partitions
 from producers.backfill.ports import AwayError, JobFailedError, LeaseLostError
-from producers.backfill.reply_reader import reply_partitions
-from producers.backfill.watch import JobWatch
+from producers.backfill.progress import JobWatch
 
 log = get_logger(__name__)
 

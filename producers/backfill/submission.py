@@ -12,7 +12,7 @@ from producers.backfill.job import Fingerprint, Job, JobSpec, Position
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.backfill.outputs import check_places
 from producers.backfill.ports import JobFailedError
-from producers.backfill.row_ids import MOST_ROWS
+from producers.backfill.row import MOST_ROWS
 from producers.backfill.rows import parse_row
 
 

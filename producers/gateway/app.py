@@ -20,7 +20,7 @@ from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.state import report_state
-from producers.backfill.reply_reader import reply_partitions
+from producers.backfill.kafka import reply_partitions
 from producers.gateway.claim_stores import LocalClaims, RedisClaims
 from producers.gateway.edge import error_responses
 from producers.gateway.edge import openapi as edge_openapi
@@ -38,9 +38,9 @@ from producers.gateway.native.router import router as native_router
 from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router as batch_router
-from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.files import MOST_FORM_BYTES
+from producers.gateway.openai.inference_calls import OpenAIDeps
 from producers.gateway.openai.router import router as openai_router
-from producers.gateway.openai.upload_form import MOST_FORM_BYTES
 from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.results.results import make_results

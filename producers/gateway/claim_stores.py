@@ -16,7 +16,7 @@ from fairlane_server.redis.state import (
     count_refusal_of,
     count_refusals,
 )
-from producers.gateway.tenant_map import TenantMap
+from producers.gateway.tenant_bounds import TenantMap
 
 MOST_LOCAL_CLAIMS = 20_000
 

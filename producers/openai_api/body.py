@@ -1,17 +1,42 @@
-"""Parse and validate request bodies. Errors name the field and never quote the body."""
+"""Parse and validate request bodies. Errors name the field and never quote the body.
+
+Two bytes of JSON become an object of about 60 bytes, and the event loop makes about a million of them a second: a bound
+on the bytes of a body bounds neither memory nor time.
+"""
 
 import re
 from collections.abc import Mapping
 from json import JSONDecoder
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from fairlane.outcomes import Code
-from producers.openai_api.error_bodies import INVALID_JSON, MISSING_PARAMETER
-from producers.openai_api.gateway_error import GatewayError
-from producers.openai_api.json_bounds import MOST_VALUES, has_too_many_values
+from producers.openai_api.errors import INVALID_JSON, MISSING_PARAMETER, GatewayError
+
+MOST_VALUES: Final = 50_000
+"""Per body. 512 messages of several parts have a few thousand. Parsed in about 50 ms."""
+
+_OPENING: Final = (b",", b"[", b"{")
+"""Each value follows one of these, except the value of a key, counted with its key, and the outermost value."""
+
+
+def has_too_many_values(raw: bytes, most: int = MOST_VALUES) -> bool:
+    """Whether the text has more than ``most`` values. For invalid JSON the result is meaningless, but as fast."""
+    if _count(raw) <= most:
+        # An upper bound: it includes marks inside strings.
+        return False
+    # Without escapes, every quotation mark begins or ends a string.
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 4 * most:
+        return True
+    return _count(b'""'.join(plain.split(b'"')[::2])) > most
+
+
+def _count(raw: bytes) -> int:
+    return sum(raw.count(mark) for mark in _OPENING)
+
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

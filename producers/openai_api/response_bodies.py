@@ -8,7 +8,7 @@ from typing import Literal
 from fairlane.outcomes import FinishReason
 from fairlane.records import InferenceReply, TokenLogprob, TopLogprob
 from producers.openai_api import sse
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from producers.openai_api.response_models import (
     AssistantMessage,
     ChatChoice,

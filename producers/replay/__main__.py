@@ -12,16 +12,13 @@ from fairlane.errors import FairlaneError
 from fairlane.names import is_name
 from fairlane.settings import KafkaSettings
 from fairlane_server.cli.output import fail, say, show_json, show_table
+from producers.replay.calls import Target
 from producers.replay.gateway_target import GatewayTarget
-from producers.replay.open_loop import play
-from producers.replay.plan import PlanOptions, plan
+from producers.replay.load import Users, play, run
 from producers.replay.profiles import PROFILES, Profile
-from producers.replay.runner import run
+from producers.replay.report import COLUMNS, Scenario, markdown, outcome_lines, tenant_rows
 from producers.replay.sdk_target import SdkTarget
-from producers.replay.tables import COLUMNS, Scenario, markdown, outcome_lines, tenant_rows
-from producers.replay.target import Target
-from producers.replay.trace import read_trace
-from producers.replay.users import Users
+from producers.replay.trace import PlanOptions, plan, read_trace
 
 KEY_VARIABLE = "FAIRLANE_API_KEY"
 DEFAULT_MODEL = "smollm2-135m-instruct"

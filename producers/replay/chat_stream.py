@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from producers.replay.outcome import OK, UNREADABLE, Answer, of_refusal
+from producers.replay.calls import OK, UNREADABLE, Answer, of_refusal
 
 _MOST_EVENT_BYTES = 16 * 1024 * 1024
 _DATA = b"data:"

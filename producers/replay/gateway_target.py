@@ -3,12 +3,11 @@
 import json
 from collections.abc import Mapping
 
-from producers.replay.chat_body import PATH, chat_body
+from producers.replay.calls import CONNECTION, Answer, OnText
 from producers.replay.chat_stream import ChatStream, answer_of
 from producers.replay.http_client import HttpClient, HttpError
-from producers.replay.outcome import CONNECTION, Answer
-from producers.replay.plan import Call
-from producers.replay.target import OnText
+from producers.replay.profiles import PATH, chat_body
+from producers.replay.trace import Call
 
 
 class GatewayTarget:

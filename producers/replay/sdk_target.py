@@ -16,9 +16,8 @@ from fairlane import (
 )
 from fairlane.client import RequestFields
 from fairlane.outcomes import CacheMode
-from producers.replay.outcome import TIMEOUT, Answer, of_reply
-from producers.replay.plan import Call, text_of
-from producers.replay.target import OnText
+from producers.replay.calls import TIMEOUT, Answer, OnText, of_reply
+from producers.replay.trace import Call, text_of
 
 _ANSWERS: Mapping[type[FairlaneError], Answer] = {
     Timeout: Answer(TIMEOUT),

@@ -35,8 +35,8 @@ from stream_processors.dispatcher.deduplication.reply_archive import KafkaReplyA
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import Retriever
-from stream_processors.dispatcher.feedback.work_events import FeedEvent
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
+from stream_processors.dispatcher.feedback.work_records import FeedEvent
 from stream_processors.dispatcher.output import heartbeat_report
 from stream_processors.dispatcher.output.heartbeat_publisher import HeartbeatPublisher
 from stream_processors.dispatcher.reading.request_topics import RequestTopics

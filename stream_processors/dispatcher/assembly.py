@@ -44,17 +44,16 @@ from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
-from stream_processors.dispatcher.pool_reassignment import PoolReassignment
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.registry import Registry
+from stream_processors.dispatcher.registry import PoolReassignment, Registry
 from stream_processors.dispatcher.response_cache.cached_reply import CachedReplyWriter
 from stream_processors.dispatcher.response_cache.lookup import CacheLookup
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.cost import CostModel
-from stream_processors.dispatcher.scheduling.fleet import Fleet
 from stream_processors.dispatcher.scheduling.in_flight import InFlight
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
+from stream_processors.dispatcher.scheduling.window import Fleet
 
 
 @dataclass(frozen=True, slots=True)

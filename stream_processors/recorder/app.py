@@ -8,8 +8,7 @@ from fairlane.settings import Settings
 from fairlane_server.postgres.connection import describe
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
-from stream_processors.recorder.removal import OldRows, Removal
-from stream_processors.recorder.retention import rules_of
+from stream_processors.recorder.retention import OldRows, Removal, rules_of
 from stream_processors.recorder.source import Source
 from stream_processors.recorder.store import Store
 

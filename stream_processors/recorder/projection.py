@@ -22,8 +22,18 @@ from fairlane.records import (
     UsageEvent,
 )
 from fairlane_server.conversations.turns import turn_tokens
-from stream_processors.recorder.tables import AUDIT_LOGS, MODELS, RESULTS, TENANTS, TURNS, USAGE, Table
-from stream_processors.recorder.values import json_text, storable, without_middle
+from stream_processors.recorder.tables import (
+    AUDIT_LOGS,
+    MODELS,
+    RESULTS,
+    TENANTS,
+    TURNS,
+    USAGE,
+    Table,
+    json_text,
+    storable,
+    without_middle,
+)
 
 Row = tuple[Any, ...]
 

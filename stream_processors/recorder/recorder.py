@@ -7,6 +7,7 @@ A new assignment, an outage, another recorder and a truncated log differ only in
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fairlane import metrics
@@ -17,7 +18,6 @@ from fairlane.committed import LogPosition, PartitionLog, alarm, resume_offset
 from fairlane.logs import get_logger
 from fairlane.skipping_consumer import SkippedRange
 from fairlane_server.processes.service import Readiness
-from stream_processors.recorder.batch_size import BATCH_BYTES, BatchSize
 from stream_processors.recorder.positions import Move, Partition, Positions, Stored
 from stream_processors.recorder.projection import LogRecord, Projection, project
 from stream_processors.recorder.retention import Rule, drop_old
@@ -30,6 +30,39 @@ from stream_processors.recorder.store import (
     SupersededError,
 )
 from stream_processors.recorder.tables import ALL_TABLES
+
+BATCH_BYTES = 8 * 1024 * 1024
+"""Of the records' values. As rows and as what is sent to Postgres they may take many times as much memory."""
+
+_GROWTH = 1 / 8
+
+
+@dataclass(slots=True)
+class BatchSize:
+    """Half as many records after a batch that took Postgres too long, down to one, and an eighth more after each that
+    is stored: slowly, since what is too much costs a time-out.
+
+    Attributes:
+        most_records: of one batch.
+        records: of the next one, at most.
+    """
+
+    most_records: int
+    records: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.records = self.most_records
+
+    def timed_out(self, records: int) -> None:
+        """A batch of so many records was not stored in time."""
+        if records:
+            self.records = max(1, min(self.records, records // 2))
+
+    def stored(self, records: int) -> None:
+        """A batch of so many records was stored."""
+        if records:
+            self.records = min(self.most_records, self.records + max(1, int(self.records * _GROWTH)))
+
 
 log = get_logger(__name__)
 

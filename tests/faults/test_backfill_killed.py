@@ -15,7 +15,7 @@ import pytest
 
 from fairlane.names import backfill_topic
 from producers.backfill.job import Format, Job, Status
-from producers.backfill.row_ids import RowIds
+from producers.backfill.row import RowIds
 from tests.kit.backfill_bench import BackfillBench, backfill_bench, read_lines
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess

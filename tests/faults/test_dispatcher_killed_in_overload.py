@@ -6,7 +6,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from benchmarks.faults.groups import members
+from benchmarks.faults.rig import members
 from benchmarks.load import LoadGenerator
 from benchmarks.observed import completions, waits
 from benchmarks.service_curve import longest_common_wait

@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from fairlane.clock import now_ms
-from producers.openai_api.gateway_error import UNAVAILABLE
-from producers.openai_api.reply_errors import UNCERTAIN
+from producers.openai_api.errors import UNAVAILABLE, UNCERTAIN
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.gateway_traffic import CALLERS, Traffic, check_promise
 from tests.kit.own_part import START_S, OwnPart

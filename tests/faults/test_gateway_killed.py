@@ -13,7 +13,7 @@ import pytest
 
 from fairlane.names import requests_topic
 from producers.gateway.idempotency import IN_FLIGHT
-from producers.openai_api.error_bodies import REQUEST_ID_HEADER
+from producers.openai_api.errors import REQUEST_ID_HEADER
 from tests.kit.gateway_kit import LONG_MS, Served, serving
 from tests.kit.gateway_traffic import CALL_PATIENCE_S, Traffic, check_promise, until_taken
 from tests.kit.log_reader import LogReader

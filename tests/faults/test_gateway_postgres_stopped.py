@@ -9,7 +9,7 @@ import pytest
 
 from fairlane.clock import now_ms
 from fairlane_server.api_keys.key_store import ApiKeys
-from producers.openai_api.gateway_error import UNAVAILABLE
+from producers.openai_api.errors import UNAVAILABLE
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.gateway_traffic import Traffic, check_promise, degraded
 from tests.kit.own_postgres import OwnPostgres

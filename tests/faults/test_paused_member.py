@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.groups import Place, members
 from benchmarks.faults.promise import examine, unsettled
+from benchmarks.faults.rig import Place, members
 from fairlane import names
 from fairlane.outcomes import Outcome, Priority
 from fairlane.records import InferenceRequest, Parameters

@@ -17,7 +17,7 @@ from producers.backfill.rows import parse_row
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.openai.batches import BatchBody
 from producers.openai_api.body import parse
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from producers.openai_api.request_models import (
     ChatBody,
     CompletionBody,

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from deploy.local.redis import CACHE_NAME, NAME
 from fairlane.records import SourceCoordinate
-from fairlane_server.caching.keys import CacheName, request_key
+from fairlane_server.caching.entries import CacheName, request_key
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.redis.state import report_state

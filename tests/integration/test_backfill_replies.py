@@ -9,8 +9,8 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from producers.backfill.job import Fingerprint, Job, JobSpec
 from producers.backfill.job_store import new_job_id
-from producers.backfill.reply_reader import KafkaReplies, reply_partitions
-from producers.backfill.row_ids import RowIds
+from producers.backfill.kafka import KafkaReplies, reply_partitions
+from producers.backfill.row import RowIds
 from tests.kit.recorder_kit import LogWriter, make_topics
 from tests.waiting import eventually
 

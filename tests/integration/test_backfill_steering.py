@@ -20,8 +20,7 @@ from producers.backfill.job import (
     Tally,
     Wanted,
 )
-from producers.backfill.job_log import PostgresJobLog
-from producers.backfill.job_store import JobStore, new_job_id
+from producers.backfill.job_store import JobStore, PostgresJobLog, new_job_id
 from producers.backfill.ports import JobFailedError
 from tests.kit.pipeline import unique_name
 from tests.stack import PostgresServer, empty_database

@@ -14,8 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from deploy.local.redis import CACHE_NAME
-from fairlane_server.caching.entries import MOST_ENTRY_BYTES, seal
-from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
+from fairlane_server.caching.entries import MOST_ENTRY_BYTES, CacheKey, CacheName, cache_key, seal
 from fairlane_server.caching.responses import answer_of, encode_answer, semantic_group
 from fairlane_server.redis.cache import LookUpResult, RedisCache
 from stream_processors.dispatcher.response_cache.caches import Caches, make_caches

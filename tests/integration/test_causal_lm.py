@@ -19,9 +19,16 @@ from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, ModelVersion, Parameters, Passage, RequestInput, TokenUsage
 from inference_consumers.engines.causal_lm import CausalLmEngine
 from inference_consumers.engines.int8 import Int8Linear
-from inference_consumers.engines.observing import run_batch
 from inference_consumers.engines.prompts import PromptEncoder
-from inference_consumers.engines.protocol import Engine, EngineItem, EngineLoadError, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import (
+    Engine,
+    EngineItem,
+    EngineLoadError,
+    Failure,
+    ItemOutcome,
+    Success,
+    run_batch,
+)
 from inference_consumers.engines.registry import create_engine
 from tests.kit.engine_kit import (
     MODELS_DIR,

@@ -20,8 +20,7 @@ from transformers import (
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Parameters, TokenUsage
 from inference_consumers.engines.causal_lm import CausalLmEngine
-from inference_consumers.engines.observing import run_batch
-from inference_consumers.engines.protocol import Cancelled, Failure, RunCost, Success
+from inference_consumers.engines.protocol import Cancelled, Failure, RunCost, Success, run_batch
 from tests.kit.encoder_kit import prepared_tokenizer
 from tests.kit.engine_kit import (
     LANGUAGE_MODEL,

@@ -26,8 +26,7 @@ from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
-from stream_processors.recorder.removal import OldRows
-from stream_processors.recorder.retention import Rule
+from stream_processors.recorder.retention import OldRows, Rule
 from stream_processors.recorder.store import Store
 from stream_processors.recorder.tables import TURNS
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables

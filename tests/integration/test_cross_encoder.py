@@ -15,8 +15,7 @@ from fairlane.models import load_models
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS
 from inference_consumers.engines.cross_encoder import CrossEncoderEngine
-from inference_consumers.engines.observing import Outcomes, run_batch
-from inference_consumers.engines.protocol import EngineLoadError, Failure
+from inference_consumers.engines.protocol import EngineLoadError, Failure, Outcomes, run_batch
 from inference_consumers.engines.registry import create_engine
 from tests.kit.encoder_kit import (
     ENCODER,

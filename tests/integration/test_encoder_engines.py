@@ -18,7 +18,6 @@ from fairlane.models import load_models
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS, TokenUsage
 from inference_consumers.engines.embedding import EmbeddingEngine
-from inference_consumers.engines.observing import Outcomes, run_batch
 from inference_consumers.engines.protocol import (
     Cancelled,
     Engine,
@@ -26,7 +25,9 @@ from inference_consumers.engines.protocol import (
     EngineLoadError,
     Failure,
     ItemOutcome,
+    Outcomes,
     RunCost,
+    run_batch,
 )
 from inference_consumers.engines.registry import create_engine
 from tests.kit.encoder_kit import (

@@ -21,8 +21,7 @@ from transformers import (
 
 from inference_consumers.engines.embedding import EmbeddingEngine
 from inference_consumers.engines.int8 import Int8Linear, quantize_linears
-from inference_consumers.engines.observing import run_batch
-from inference_consumers.engines.protocol import EngineLoadError
+from inference_consumers.engines.protocol import EngineLoadError, run_batch
 from tests.kit.encoder_kit import (
     TEXTS,
     THREADS,

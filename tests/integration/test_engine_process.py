@@ -14,9 +14,13 @@ import pytest
 
 from fairlane.backoff import Backoff
 from fairlane.records import ModelVersion, Parameters, RequestInput
-from inference_consumers.engine_process.exits import EndKind, EngineEnd
-from inference_consumers.engine_process.host import MAX_DEATHS_WHILE_LOADING, EngineCommand, EngineHost
-from inference_consumers.engine_process.hosts import without_settings
+from inference_consumers.engine_process.failures import EndKind, EngineEnd
+from inference_consumers.engine_process.host import (
+    MAX_DEATHS_WHILE_LOADING,
+    EngineCommand,
+    EngineHost,
+    without_settings,
+)
 from inference_consumers.engine_process.messages import Ended, EngineSpec, Loaded, Step
 from inference_consumers.engine_process.process_facts import OomKills
 from inference_consumers.engines.protocol import Cancelled, EngineItem, Failure, ItemOutcome, Success

@@ -16,8 +16,15 @@ from deploy.models.train_digits import build_network
 from fairlane.models import load_models
 from fairlane.records import ModelVersion, TokenUsage
 from inference_consumers.engine_process.failures import is_out_of_memory
-from inference_consumers.engines.observing import run_batch
-from inference_consumers.engines.protocol import Cancelled, Engine, EngineLoadError, Failure, RunCost, Success
+from inference_consumers.engines.protocol import (
+    Cancelled,
+    Engine,
+    EngineLoadError,
+    Failure,
+    RunCost,
+    Success,
+    run_batch,
+)
 from inference_consumers.engines.registry import create_engine
 from tests.kit.encoder_kit import TINY, prepared_tokenizer, save_cross_encoder
 from tests.kit.engine_kit import (

@@ -18,11 +18,10 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from fairlane.settings import Settings
-from fairlane_server.api_keys.roles import Role
+from fairlane_server.api_keys.api_key import Role
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import upgrade
-from producers.backfill.batches import Batch, BatchStore, StoredFile
-from producers.backfill.file_sweep import KeptFiles, sweep
+from producers.backfill.batches import Batch, BatchStore, KeptFiles, StoredFile, sweep
 from producers.backfill.files import LocalFile
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import JobStore
@@ -31,8 +30,7 @@ from producers.backfill.ports import AwayError, JobFailedError
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router
-from producers.openai_api.error_bodies import error_response
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError, error_response
 from tests.stack import PostgresServer, empty_database
 
 DAY_S = 86_400
@@ -395,7 +393,7 @@ def test_a_file_that_the_storage_keeps_stops_no_other(bench: Bench, monkeypatch:
             delete(self)
 
         monkeypatch.setattr(LocalFile, "delete", refuse_one)
-        monkeypatch.setattr("producers.backfill.file_sweep._PAGE", 1)
+        monkeypatch.setattr("producers.backfill.batches._PAGE", 1)
         assert bench.pass_days(30) == 2
         assert bench.stored() == {files[0]}
         monkeypatch.undo()

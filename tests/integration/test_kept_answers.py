@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest, Message, RequestInput, WorkItem
 from fairlane.settings import Settings
-from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.entries import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.redis.cache import LookUpResult, RedisCache
 from inference_consumers.results.cache_writer import TIMEOUT_S, CacheWriter, kept_answers_for

@@ -16,9 +16,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from fairlane import logs
 from fairlane.clock import monotonic_ms, now_ms
-from fairlane_server.api_keys.api_key import new_key, parse_key
+from fairlane_server.api_keys.api_key import Role, Scope, new_key, parse_key
 from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError, KeyNotFoundError
-from fairlane_server.api_keys.roles import Role, Scope
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.cli import main
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
@@ -32,7 +31,7 @@ from producers.gateway.identity.key_store import (
     UserSettings,
 )
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError
-from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
+from producers.gateway.limits.rate_buckets import FailedKeys, failure_policy
 from tests.kit.identity_kit import MemoryIdentityStore
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
 from tests.stack import PostgresServer, empty_database

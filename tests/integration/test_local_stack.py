@@ -17,8 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from psycopg import sql
 
 from deploy.local import probes
-from deploy.local.errors import AlreadyRunningError, StackError
-from deploy.local.layout import PROJECT_ROOT, DataDir
+from deploy.local.layout import PROJECT_ROOT, AlreadyRunningError, DataDir, StackError
 from deploy.local.procfs import ProcessId, find_by_folder
 from deploy.local.run_record import RunRecord
 from deploy.local.services import Service, Step

@@ -14,8 +14,7 @@ from inference_consumers.engines import memory
 from inference_consumers.engines.causal_lm import CausalLmEngine
 from inference_consumers.engines.memory import main_memory_bytes
 from inference_consumers.engines.model_folder import weight_bytes
-from inference_consumers.engines.observing import run_batch
-from inference_consumers.engines.protocol import EngineLoadError, Success
+from inference_consumers.engines.protocol import EngineLoadError, Success, run_batch
 from tests.kit.damaged_models import WEIGHTS, ask_for_a_terabyte, edit, truncate
 from tests.kit.encoder_kit import prepared_tokenizer, save
 from tests.kit.engine_kit import LANGUAGE_MODEL, THREADS, TINY, complete, save_parrot, save_tiny_model

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoTokenizer
 
 from benchmarks import cluster, pipeline_efficiency
-from benchmarks.replies import Backlog
+from benchmarks.observed import Backlog
 from benchmarks.vllm_direct import DirectVllm, VllmMissingError
 from deploy.local.services import MODELS_FILE, Service
 from deploy.models.prepare import prepare, recipes

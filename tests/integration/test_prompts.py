@@ -8,8 +8,7 @@ import pytest
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 
 from fairlane.records import Message, Passage, RequestInput
-from inference_consumers.engines.passages import PassagesTemplate
-from inference_consumers.engines.prompts import PromptEncoder, PromptError, has_broken_text
+from inference_consumers.engines.prompts import PassagesTemplate, PromptEncoder, PromptError, has_broken_text
 from inference_consumers.engines.protocol import EngineItem
 from tests.kit.encoder_kit import MODELS_DIR, prepared_tokenizer
 from tests.kit.engine_kit import chat, complete

@@ -17,7 +17,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.store_error import StoreError
-from producers.gateway.results import request_store, write_queue
+from producers.gateway.results import cache_entries, request_store
 from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.request_store import (
     EndedCursor,
@@ -27,7 +27,7 @@ from producers.gateway.results.request_store import (
     ended_question,
 )
 from producers.gateway.results.results import Results, make_results
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
 from tests.kit.native_kit import ID, place, recorded
@@ -43,7 +43,7 @@ TABLES = ("results", "audit_logs")
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The product's bounds are of seconds and less, which is another test's matter."""
-    monkeypatch.setattr(write_queue, "_FLUSH_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(cache_entries, "_FLUSH_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(request_store, "PAGE_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(request_store, "LOOK_UP_TIMEOUT_S", PATIENCE_S)
 

@@ -17,8 +17,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS, act_for
 from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
-from stream_processors.recorder.removal import OldRows, Removal
-from stream_processors.recorder.retention import INTERVAL_S, Rule, rules_of
+from stream_processors.recorder.retention import INTERVAL_S, OldRows, Removal, Rule, rules_of
 from stream_processors.recorder.store import Store
 from stream_processors.recorder.tables import RESULTS
 from tests.kit.recorder_kit import Tables

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks import retrieval, retrieval_questions
-from benchmarks.retrieval_corpus import make_corpus
+from benchmarks.retrieval_questions import make_corpus
 from deploy.models.prepare import DEFAULT_MODELS_DIR
 from fairlane.settings import Settings
 from fairlane_server.retrieval import pgvector_store

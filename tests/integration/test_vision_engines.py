@@ -25,7 +25,6 @@ from fairlane.models import load_models
 from fairlane.outcomes import Code
 from fairlane.records import ModelVersion, Parameters, RequestInput, TokenUsage
 from inference_consumers.engines.classifier import ClassifierEngine
-from inference_consumers.engines.observing import Outcomes, run_batch
 from inference_consumers.engines.protocol import (
     Cancelled,
     Engine,
@@ -34,8 +33,10 @@ from inference_consumers.engines.protocol import (
     EngineLoadError,
     Failure,
     ItemOutcome,
+    Outcomes,
     RunCost,
     Success,
+    run_batch,
 )
 from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT

@@ -21,17 +21,16 @@ from fairlane.settings import Settings
 from fairlane_server.admission_rule import CapacityState
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.processes.restarts import RestartPolicy
-from stream_processors.dispatcher.feedback.work_events import (
+from stream_processors.dispatcher.feedback.work_feed import WorkFeed
+from stream_processors.dispatcher.feedback.work_records import (
     AgedCapacityReport,
     FeedEvent,
     PartitionRecreated,
     PartitionsKnown,
     WorkSeen,
 )
-from stream_processors.dispatcher.feedback.work_feed import WorkFeed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
-from stream_processors.dispatcher.scheduling.in_flight import Reserved, WorkId
-from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
+from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, Reserved, WorkId
 from tests.kit.pipeline import Pipeline
 from tests.kit.work_log import COST, Follower, WorkLog, following
 from tests.waiting import eventually

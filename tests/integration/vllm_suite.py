@@ -20,7 +20,6 @@ from fairlane.models import load_models
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, ModelVersion, Parameters, RequestInput, TokenUsage
 from inference_consumers.engines import memory
-from inference_consumers.engines.observing import Outcomes, run_batch
 from inference_consumers.engines.protocol import (
     Cancelled,
     EngineGoneError,
@@ -29,7 +28,9 @@ from inference_consumers.engines.protocol import (
     EngineLoadError,
     Failure,
     ItemOutcome,
+    Outcomes,
     Success,
+    run_batch,
 )
 from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vllm_engine import VllmEngine

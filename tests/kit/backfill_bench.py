@@ -19,7 +19,7 @@ from producers.backfill.app import JobRunner
 from producers.backfill.cli import main
 from producers.backfill.job import Job, JobSpec, Status
 from producers.backfill.job_store import JobStore
-from producers.backfill.reply_reader import reply_partitions
+from producers.backfill.kafka import reply_partitions
 from producers.backfill.submission import submit, survey
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess

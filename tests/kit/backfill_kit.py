@@ -10,8 +10,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, InferenceRequest, Output, TokenUsage
 from fairlane.schema_files import default_codec
 from producers.backfill.answers import RowAnswer
-from producers.backfill.budget import Budget
-from producers.backfill.job import ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
+from producers.backfill.job import Budget, ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
 from producers.backfill.ports import AwayError, LeaseLostError
 from producers.backfill.row import RowContent
 from producers.backfill.runner import Runner

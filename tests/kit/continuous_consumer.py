@@ -8,5 +8,5 @@ import typer
 from inference_consumers import __main__ as service
 
 if __name__ == "__main__":
-    with mock.patch("inference_consumers.engine_process.hosts.MODULE", "tests.kit.continuous_engine"):
+    with mock.patch("inference_consumers.engine_process.host.MODULE", "tests.kit.continuous_engine"):
         typer.run(service.run)

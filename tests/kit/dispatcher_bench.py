@@ -24,7 +24,7 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.entries import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
@@ -32,7 +32,7 @@ from stream_processors.dispatcher.admission.stage import AdmissionStage
 from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
-from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
+from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport
 from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord

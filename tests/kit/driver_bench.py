@@ -11,7 +11,7 @@ from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.batching.waiting_work import Waiting
 from inference_consumers.driver import EngineDriver
-from inference_consumers.engine_process.exits import EndKind, EngineEnd
+from inference_consumers.engine_process.failures import EndKind, EngineEnd
 from inference_consumers.engine_process.messages import Ended, Finished, Loaded, Step, Text
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates

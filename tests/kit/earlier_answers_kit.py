@@ -16,7 +16,7 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.caching.responses import CachedAnswer, response_key
-from stream_processors.dispatcher.feedback.work_events import WorkSeen
+from stream_processors.dispatcher.feedback.work_records import WorkSeen
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, WorkId
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, PARTITION, Bench, request
 

@@ -14,9 +14,8 @@ from deploy.models.digits_data import load_split
 from fairlane.outcomes import Code
 from fairlane.records import Message, Output, Parameters, RequestInput
 from inference_consumers.engines.causal_lm import CausalLmEngine
-from inference_consumers.engines.detokenizer import REPLACEMENT
-from inference_consumers.engines.observing import Outcomes
-from inference_consumers.engines.protocol import EngineItem, EngineLimits, Failure, ItemOutcome, Success
+from inference_consumers.engines.generated_text import REPLACEMENT
+from inference_consumers.engines.protocol import EngineItem, EngineLimits, Failure, ItemOutcome, Outcomes, Success
 from tests.kit.encoder_kit import Network, embed, rank, save
 
 PROJECT = Path(__file__).parents[2]

@@ -21,9 +21,7 @@ import httpx
 from fairlane.names import GATEWAY_REPLIES
 from fairlane.outcomes import Outcome
 from producers.gateway.idempotency import IN_FLIGHT
-from producers.openai_api.error_bodies import REQUEST_ID_HEADER
-from producers.openai_api.gateway_error import UNAVAILABLE
-from producers.openai_api.reply_errors import UNCERTAIN
+from producers.openai_api.errors import REQUEST_ID_HEADER, UNAVAILABLE, UNCERTAIN
 from tests.kit.gateway_kit import LONG_MS, Served
 from tests.kit.log_reader import Replies
 from tests.kit.recorder_kit import Tables

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from fairlane.clock import now_ms
-from fairlane_server.api_keys.api_key import NewKey, new_key
-from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.api_keys.api_key import NewKey, Role, Scope, new_key
 from producers.gateway.identity.jwks import KeySetUnavailableError
 from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError, UserSettings
 

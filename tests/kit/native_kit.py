@@ -31,8 +31,7 @@ from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.gateway.results.results import Results
-from producers.openai_api.gateway_error import GatewayError
-from producers.openai_api.reply_errors import was_not_run
+from producers.openai_api.errors import GatewayError, was_not_run
 from tests.kit.cache_kit import DictRedis
 from tests.kit.openai_kit import MODEL, ScriptedSubmitter, ScriptedWaiting
 from tests.waiting import PATIENCE_S, eventually

@@ -19,10 +19,9 @@ from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, Out
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity.identity import Identity, Role, Scope
-from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.inference_calls import OpenAIDeps
 from producers.gateway.openai.router import router
-from producers.openai_api.error_bodies import error_response
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError, error_response
 from tests.waiting import eventually, eventually_async
 
 MODEL = "smollm2-135m-instruct"

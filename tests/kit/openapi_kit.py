@@ -28,7 +28,7 @@ from producers.gateway.native.router import router as native_router
 from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.openai.batch_deps import BatchDeps
 from producers.gateway.openai.batch_router import router as batch_router
-from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.inference_calls import OpenAIDeps
 from producers.gateway.openai.router import router as openai_router
 from tests.kit.native_kit import KEY, Bench, authenticate, decided, recorded
 from tests.kit.openai_kit import ScriptedCatalog

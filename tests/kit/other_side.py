@@ -13,7 +13,7 @@ from fairlane.records import CancelRequest, InferenceReply, InferenceRequest, Ou
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane.trace_context import TraceHeaders, trace_headers
-from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.settlement import reply_record
 
 WAIT_S = 20
 

@@ -15,8 +15,8 @@ from typing import Self
 import psutil
 
 from deploy.local.endpoints import Endpoints
-from deploy.local.errors import StackError
-from deploy.local.lifecycle import State
+from deploy.local.layout import StackError
+from deploy.local.process import State
 from deploy.local.stack import LocalStack
 from fairlane_server.processes.restarts import RestartPolicy
 from tests.waiting import PATIENCE_S, eventually

@@ -10,10 +10,10 @@ from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Shed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
-from stream_processors.dispatcher.scheduling.fleet import Fleet
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, Settled, WorkId
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
 from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.window import Fleet
 
 POOL = "pool"
 DISPATCHER = "me"

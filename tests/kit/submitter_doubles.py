@@ -7,7 +7,7 @@ from fairlane.records import (
     InferenceReply,
 )
 from fairlane.schema_files import default_codec
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 
 @dataclass

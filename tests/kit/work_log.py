@@ -15,8 +15,8 @@ from fairlane.offsets import CommitPoint
 from fairlane.outcomes import Outcome, Priority
 from fairlane.records import DispatchReport, SourceCoordinate, UsageEvent, WorkItem
 from fairlane.settings import Settings
-from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport, FeedEvent, apply_to_in_flight
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
+from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, FeedEvent, apply_to_in_flight
 from stream_processors.dispatcher.scheduling.in_flight import InFlight, Settled, WorkId
 from tests.kit.pipeline import Pipeline
 

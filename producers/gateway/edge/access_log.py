@@ -19,8 +19,7 @@ from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.cost_tokens import cost_tokens
 from producers.gateway.edge.error_responses import INTERNAL_ERROR, internal_error, shutdown_error
 from producers.gateway.pipeline.call_context import CallContext, present
-from producers.openai_api.error_bodies import REQUEST_ID_HEADER
-from producers.openai_api.reply_errors import CLIENT_GONE, UNCERTAIN, WAITED_TOO_LONG
+from producers.openai_api.errors import CLIENT_GONE, REQUEST_ID_HEADER, UNCERTAIN, WAITED_TOO_LONG
 
 log = get_logger(__name__)
 

@@ -15,8 +15,8 @@ from fairlane import metrics
 from fairlane.outcomes import Code
 from producers.gateway.edge.error_responses import error_response
 from producers.gateway.pipeline.call_context import present
-from producers.gateway.tenant_slots import TenantSlots
-from producers.openai_api.gateway_error import GatewayError
+from producers.gateway.tenant_bounds import TenantSlots
+from producers.openai_api.errors import GatewayError
 
 TOO_MANY_BYTES: Final = "too_many_body_bytes"
 """The gateway's own code: bodies of this tenant hold as much of this instance's memory as they may."""

@@ -12,9 +12,8 @@ from starlette.responses import JSONResponse
 from fairlane.outcomes import Code
 from producers.gateway.native import errors as native
 from producers.gateway.pipeline.call_context import note_error
-from producers.openai_api import error_bodies as openai
-from producers.openai_api.gateway_error import GatewayError
-from producers.openai_api.reply_errors import UNCERTAIN
+from producers.openai_api import errors as openai
+from producers.openai_api.errors import UNCERTAIN, GatewayError
 
 INTERNAL_ERROR = "internal_error"
 """The gateway's own code: a defect of the gateway; the log has the details."""

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from producers.gateway.edge.error_responses import error_response
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 ShortAnswer = Callable[[Request], Awaitable[Response]]
 

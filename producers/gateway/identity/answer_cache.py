@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from producers.gateway.tenant_map import TenantMap
+from producers.gateway.tenant_bounds import TenantMap
 
 ValueT = TypeVar("ValueT")
 

@@ -9,7 +9,7 @@ from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.key_store import IdentityStore, StoredKey, StoreUnavailableError
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError
-from producers.gateway.limits.failed_keys import FailedKeys
+from producers.gateway.limits.rate_buckets import FailedKeys
 
 _NO_SECRET = bytes(32)
 

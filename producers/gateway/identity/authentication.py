@@ -1,17 +1,110 @@
-"""Authentication and rate limit of every route."""
+"""Authenticate a call by its headers, before any work, and apply its rate limits."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fairlane import metrics
+from fairlane.clock import ClockMs
+from fairlane.logs import get_logger
 from fairlane.settings import Network
-from producers.gateway.edge.addresses import address_of
-from producers.gateway.identity.authenticator import Authenticator
+from fairlane_server.api_keys.api_key import looks_like_key
+from producers.gateway.edge.connections import address_of
 from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
-from producers.gateway.limits.rate_buckets import Allowance
+from producers.gateway.limits.rate_buckets import Allowance, RatePolicy, TokenBuckets
+
+log = get_logger(__name__)
+
+MOST_CHARACTERS = 8_192 + len("Bearer ")
+# Log lines per reason: a caller that guesses keys must not fill the disk. The metric counts all.
+_LINES = RatePolicy(rate_per_s=5.0, burst=50)
+
+
+class Verifier(Protocol):
+    """Verifies one kind of credential."""
+
+    async def verify(self, text: str, address: str | None, /) -> Identity:
+        """The identity of a credential presented from this address. Raises RefusedError."""
+        ...
+
+
+class Authenticator:
+    """Authenticates a call by one API key or token.
+
+    Args:
+        keys: verifies API keys.
+        tokens: verifies tokens; None: tokens are refused.
+        clock: milliseconds, for the rate of the log.
+    """
+
+    def __init__(self, keys: Verifier, tokens: Verifier | None, clock: ClockMs) -> None:
+        self._keys = keys
+        self._tokens = tokens
+        self._refusals = Refusals(clock)
+
+    async def authenticate(
+        self, authorization: str | None, api_key_header: str | None, address: str | None = None
+    ) -> Identity:
+        """The identity for ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``, exactly one of them.
+
+        Raises GatewayError: 401 invalid credential, 403 expired key, disabled user or token without tenant or role, 429
+        too many failed keys from this address, 503 identity store or signing keys unavailable.
+        """
+        try:
+            shown = _shown(authorization, api_key_header)
+            return await self._verify(shown, address, may_be_token=api_key_header is None)
+        except RefusedError as error:
+            self._refusals.tell(error.why, error.who)
+            raise answer(error.why) from None
+
+    async def _verify(self, shown: str, address: str | None, *, may_be_token: bool) -> Identity:
+        if looks_like_key(shown):
+            return await self._keys.verify(shown, address)
+        if self._tokens is None or not may_be_token:
+            raise RefusedError(AuthRefusal.MALFORMED)
+        return await self._tokens.verify(shown, address)
+
+
+class Refusals:
+    """Counts every refusal, and logs them at a bounded rate."""
+
+    def __init__(self, clock: ClockMs) -> None:
+        self._clock = clock
+        self._book = TokenBuckets(len(AuthRefusal))
+        self._unsaid = dict.fromkeys(AuthRefusal, 0)
+
+    def tell(self, why: AuthRefusal, who: str | None) -> None:
+        """Record one refusal; ``who`` is no secret."""
+        metrics.AUTHENTICATIONS_REFUSED.labels(reason=why).inc()
+        if not self._book.take([why], _LINES, self._clock()).is_granted:
+            self._unsaid[why] += 1
+            return
+        log.warning("authentication_refused", reason=why, who=who, not_logged_before=self._unsaid[why])
+        self._unsaid[why] = 0
+
+
+def _shown(authorization: str | None, api_key_header: str | None) -> str:
+    """The call's one key or token. Raises RefusedError."""
+    if authorization is None and api_key_header is None:
+        raise RefusedError(AuthRefusal.MISSING)
+    if authorization is None or api_key_header is None:
+        text = authorization or api_key_header or ""
+    else:
+        # With two credentials, the choice between them would be arbitrary.
+        raise RefusedError(AuthRefusal.MALFORMED)
+    if len(text) > MOST_CHARACTERS:
+        raise RefusedError(AuthRefusal.MALFORMED)
+    if authorization is None:
+        return text.strip()
+    scheme, _, shown = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not shown.strip():
+        raise RefusedError(AuthRefusal.MALFORMED)
+    return shown.strip()
+
 
 _ALLOWANCE = "fairlane_allowance"
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')

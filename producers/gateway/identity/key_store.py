@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.api_keys.api_key import Role, Scope
 from fairlane_server.postgres.pool import DeadlinePool, rows_for
 from fairlane_server.store_error import StoreError
 

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 INVALID_KEY = "invalid_api_key"
 _RETRY_AFTER_MS = 1_000

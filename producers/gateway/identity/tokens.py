@@ -8,7 +8,7 @@ import jwt
 
 from fairlane.clock import ClockMs
 from fairlane.names import is_name
-from fairlane_server.api_keys.roles import Role
+from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.jwks import KeySetUnavailableError

@@ -8,7 +8,7 @@ from fairlane.clock import ClockMs
 from producers.gateway.identity.identity import Identity
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy, TokenBuckets
 from producers.gateway.limits.rate_limits import RateLimits
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 RATE_LIMITED = "rate_limit_exceeded"
 _MS_PER_S, _MS_PER_MINUTE, _MS_PER_HOUR = 1_000, 60_000, 3_600_000

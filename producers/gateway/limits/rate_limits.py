@@ -13,8 +13,7 @@ from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
 from fairlane_server.redis.state import StateKind, count_refusal_of
-from fairlane_server.redis.token_buckets import BUCKET_FUNCTIONS
-from fairlane_server.token_bucket import LONGEST_WAIT_MS
+from fairlane_server.token_bucket import BUCKET_FUNCTIONS, LONGEST_WAIT_MS
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy, TokenBuckets, allowance
 
 log = get_logger(__name__)

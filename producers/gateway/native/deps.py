@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 
 from fairlane.clock import ClockMs, now_ms
 from fairlane.names import is_request_id
-from fairlane_server.api_keys.roles import Scope
+from fairlane_server.api_keys.api_key import Scope
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.permission import Authenticate, permit
+from producers.gateway.identity.identity import Authenticate, Identity, permit
 from producers.gateway.native.errors import unknown_request
 from producers.gateway.native.event_slots import EventSlots
 from producers.gateway.native.unclaimed_streams import KeptStreams

@@ -2,8 +2,7 @@
 
 from starlette.responses import JSONResponse
 
-from producers.openai_api.error_bodies import error_headers
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError, error_headers
 
 UNKNOWN_REQUEST = "unknown_request"
 """No request of this tenant has this id; the request of another tenant is unknown too."""

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from producers.gateway.pipeline.errors import draining
-from producers.gateway.tenant_slots import TenantSlots
-from producers.openai_api.gateway_error import GatewayError
+from producers.gateway.pipeline.publisher import draining
+from producers.gateway.tenant_bounds import TenantSlots
+from producers.openai_api.errors import GatewayError
 
 TOO_MANY_STREAMS = "too_many_streams"
 """The gateway's own code."""

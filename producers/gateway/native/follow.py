@@ -14,9 +14,9 @@ from producers.gateway.native.deps import EventPolicy, NativeDeps
 from producers.gateway.native.response_bodies import DeltaAnswer, ResponseBody, result_answer, status_answer
 from producers.gateway.openai.streams import Deltas, NoDelta
 from producers.gateway.ports import PendingReply
-from producers.gateway.results.reply_waiters import Arrival
+from producers.gateway.results.recent_replies import Arrival
 from producers.gateway.results.request_status import RequestState, RequestStatus
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 
 class EventName(StrEnum):

@@ -14,12 +14,13 @@ from producers.gateway.native.response_bodies import (
     ResultAnswer,
     StatusAnswer,
     accepted_answer,
+    answered,
+    not_yet,
     result_answer,
     status_answer,
 )
-from producers.gateway.native.responses import answered, not_yet
 from producers.gateway.results.request_status import RequestState
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 RequestId = Annotated[str, Path(description="Of the request", examples=[openapi.EXAMPLE_ID])]
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from fairlane.client.requests import build_request, check_request
 from fairlane.outcomes import Code, Task
 from fairlane.records import MOST_INPUT_ITEMS, InferenceRequest, Message, Retrieval
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 _MOST_NUMBER = 2**31 - 1
 _LARGEST_INT = 2**63 - 1

@@ -1,33 +1,109 @@
 """Routes that send requests, with or without waiting for the answer."""
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from fairlane.records import InferenceReply
-from producers.gateway.disconnects import ClientGoneError
+from fairlane_server.postgres.request_timeline import RecordedReply
+from producers.gateway.disconnects import ClientGoneError, unless_gone
+from producers.gateway.edge.body_limit import release_body
 from producers.gateway.edge.fast_path import ShortAnswer
+from producers.gateway.idempotency import HEADER, IdempotentCall, publish_once
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native import openapi
-from producers.gateway.native.deps import NativeDeps
+from producers.gateway.native.deps import NativeDeps, require_send
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.native.response_bodies import (
     AcceptedAnswer,
     ClassifyAnswer,
     RankAnswer,
     ResultAnswer,
+    accepted,
+    answered,
     classify_answer,
+    gone,
     rank_answer,
     result_answer,
 )
-from producers.gateway.native.responses import accepted, answered, gone
-from producers.gateway.native.sending import Sent, reply_to, send
+from producers.gateway.openai.inference_calls import body_of
 from producers.gateway.openai.openapi import IDEMPOTENCY_KEY
+from producers.gateway.ports import PendingReply
 from producers.gateway.results.request_status import RequestState
-from producers.openai_api.body import documented
-from producers.openai_api.reply_errors import error_of, waited_too_long
+from producers.openai_api.body import documented, parse
+from producers.openai_api.errors import error_of, waited_too_long
+
+BodyT = TypeVar("BodyT", NewRequest, RankRequest, ClassifyRequest)
+WishT = TypeVar("WishT")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An accepted request.
+
+    Attributes:
+        tenant: tenant of the request.
+        request_id: id of the request.
+        call: state of its idempotency key.
+        source: of the reply: a waiter, which must be forgotten in the end, or the earlier reply.
+    """
+
+    tenant: str
+    request_id: str
+    call: IdempotentCall
+    source: PendingReply | InferenceReply
+
+
+async def send(
+    deps: NativeDeps,
+    identity: Identity,
+    route: str,
+    request: Request,
+    model: type[BodyT],
+    wish_of: Callable[[BodyT], WishT],
+) -> tuple[Sent, WishT]:
+    """Publish the request in the body. The caller must wait for the returned source, or forget it.
+
+    On return nothing holds the body any more, except what ``wish_of`` took from it.
+
+    Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
+    """
+    require_send(identity)
+    tenant, submitter = identity.tenant, deps.submitter
+    raw = await body_of(request)
+    body = parse(model, raw)
+    asked = body.to_request(submitter.new_request_id(), tenant)
+    key = request.headers.get(HEADER)
+    published = await publish_once(submitter, deps.idempotency, deps.results.accepted, tenant, route, key, raw, asked)
+    release_body(request.scope)
+    return Sent(tenant, published.request_id, published.call, published.source), wish_of(body)
+
+
+async def reply_to(deps: NativeDeps, sent: Sent, request: Request, wait_s: float) -> RecordedReply:
+    """Wait for the reply, then stop waiting. Without a key, a disconnect cancels the request.
+
+    Raises:
+        TimeoutError: no reply within ``wait_s``; the request goes on.
+        ClientGoneError: the client disconnected.
+    """
+    waiting = sent.source
+    if isinstance(waiting, InferenceReply):
+        return RecordedReply(waiting, deps.clock_ms())
+    try:
+        reply = await unless_gone(request.receive, waiting.reply(wait_s))
+    except ClientGoneError:
+        if not sent.call.has_key:
+            # The client does not know the id, and without a key cannot come back for the result.
+            await waiting.cancel()
+        raise
+    finally:
+        waiting.forget()
+    await sent.call.settle(reply)
+    return RecordedReply(reply, deps.clock_ms())
+
 
 _MOST_WAIT_S = 3_600.0
 _REQUESTS, _RANK, _CLASSIFY = "/v1/requests", "/v1/rank", "/v1/classify"

@@ -18,9 +18,9 @@ from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
 from producers.backfill.files import Blob, blob_of, file_url
 from producers.backfill.ports import AwayError, JobFailedError
-from producers.gateway.identity.permission import Authenticate
-from producers.gateway.tenant_slots import TenantSlots
-from producers.openai_api.gateway_error import GatewayError
+from producers.gateway.identity.identity import Authenticate
+from producers.gateway.tenant_bounds import TenantSlots
+from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
 

@@ -11,14 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from fairlane.outcomes import Code
-from fairlane_server.api_keys.roles import Scope
+from fairlane_server.api_keys.api_key import Scope
 from fairlane_server.text import without_nul
 from producers.backfill.batches import INPUT_PURPOSE, Batch, new_file_id
 from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Wanted
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.gateway.idempotency import HEADER, checked_key, other_body
-from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.permission import require
+from producers.gateway.identity.identity import Identity, require
 from producers.gateway.openai import batch_openapi as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed
 from producers.gateway.openai.files import found_file
@@ -26,7 +25,7 @@ from producers.gateway.openai.inference_calls import body_of
 from producers.gateway.openai.openapi import IDEMPOTENCY_KEY, READ_STATUSES, errors
 from producers.gateway.pipeline.call_context import note_object
 from producers.openai_api.body import documented, parse
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 _STATUS: Mapping[Status, str] = dict.fromkeys((Status.QUEUED, Status.RUNNING, Status.PAUSED), "in_progress")
 _ID = re.compile(r"batch_[0-9a-f]{16}")

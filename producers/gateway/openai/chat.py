@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from producers.gateway.edge.body_limit import release_body
+from producers.gateway.idempotency import Published
 from producers.gateway.identity.identity import Identity
-from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.inference_calls import body_of, publish, senders
+from producers.gateway.openai.inference_calls import OpenAIDeps, body_of, publish, senders
 from producers.gateway.openai.openapi import (
     ABOUT,
     CREATED_S,
@@ -21,7 +21,6 @@ from producers.gateway.openai.openapi import (
     success,
 )
 from producers.gateway.openai.streams import ResponseOptions, text_response
-from producers.gateway.publish_once import Published
 from producers.openai_api.body import documented, parse
 from producers.openai_api.request_models import ChatBody, chat_request
 from producers.openai_api.response_bodies import ChatStream, chat_completion

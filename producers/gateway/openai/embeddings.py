@@ -7,11 +7,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from producers.gateway.edge.body_limit import release_body
+from producers.gateway.idempotency import Published
 from producers.gateway.identity.identity import Identity
-from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.inference_calls import asked, body_of, json_response, publish, reply_of, senders
+from producers.gateway.openai.inference_calls import (
+    OpenAIDeps,
+    asked,
+    body_of,
+    json_response,
+    publish,
+    reply_of,
+    senders,
+)
 from producers.gateway.openai.openapi import ABOUT, IDEMPOTENCY_KEY, SENDING, errors, success
-from producers.gateway.publish_once import Published
 from producers.openai_api.body import documented, parse
 from producers.openai_api.request_models import EmbeddingBody, embedding_request
 from producers.openai_api.response_bodies import embeddings

@@ -7,34 +7,74 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from errno import errorcode
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Annotated
 
 from fastapi import APIRouter, Depends, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
-from fairlane_server.api_keys.roles import Scope as KeyScope
+from fairlane_server.api_keys.api_key import Scope as KeyScope
 from fairlane_server.text import clean_text, without_nul
 from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
 from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
 from producers.backfill.job import Fingerprint
 from producers.backfill.ports import AwayError, JobFailedError, NoSuchInputError
 from producers.gateway.edge.body_limit import declared_bytes
-from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.permission import require
+from producers.gateway.identity.identity import Identity, require
 from producers.gateway.openai import batch_openapi as answers
 from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
 from producers.gateway.openai.openapi import READ_STATUSES, errors
-from producers.gateway.openai.upload_form import MOST_FORM_BYTES, form_of
 from producers.gateway.pipeline.call_context import note_object
-from producers.openai_api.gateway_error import GatewayError
-from producers.openai_api.reply_errors import client_gone
+from producers.openai_api.errors import GatewayError, client_gone
+
+MOST_FIELDS = 8
+MOST_FIELD_BYTES = 1_024
+MOST_FORM_BYTES = 16_384
+"""Allowance for the body besides its file: the other fields, their headers and the boundaries. A form with more is not
+rejected; until it is complete, its file then counts for more than its size."""
+
+
+class SpoolingParser(MultiPartParser):
+    """Multipart parser that writes the file to an unnamed file in ``folder``, which disappears with the process.
+
+    Starlette's parser keeps the first MiB of a file in memory, and the rest in the system's temporary folder, which in
+    a container may be memory too.
+    """
+
+    def __init__(self, request: Request, folder: Path) -> None:
+        super().__init__(
+            request.headers,
+            request.stream(),
+            max_files=1,
+            max_fields=MOST_FIELDS,
+            max_part_size=MOST_FIELD_BYTES,
+        )
+        self._folder = folder
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        upload = self._current_part.file
+        if upload is not None:
+            # Starlette's spool, still empty and in memory.
+            upload.file.close()
+            upload.file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - the form closes it
+            # Closed with the others if the rest of the form does not arrive.
+            self._files_to_close_on_error.append(upload.file)  # type: ignore[arg-type]  # it closes them, no more
+
+
+async def form_of(request: Request, folder: Path) -> FormData:
+    """Parse the form; the caller must close it. Raises MultiPartException, ClientDisconnect, OSError and ValueError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return await SpoolingParser(request, folder).parse()
+
 
 log = get_logger(__name__)
 

@@ -1,25 +1,64 @@
 """Steps of a call that sends work: authorize, publish once, wait, and cancel if the client disconnects."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
-from fairlane.records import InferenceReply, InferenceRequest
+from fairlane.records import InferenceReply, InferenceRequest, ModelVersion
 from producers.gateway.disconnects import ClientGoneError, unless_gone
-from producers.gateway.idempotency import HEADER
-from producers.gateway.identity.identity import Identity, Scope
-from producers.gateway.identity.permission import Authenticate, require
-from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.publish_once import Published, publish_once
-from producers.openai_api.error_bodies import REQUEST_ID_HEADER
-from producers.openai_api.gateway_error import GatewayError
-from producers.openai_api.reply_errors import client_gone, error_of, waited_too_long
+from producers.gateway.idempotency import HEADER, Idempotency, OnAccepted, Published, publish_once
+from producers.gateway.identity.identity import Authenticate, Identity, Scope, require
+from producers.gateway.ports import Submitter
+from producers.openai_api.errors import REQUEST_ID_HEADER, GatewayError, client_gone, error_of, waited_too_long
 from producers.openai_api.response_bodies import RequestEcho
+
+KEEP_ALIVE_S = 10.0
+
+
+class Catalog(Protocol):
+    """Models of the deployment."""
+
+    def models_of(self, tenant: str) -> Sequence[ModelVersion]:
+        """Models that this tenant may use, in any order."""
+        ...
+
+
+def _nobody(_tenant: str, _request: InferenceRequest) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIDeps:
+    """Dependencies of ``router``.
+
+    Attributes:
+        submitter: publishes requests and waits for replies.
+        authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
+        catalog: models by tenant.
+        idempotency: deduplicates calls by key.
+        wait_s: longest wait of a call for its answer, and of a stream for its next piece.
+        keep_alive_s: longest silence of a stream before a keep-alive. The status of a stream is held back as long, so
+            that a request that fails by then gets an error status.
+        clock_ms: milliseconds since the epoch.
+        on_accepted: see ``publish_once``.
+    """
+
+    submitter: Submitter
+    authenticate: Authenticate
+    catalog: Catalog
+    idempotency: Idempotency
+    wait_s: float
+    keep_alive_s: float = KEEP_ALIVE_S
+    clock_ms: ClockMs = now_ms
+    on_accepted: OnAccepted = _nobody
+
 
 log = get_logger(__name__)
 

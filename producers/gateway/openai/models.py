@@ -7,9 +7,9 @@ from starlette.requests import Request
 
 from fairlane.outcomes import Code
 from producers.gateway.identity.identity import Identity
-from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.inference_calls import OpenAIDeps
 from producers.gateway.openai.openapi import READ_STATUSES, errors
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from producers.openai_api.response_models import Model, ModelList
 
 _MODEL = {"id": "smollm2-135m-instruct", "object": "model", "created": 0, "owned_by": "fairlane"}

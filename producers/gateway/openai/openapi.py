@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from producers.openai_api.error_bodies import error_type
+from producers.openai_api.errors import error_type
 from producers.openai_api.response_models import ErrorBody
 
 Responses = dict[int | str, dict[str, Any]]

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from producers.gateway.openai import chat, completions, embeddings, models
-from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.inference_calls import OpenAIDeps
 
 
 def router(deps: OpenAIDeps) -> APIRouter:

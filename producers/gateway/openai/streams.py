@@ -14,18 +14,65 @@ from starlette.types import Receive, Scope, Send
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply
 from producers.gateway.disconnects import ClientGoneError, unless_gone
-from producers.gateway.openai.continuation import Continuation, DivergedError
-from producers.gateway.openai.deps import OpenAIDeps
-from producers.gateway.openai.inference_calls import asked, checked, json_response, leave, reply_of
+from producers.gateway.idempotency import Published
+from producers.gateway.openai.inference_calls import OpenAIDeps, asked, checked, json_response, leave, reply_of
 from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.ports import PendingReply
-from producers.gateway.publish_once import Published
 from producers.openai_api import sse
-from producers.openai_api.error_bodies import REQUEST_ID_HEADER, STREAM_RESTARTED, error_body
-from producers.openai_api.gateway_error import GatewayError
-from producers.openai_api.reply_errors import client_gone, waited_too_long
+from producers.openai_api.errors import (
+    REQUEST_ID_HEADER,
+    STREAM_RESTARTED,
+    GatewayError,
+    client_gone,
+    error_body,
+    waited_too_long,
+)
 from producers.openai_api.request_models import ChatBody, CompletionBody
 from producers.openai_api.response_bodies import RequestEcho, Stream, text_of
+
+
+class DivergedError(Exception):
+    """The restarted answer differs from the text already sent, which cannot be withdrawn."""
+
+
+class Continuation:
+    """Compares the text already sent with the text of a restarted run.
+
+    A run may be lost with its machine; the next run starts from the beginning. While it repeats the text already sent,
+    which is usual without sampling, nothing is sent until it goes beyond that text. If it differs, the stream ends.
+    """
+
+    def __init__(self) -> None:
+        self._sent: list[str] = []
+        self._again: str | None = None
+        """Text since the last restart, until it covers all that was sent."""
+
+    @property
+    def sent(self) -> str:
+        """All text sent so far."""
+        return "".join(self._sent)
+
+    def feed(self, delta: TextDelta) -> str:
+        """Return the text to send now; may be empty. Raises DivergedError."""
+        if delta.restarted:
+            self._again = ""
+        if self._again is None:
+            self._sent.append(delta.text)
+            return delta.text
+        again, sent = self._again + delta.text, self.sent
+        if not again.startswith(sent):
+            if not sent.startswith(again):
+                raise DivergedError
+            self._again = again
+            return ""
+        self._again = None
+        self._sent = [again]
+        return again[len(sent) :]
+
+    def finish(self) -> None:
+        """Check the end of an ``ok`` answer. Raises DivergedError: it is shorter than the text sent."""
+        if self._again is not None and self._again != self.sent:
+            raise DivergedError
 
 
 class NoDelta(Enum):

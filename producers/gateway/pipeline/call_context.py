@@ -4,7 +4,7 @@ from contextvars import ContextVar
 
 from fairlane.records import InferenceReply
 from fairlane.trace_context import TraceHeaders
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 
 class CallContext:

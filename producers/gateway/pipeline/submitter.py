@@ -21,10 +21,9 @@ from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.chunk_reader import Chunk
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, reject_early
-from producers.gateway.pipeline.errors import draining
-from producers.gateway.pipeline.pending import Pending, WaitingCall
-from producers.gateway.pipeline.waiting import LOOK_UPS, FindReply, KafkaPendingReply
-from producers.openai_api.gateway_error import GatewayError
+from producers.gateway.pipeline.pending import LOOK_UPS, FindReply, KafkaPendingReply, Pending, WaitingCall
+from producers.gateway.pipeline.publisher import draining
+from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
 

@@ -8,7 +8,7 @@ from fairlane.outcomes import Decision, Outcome
 from fairlane.records import InferenceReply
 from fairlane_server.postgres.request_timeline import History, Publication, RecordedReply, TimelineEvent, tell
 from producers.gateway.results.cache_entries import AcceptedRequest
-from producers.openai_api.reply_errors import NOT_RUN
+from producers.openai_api.errors import NOT_RUN
 
 
 class RequestState(StrEnum):

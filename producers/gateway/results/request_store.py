@@ -18,7 +18,7 @@ from fairlane_server.postgres.request_history import (
 )
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.store_error import StoreError
-from producers.openai_api.reply_errors import NOT_RUN
+from producers.openai_api.errors import NOT_RUN
 
 LOOK_UP_TIMEOUT_S = 2.0
 PAGE_TIMEOUT_S = 5.0

@@ -13,7 +13,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.settings import Settings
-from fairlane_server.caching.keys import CacheKey, CacheName, request_key
+from fairlane_server.caching.entries import CacheKey, CacheName, request_key
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
@@ -21,21 +21,18 @@ from fairlane_server.store_error import StoreError
 from producers.gateway.results.cache_entries import (
     MOST_ENTRY_BYTES,
     AcceptedRequest,
+    WriteQueue,
     decode_accepted,
     decode_reply,
     encode_accepted,
     encode_reply,
     size_of_reply,
 )
-from producers.gateway.results.recent_replies import RecentReplies
-from producers.gateway.results.reply_waiters import Arrivals
+from producers.gateway.results.recent_replies import Arrivals, RecentReplies
 from producers.gateway.results.request_status import RequestStatus, status_of
 from producers.gateway.results.request_store import EndedCursor, EndedFilter, PgRequestStore, RequestStore
-from producers.gateway.results.write_queue import WriteQueue
-from producers.gateway.tenant_map import TenantMap
-from producers.gateway.tenant_slots import TenantSlots
-from producers.openai_api.gateway_error import UNAVAILABLE, GatewayError
-from producers.openai_api.reply_errors import was_not_run
+from producers.gateway.tenant_bounds import TenantMap, TenantSlots
+from producers.openai_api.errors import UNAVAILABLE, GatewayError, was_not_run
 
 log = get_logger(__name__)
 

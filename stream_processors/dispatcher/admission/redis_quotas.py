@@ -11,8 +11,7 @@ from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
 from fairlane_server.redis.state import StateKind, count_refusal_of
-from fairlane_server.redis.token_buckets import BUCKET_FUNCTIONS
-from fairlane_server.token_bucket import LONGEST_WAIT_MS
+from fairlane_server.token_bucket import BUCKET_FUNCTIONS, LONGEST_WAIT_MS
 from stream_processors.dispatcher.admission.local_quotas import Quotas
 from stream_processors.dispatcher.admission.quotas import (
     Ask,

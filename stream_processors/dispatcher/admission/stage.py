@@ -17,7 +17,7 @@ from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.quotas import Exceeded
 from stream_processors.dispatcher.admission.rules import Shed
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
-from stream_processors.dispatcher.enrichment.history_room import shown_message_tokens
+from stream_processors.dispatcher.enrichment.prompt_room import shown_message_tokens
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.validation import Rejection, charged_bytes
@@ -26,9 +26,8 @@ from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
-from stream_processors.dispatcher.pool_reassignment import PoolReassignment
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
-from stream_processors.dispatcher.registry import Registry
+from stream_processors.dispatcher.registry import PoolReassignment, Registry
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fairlane.records import SourceCoordinate
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
-from stream_processors.dispatcher.scheduling.request_index import RequestIndex
+from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex
 
 _CROWDED_PART = 0.5
 

@@ -6,8 +6,14 @@ from fairlane.outcomes import Code, Degradation, HistoryReason, RetrievalMode, R
 from fairlane.record_bounds import MAX_VALUE_BYTES
 from fairlane.records import HistoryUse, Passage
 from stream_processors.dispatcher.enrichment.history import ReadHistory
-from stream_processors.dispatcher.enrichment.history_room import bounded_history, history_room_tokens
-from stream_processors.dispatcher.enrichment.passage_room import room_tokens, shown_text, shown_tokens, that_fit
+from stream_processors.dispatcher.enrichment.prompt_room import (
+    bounded_history,
+    history_room_tokens,
+    room_tokens,
+    shown_text,
+    shown_tokens,
+    that_fit,
+)
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved
 from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.queued_request import QueuedRequest

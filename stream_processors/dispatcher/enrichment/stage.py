@@ -22,7 +22,7 @@ from stream_processors.dispatcher.enrichment.context import (
     with_context,
 )
 from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
-from stream_processors.dispatcher.enrichment.query_text import query_text
+from stream_processors.dispatcher.enrichment.prompt_room import query_text
 from stream_processors.dispatcher.enrichment.retriever import LEAST_BUDGET_S, Retrieved, Retriever, nothing
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.in_flight import InFlight

@@ -8,7 +8,7 @@ from fairlane.clock import ClockMs
 from fairlane.records import DispatchReport, SourceCoordinate
 from fairlane_server.admission_rule import PoolCapacity
 from stream_processors.dispatcher.deduplication.recent_results import RecentResults
-from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport, FeedEvent, apply_to_in_flight
+from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, FeedEvent, apply_to_in_flight
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest

@@ -27,17 +27,17 @@ from fairlane.ownership import PartitionId
 from fairlane.records import UsageEvent
 from fairlane.settings import Settings
 from fairlane.skipping_consumer import SkippingConsumer
-from fairlane_server.kafka.catch_up import CatchUp
-from fairlane_server.kafka.feeds import FeedUnavailableError
-from stream_processors.dispatcher.feedback.log_offsets import LogPositions
-from stream_processors.dispatcher.feedback.pool_offsets import Points, PoolOffsets
-from stream_processors.dispatcher.feedback.work_events import (
+from fairlane_server.kafka.feeds import CatchUp, FeedUnavailableError
+from stream_processors.dispatcher.feedback.pool_offsets import LogPositions, Points, PoolOffsets
+from stream_processors.dispatcher.feedback.work_records import (
+    READER,
+    RECORD_TYPES,
     FeedEvent,
     PartitionRecreated,
     PartitionsKnown,
     PoolCommitted,
+    WorkRecords,
 )
-from stream_processors.dispatcher.feedback.work_records import READER, RECORD_TYPES, WorkRecords
 
 log = get_logger(__name__)
 

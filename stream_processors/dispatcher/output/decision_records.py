@@ -19,13 +19,13 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.trace_context import TraceHeaders, trace_headers
-from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Rejection, reply_topic_for_refusal
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
+from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION
 from stream_processors.dispatcher.scheduling.turns import Turn
 
 Inputs = Mapping[str, object]

@@ -15,9 +15,8 @@ from fairlane.committed import TopicIdLookup, resume_points, stale_partitions, t
 from fairlane.logs import get_logger
 from fairlane.ownership import Membership, Ownership, PartitionId
 from stream_processors.dispatcher.reading.assignor import TenantAssignor
-from stream_processors.dispatcher.reading.bounded_fetcher import BoundedFetcher
+from stream_processors.dispatcher.reading.bounded_fetcher import BoundedFetcher, ReadAhead
 from stream_processors.dispatcher.reading.fetched_partition import Unreadable, record_bytes
-from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
 log = get_logger(__name__)
 

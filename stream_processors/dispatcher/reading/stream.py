@@ -24,8 +24,8 @@ from fairlane.logs import get_logger
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.settings import Settings
+from stream_processors.dispatcher.reading.bounded_fetcher import ReadAhead
 from stream_processors.dispatcher.reading.fenced_thread import MAX_READ_AHEAD_BYTES, FencedThread
-from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
 log = get_logger(__name__)
 

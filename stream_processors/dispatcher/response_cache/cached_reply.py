@@ -6,7 +6,7 @@ from fairlane import names
 from fairlane.codec import Codec
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import AuditEvent, InferenceReply, Timings, UsageEvent
-from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.lookup import CacheHit

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from fairlane.clock import ClockMs
-from fairlane_server.caching.entries import UNREADABLE
-from fairlane_server.caching.keys import CacheKey, CacheName, embedding_key, retrieval_key
+from fairlane_server.caching.entries import UNREADABLE, CacheKey, CacheName, embedding_key, retrieval_key
 from fairlane_server.caching.responses import CachedAnswer, decode_answer, encode_answer
 from fairlane_server.redis.cache import LookUpResult, RedisCache, count
 from fairlane_server.retrieval.embedder import FloatArray, QueryEmbedder

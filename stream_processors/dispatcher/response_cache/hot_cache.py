@@ -5,7 +5,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from cachetools import LRUCache, TLRUCache
 
-from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.entries import CacheKey
 
 ValueT = TypeVar("ValueT")
 

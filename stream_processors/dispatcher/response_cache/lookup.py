@@ -9,7 +9,7 @@ from typing import Protocol
 from fairlane.logs import get_logger
 from fairlane.outcomes import CacheMode
 from fairlane.records import CacheUse
-from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.entries import CacheKey
 from fairlane_server.caching.responses import (
     CachedAnswer,
     is_cacheable,

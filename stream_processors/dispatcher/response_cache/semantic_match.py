@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from fairlane_server.caching.entries import UNREADABLE
-from fairlane_server.caching.keys import DIGEST_BYTES
+from fairlane_server.caching.entries import DIGEST_BYTES, UNREADABLE
 from fairlane_server.retrieval.embedder import FloatArray
 
 _HALF = np.dtype("<f2")

@@ -11,14 +11,14 @@ from fairlane.outcomes import CacheMode, Decision
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import RegistryError
-from fairlane_server.caching.keys import CacheKey
+from fairlane_server.caching.entries import CacheKey
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.inbox import AdmissionInbox
 from stream_processors.dispatcher.deduplication.recent_results import RecentResults
 from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.pool_reassignment import PoolReassignment
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.registry import PoolReassignment
 from stream_processors.dispatcher.response_cache.cached_reply import CachedReplyWriter
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheLookup, CacheQuery
 

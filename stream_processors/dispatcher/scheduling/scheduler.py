@@ -16,14 +16,11 @@ from stream_processors.dispatcher.admission import rules
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Arrival, Bounds, Shed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
-from stream_processors.dispatcher.scheduling.fleet import Fleet, FleetShare
-from stream_processors.dispatcher.scheduling.in_flight import InFlight, Reserved
-from stream_processors.dispatcher.scheduling.in_flight_ledger import Held
-from stream_processors.dispatcher.scheduling.request_index import RequestIndex
+from stream_processors.dispatcher.scheduling.in_flight import Held, InFlight, Reserved
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
-from stream_processors.dispatcher.scheduling.tenant_occupancy import TenantOccupancy
+from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex, TenantOccupancy
 from stream_processors.dispatcher.scheduling.turns import ItemT, Lateness, Turn, View
-from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, room_tokens, window
+from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, Fleet, FleetShare, room_tokens, window
 
 CLASS_WEIGHTS = DEFAULT_CLASS_WEIGHTS
 

@@ -11,8 +11,7 @@ from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.backfill.chunk_ledger import ChunkLedger
 from producers.backfill.job import ChunkPlan, Position, Status, Wanted
 from producers.backfill.ports import AwayError
-from producers.backfill.row import GoodRow
-from producers.backfill.row_ids import RowIds
+from producers.backfill.row import GoodRow, RowIds
 from tests.kit.backfill_kit import (
     PARTITIONS,
     TENANT,

@@ -11,14 +11,12 @@ from fairlane.names import is_request_id
 from fairlane.outcomes import Outcome, Task
 from fairlane.records import InferenceReply
 from fairlane_server.kafka.reply_partition import partition_of
-from producers.backfill.budget import Budget
 from producers.backfill.chunk_ledger import ChunkLedger
+from producers.backfill.cli import check_rows_under_way, defaults_of, format_of, pairs, window_ms
 from producers.backfill.estimate import Estimate
-from producers.backfill.job import ChunkPlan, Format, JobSpec, Position, Tally
+from producers.backfill.job import Budget, ChunkPlan, Format, JobSpec, Position, Tally
 from producers.backfill.line_splitter import LineSplitter, Piece
-from producers.backfill.options import check_rows_under_way, defaults_of, format_of, pairs, window_ms
-from producers.backfill.row import BadRow, GoodRow
-from producers.backfill.row_ids import MOST_ROWS, RowIds
+from producers.backfill.row import MOST_ROWS, BadRow, GoodRow, RowIds
 from producers.backfill.rows import parse_row
 
 JOBS = st.integers(0, 2**64 - 1).map(lambda number: f"{number:016x}")

@@ -13,9 +13,7 @@ from structlog.testing import capture_logs
 
 from fairlane_server.cli.progress import Bars, progress_bars
 from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Tally
-from producers.backfill.job_pace import job_pace, pace_json, pace_line
-from producers.backfill.views import job_json
-from producers.backfill.watch import LINE_S, JobWatch
+from producers.backfill.progress import LINE_S, JobWatch, job_json, job_pace, pace_json, pace_line
 
 JOB = Job("ab" * 8, "acme", JobSpec("in", "out"), Fingerprint(1, "1"), 10_000, 12)
 

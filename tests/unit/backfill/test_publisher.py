@@ -11,9 +11,9 @@ from fairlane import cloud_events
 from fairlane.records import CancelRequest
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from producers.backfill import publisher
-from producers.backfill.publisher import KafkaPublisher
-from producers.backfill.row_ids import RowIds
+from producers.backfill import kafka
+from producers.backfill.kafka import KafkaPublisher
+from producers.backfill.row import RowIds
 
 JOB = "ab" * 8
 IDS = RowIds(JOB, 12)
@@ -61,8 +61,8 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     found = Log()
-    monkeypatch.setattr(publisher, "Producer", found)
-    monkeypatch.setattr(publisher, "Consumer", found)
+    monkeypatch.setattr(kafka, "Producer", found)
+    monkeypatch.setattr(kafka, "Consumer", found)
     return found
 
 

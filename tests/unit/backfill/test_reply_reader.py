@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from fairlane.names import JOBS_REPLIES
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from producers.backfill import reply_reader
+from producers.backfill import kafka
 from producers.backfill.job import Fingerprint, Job, JobSpec
+from producers.backfill.kafka import KafkaReplies
 from producers.backfill.ports import AwayError, JobFailedError
-from producers.backfill.reply_reader import KafkaReplies
 
 PARTITIONS = 12
 
@@ -66,7 +66,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
-    monkeypatch.setattr(reply_reader, "SkippingConsumer", made)
+    monkeypatch.setattr(kafka, "SkippingConsumer", made)
     return made
 
 

@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 from fairlane.names import JOBS_REPLIES
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, InferenceRequest
-from producers.backfill.guard import guarded
 from producers.backfill.job import MAX_COST_REACHED, Status, Wanted
+from producers.backfill.kafka import MOST_RECORD_BYTES
 from producers.backfill.ports import (
     AwayError,
     InputChangedError,
@@ -24,8 +24,8 @@ from producers.backfill.ports import (
     LeaseLostError,
     NoSuchInputError,
 )
-from producers.backfill.request_records import MOST_RECORD_BYTES
 from producers.backfill.row import RowContent
+from producers.backfill.runner import guarded
 from tests.kit.backfill_kit import (
     GOOD_ROW,
     TENANT,

@@ -22,9 +22,8 @@ from benchmarks.observed import (
     waits,
 )
 from benchmarks.overload import growth, rss_mib, sampled_rss_mib
-from benchmarks.owners import are_shared
 from benchmarks.service_curve import Completion
-from benchmarks.simulated_pool import SimulatedPool, dispatchers
+from benchmarks.simulated_pool import SimulatedPool, are_shared, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.names import backfill_topic, requests_topic
 from fairlane.outcomes import Outcome

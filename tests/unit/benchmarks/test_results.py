@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import DOCUMENT, HOW
-from benchmarks.report import ReportError, read_results, updated, write
-from benchmarks.result import Bound, Figure, Machine, Result, median_of, repeated
+from benchmarks.result import (
+    Bound,
+    Figure,
+    Machine,
+    ReportError,
+    Result,
+    median_of,
+    read_results,
+    repeated,
+    updated,
+    write,
+)
 
 MACHINE = Machine(2, 24, "3.11.7", "Linux")
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.retrieval_questions import recalled, stdlib_passages
-from benchmarks.stdlib_questions import Question, documentation, read_questions, squeezed
+from benchmarks.retrieval_questions import Question, documentation, read_questions, recalled, squeezed, stdlib_passages
 
 QUESTIONS = read_questions()
 TEXTS = documentation()

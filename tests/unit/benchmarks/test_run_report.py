@@ -6,8 +6,8 @@ import msgspec
 
 from fairlane.outcomes import Code
 from fairlane.records import Output, TokenUsage
+from inference_consumers.engine_process.child import RunReport
 from inference_consumers.engine_process.messages import Ended, FromEngine, Step, Text
-from inference_consumers.engine_process.reports import RunReport
 from inference_consumers.engines.protocol import Cancelled, Failure, Problem, RunCost, Success
 
 

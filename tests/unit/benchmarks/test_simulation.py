@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simulate
+from benchmarks.simulate import ConsumerFleet, SimulatedRequest, Simulation, claim_of
 from benchmarks.simulated_pool import SimulatedPool
-from benchmarks.simulation import ConsumerFleet, SimulatedRequest, Simulation, claim_of
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.outcomes import Priority
 from fairlane.records import TenantSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inference_consumers.engine_process.exits import EndKind, EngineEnd, end_by_error, end_of, oom_kills
+from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_by_error, end_of, oom_kills
 from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
 from tests.waiting import eventually
 

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import FinishReason
-from inference_consumers.engines.detokenizer import REPLACEMENT, Detokenizer
-from inference_consumers.engines.generated_text import GeneratedText, fault_of
-from inference_consumers.engines.stop_strings import StopStrings
+from inference_consumers.engines.generated_text import REPLACEMENT, Detokenizer, GeneratedText, StopStrings, fault_of
 
 # A vocabulary as byte-level tokenizers have: every byte, some words, halves of characters, and a control token.
 WORDS = (" the", "ab", "abc", "bc", " ", "é", "日本", "\N{GRINNING FACE}", REPLACEMENT)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairlane.records import Passage
-from inference_consumers.engines.passages import (
+from inference_consumers.engines.prompts import (
     DEFAULT_TEMPLATE,
     MOST_TEMPLATE_CHARACTERS,
     PassagesTemplate,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fairlane.outcomes import Code
-from inference_consumers.results.requeue import hand_back
+from inference_consumers.results.retries import hand_back
 from tests.kit.finished_item import ITEM
 
 

@@ -27,7 +27,7 @@ from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.batching.micro_batch import ReceivedWork
 from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
 from inference_consumers.results.records import AnswerWriter, EngineRun
-from inference_consumers.results.requeue import hand_back
+from inference_consumers.results.retries import hand_back
 from tests.kit.finished_item import ITEM, SECRET
 
 CODEC = default_codec()

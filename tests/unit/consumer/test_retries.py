@@ -10,7 +10,7 @@ from fairlane.outcomes import Code
 from fairlane.records import HistoryUse, Message, Passage
 from fairlane_server.conversations.turns import newest_half
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.engine_process.exits import EndKind, EngineEnd
+from inference_consumers.engine_process.failures import EndKind, EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem
 from inference_consumers.results.retries import (
     LONE_ENDS_OF_POISON,

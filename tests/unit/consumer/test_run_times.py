@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from inference_consumers.batching.run_times import RunTimes
+from inference_consumers.batching.model_queue import RunTimes
 
 
 def learned(base_s: float, per_token_s: float, *, runs: int = 100, noise: float = 0.0) -> RunTimes:

@@ -12,7 +12,6 @@ import pytest
 from fairlane.models import load_models
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, Parameters, RequestInput, TokenLogprob, TokenUsage, TopLogprob
-from inference_consumers.engines.observing import Outcomes, run_batch
 from inference_consumers.engines.protocol import (
     Cancelled,
     EngineItem,
@@ -20,8 +19,10 @@ from inference_consumers.engines.protocol import (
     EngineLoadError,
     Failure,
     ItemOutcome,
+    Outcomes,
     RunCost,
     Success,
+    run_batch,
 )
 from inference_consumers.engines.registry import create_engine, limits_of
 from inference_consumers.engines.simulated import FREE, SimulatedCost, SimulatedEngine

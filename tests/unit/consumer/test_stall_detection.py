@@ -7,7 +7,7 @@ import pytest
 from fairlane import names
 from fairlane.outcomes import Code, Decision, Health, Outcome
 from inference_consumers.capacity.measurement import CapacityMeter, MeasuredRun
-from inference_consumers.engine_process.exits import EndKind, EngineEnd
+from inference_consumers.engine_process.failures import EndKind, EngineEnd
 from inference_consumers.engine_process.stall_detection import MOST_TIMES_LONGER, REPORTED_AFTER_MS, RunWatch
 from inference_consumers.results.retries import LONE_ENDS_OF_POISON, MAX_ENDS
 from tests.kit.driver_bench import OK, PATIENCE, named

@@ -22,9 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Output, Parameters, Passage, RequestInput, TokenLogprob, TokenUsage, TopLogprob
 from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end
-from inference_consumers.engines.observing import Outcomes, run_batch
-from inference_consumers.engines.passages import PassagesTemplate
-from inference_consumers.engines.prompts import PromptEncoder
+from inference_consumers.engines.prompts import PassagesTemplate, PromptEncoder, TextPrompt
 from inference_consumers.engines.protocol import (
     Cancelled,
     EngineGoneError,
@@ -32,9 +30,10 @@ from inference_consumers.engines.protocol import (
     EngineLimits,
     EngineLoadError,
     Failure,
+    Outcomes,
     Success,
+    run_batch,
 )
-from inference_consumers.engines.text_prompts import TextPrompt
 from inference_consumers.engines.vllm_client import Position, Progress, RequestRefusedError, ServedModel
 from inference_consumers.engines.vllm_engine import VllmEngine
 from tests.waiting import eventually

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.errors import StackError
 from deploy.local.kafka import find_java
-from deploy.local.layout import PROJECT_ROOT
+from deploy.local.layout import PROJECT_ROOT, StackError
 
 BOOTSTRAP = PROJECT_ROOT / "deploy" / "local" / "bootstrap.sh"
 MAKE = shutil.which("make") or "make"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.errors import AlreadyRunningError
-from deploy.local.layout import PROJECT_ROOT, DataDir
+from deploy.local.layout import PROJECT_ROOT, AlreadyRunningError, DataDir
 from deploy.local.procfs import ProcessId, identify
 from deploy.local.run_record import (
     RUN_ID_VARIABLE,

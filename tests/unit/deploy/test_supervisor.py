@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.errors import StackError
-from deploy.local.layout import DataDir
-from deploy.local.lifecycle import State
+from deploy.local.layout import DataDir, StackError
 from deploy.local.logs import log_path
-from deploy.local.process import Instance, ProcessSpec, describe_exit
+from deploy.local.process import Instance, ProcessSpec, State, describe_exit
 from deploy.local.procfs import ProcessId, identify
 from deploy.local.run_record import RunRecord
 from deploy.local.supervisor import Supervisor

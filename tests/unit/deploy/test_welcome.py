@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local.console import addresses, demo_model, demo_tenant, first_requests
 from deploy.local.endpoints import Endpoints
-from deploy.local.welcome import addresses, demo_model, demo_tenant, first_requests
 
 ENDPOINTS = Endpoints(
     kafka_bootstrap_servers="127.0.0.1:23645",

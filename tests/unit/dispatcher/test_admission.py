@@ -24,11 +24,11 @@ from stream_processors.dispatcher.admission.rules import (
     Admitted,
     Arrival,
     Bounds,
+    SharedBound,
     Shed,
     backfill_paused,
     decide,
 )
-from stream_processors.dispatcher.admission.shared_bound import SharedBound
 
 T0 = 1_700_000_000_000
 POLICY = AdmissionPolicy(safety_margin=0.1)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from fairlane.outcomes import RetrievalMode
 from fairlane.records import Output
-from fairlane_server.caching.entries import seal
-from fairlane_server.caching.keys import CacheKey, embedding_key
+from fairlane_server.caching.entries import CacheKey, embedding_key, seal
 from fairlane_server.caching.responses import CachedAnswer, answer_of, encode_answer, response_key, semantic_group
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fairlane.records import CapacityReport
 from fairlane_server.admission_rule import CapacityState, PoolCapacity
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
-from stream_processors.dispatcher.feedback.capacity_history import CapacityHistory
+from stream_processors.dispatcher.feedback.work_records import CapacityHistory
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 
 NOW_MS = 1_700_000_000_000

@@ -15,7 +15,7 @@ from stream_processors.dispatcher.deduplication.stage import (
     ReplyUnknownError,
 )
 from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
-from stream_processors.dispatcher.feedback.work_events import WorkSeen
+from stream_processors.dispatcher.feedback.work_records import WorkSeen
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.queued_request import Candidate
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, Settled, WorkId

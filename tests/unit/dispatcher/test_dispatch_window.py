@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
-from stream_processors.dispatcher.scheduling.in_flight_ledger import Held
+from stream_processors.dispatcher.scheduling.in_flight import Held
 from stream_processors.dispatcher.scheduling.window import STARTING_LIMITS, Amount, room_tokens, window
 
 TARGET_QUEUE_MS = 100

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks.attacks.batches import CONTROL, TRANSACTIONAL, Written, batch, gzip_of_zeros
 from fairlane.codec import DecodeProblem
+from stream_processors.dispatcher.reading.bounded_fetcher import ReadAhead
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition
-from stream_processors.dispatcher.reading.read_ahead import ReadAhead
 
 TP = TopicPartition("requests.acme", 0)
 PRODUCER = 7

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import ClassLoad, DispatchReport, PoolLoad
-from stream_processors.dispatcher.scheduling.fleet import REPORT_TTL_MS, Fleet, FleetShare
+from stream_processors.dispatcher.scheduling.window import REPORT_TTL_MS, Fleet, FleetShare
 
 WEIGHTS = {"high": 8.0, "normal": 3.0, "low": 1.0}
 POOL = "shared"

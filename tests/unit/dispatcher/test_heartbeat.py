@@ -9,7 +9,7 @@ from fairlane.schema_files import default_codec
 from stream_processors.dispatcher.output.heartbeat_report import MAX_TENANTS, pool_loads, report, tenant_loads
 from stream_processors.dispatcher.output.tenant_stats import QUIET_AFTER_MS, WAITS_LAST_MS, TenantStats
 from stream_processors.dispatcher.scheduling.fair_queue import Backlog, FairQueue
-from stream_processors.dispatcher.scheduling.fleet import Fleet
+from stream_processors.dispatcher.scheduling.window import Fleet
 from tests.kit.scheduler_kit import DISPATCHER, POOL, Kit, Request, capacity_report, dispatch_report
 
 WEIGHTS = {"high": 8.0, "normal": 3.0, "low": 1.0}

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
+from fairlane_server.caching.entries import CacheKey, CacheName, cache_key
 from stream_processors.dispatcher.response_cache.hot_cache import HotCache, HotPolicy
 
 POLICY = HotPolicy(most_bytes=100, most_tenant_share=0.6, most_tenants=3)

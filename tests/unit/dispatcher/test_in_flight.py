@@ -12,13 +12,13 @@ from fairlane.names import priority_topic
 from fairlane.outcomes import Outcome
 from fairlane.records import SourceCoordinate, UsageEvent
 from stream_processors.dispatcher.scheduling.in_flight import (
+    ANY_PARTITION,
     RESERVATION_TTL_MS,
     Dispatched,
     InFlight,
     Reserved,
     WorkId,
 )
-from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
 
 POOLS = ("p", "q")
 CLASSES = ("high", "low")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION, InFlightLedger
+from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, InFlightLedger
 
 PARTITIONS = 4
 OWNED = (None, frozenset[int](), frozenset({0}), frozenset({1, 2}), frozenset(range(PARTITIONS)))

@@ -11,9 +11,8 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import ModelVersion, SourceCoordinate, TenantGroup, TenantSpec, WorkItem
 from fairlane.schema_files import default_codec
 from stream_processors.dispatcher.admission.quotas import Ask
-from stream_processors.dispatcher.pool_reassignment import PoolReassignment
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.registry import reassigns_pools
+from stream_processors.dispatcher.registry import PoolReassignment, reassigns_pools
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, handed_back, request
 
 ACME, OTHER = TenantSpec("acme"), TenantSpec("other")

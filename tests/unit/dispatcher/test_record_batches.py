@@ -23,15 +23,16 @@ from benchmarks.attacks.batches import (
 from fairlane.codec import DecodeError, DecodeProblem
 from fairlane.record_bounds import MAX_KEY_BYTES
 from stream_processors.dispatcher.reading import record_batches
-from stream_processors.dispatcher.reading.inflation import InflationError, inflate
 from stream_processors.dispatcher.reading.record_batches import (
     MAX_HEADERS,
     MAX_INFLATED_BYTES,
     MAX_RECORD_BYTES,
     MAX_RECORDS,
     BatchRecords,
+    InflationError,
     ReadRecord,
     body_of,
+    inflate,
     split,
 )
 

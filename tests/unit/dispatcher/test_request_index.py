@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from fairlane.ownership import Claim, PartitionId
-from stream_processors.dispatcher.scheduling.request_index import RequestIndex
+from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fairlane.outcomes import Code
 from fairlane.records import TenantSpec
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Shed
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
-from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
+from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION
 from tests.kit.scheduler_kit import (
     POLICIES,
     POOL,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane_server.caching.keys import DIGEST_BYTES
+from fairlane_server.caching.entries import DIGEST_BYTES
 from fairlane_server.retrieval.embedder import FloatArray
 from stream_processors.dispatcher.response_cache.semantic_match import encode_row, nearest
 

@@ -6,7 +6,7 @@ from fairlane import headers
 from fairlane.offsets import CommitPoint
 from fairlane.outcomes import Outcome
 from fairlane.records import SourceCoordinate, UsageEvent
-from stream_processors.dispatcher.feedback.work_events import (
+from stream_processors.dispatcher.feedback.work_records import (
     PartitionRecreated,
     PartitionsKnown,
     PoolCommitted,
@@ -15,8 +15,7 @@ from stream_processors.dispatcher.feedback.work_events import (
     dispatched_from,
     is_priority_work,
 )
-from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, WorkId
-from stream_processors.dispatcher.scheduling.in_flight_ledger import ANY_PARTITION
+from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, Dispatched, InFlight, WorkId
 
 TOPIC = "priority.shared.high"
 SOURCE = SourceCoordinate("requests.acme", 0, 41)

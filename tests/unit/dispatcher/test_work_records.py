@@ -17,8 +17,7 @@ from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad
 from fairlane.schema_files import committed_schemas, default_codec
 from fairlane.schema_registry import RegistryError
 from fairlane_server.admission_rule import CapacityState
-from stream_processors.dispatcher.feedback.work_events import AgedCapacityReport
-from stream_processors.dispatcher.feedback.work_records import WorkRecords
+from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, WorkRecords
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 
 NOW_MS = 1_700_000_000_000

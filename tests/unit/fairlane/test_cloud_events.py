@@ -2,7 +2,7 @@
 
 from fairlane import cloud_events
 from fairlane.records import InferenceReply, SourceCoordinate
-from fairlane_server.kafka.reply_record import reply_record
+from fairlane_server.kafka.settlement import reply_record
 
 REQUIRED = {"ce_id", "ce_source", "ce_type", "ce_specversion", "content-type"}
 REQUEST_ID = "0190a7c5-0000-7000-8000-000000000001"

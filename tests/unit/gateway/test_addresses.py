@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from fairlane.settings import Settings
-from producers.gateway.edge.addresses import address_of
+from producers.gateway.edge.connections import address_of
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
 BALANCER = ("10.0.0.1", 4711)

@@ -21,9 +21,8 @@ from producers.gateway.edge.access_log import CallLog
 from producers.gateway.limits.call_limits import refusal
 from producers.gateway.limits.rate_buckets import Allowance
 from producers.gateway.pipeline.call_context import note_object, present
-from producers.gateway.pipeline.errors import not_confirmed
-from producers.openai_api.gateway_error import GatewayError
-from producers.openai_api.reply_errors import client_gone, error_of, waited_too_long
+from producers.gateway.pipeline.publisher import not_confirmed
+from producers.openai_api.errors import GatewayError, client_gone, error_of, waited_too_long
 from tests.kit.native_kit import ID, OTHER_KEY, QUESTION, Bench, decided, recorded
 from tests.kit.openai_kit import KEY, MODEL, Gate, Script, ScriptedSubmitter, build
 

@@ -19,8 +19,8 @@ from producers.gateway.edge import access_log, error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import TOO_MANY_BYTES, BodyLimit, BodyLimits, body_budget, release_body
 from producers.gateway.pipeline.call_context import present
-from producers.gateway.tenant_slots import TenantSlots
-from producers.openai_api.gateway_error import GatewayError
+from producers.gateway.tenant_bounds import TenantSlots
+from producers.openai_api.errors import GatewayError
 
 SECRET = "the launch code is 4711"
 MOST_BYTES = 1_000

@@ -17,23 +17,25 @@ from starlette.requests import HTTPConnection
 
 from fairlane.logs import redact
 from fairlane.settings import Settings
-from fairlane_server.api_keys.api_key import new_key
-from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.api_keys.api_key import Role, Scope, new_key
 from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.assembly import assemble
-from producers.gateway.identity.authentication import AuthenticatedCall, RateLimitHeaders
-from producers.gateway.identity.authenticator import MOST_CHARACTERS, Authenticator, Refusals
-from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.authentication import (
+    MOST_CHARACTERS,
+    AuthenticatedCall,
+    Authenticator,
+    RateLimitHeaders,
+    Refusals,
+)
+from producers.gateway.identity.identity import Identity, permit, require
 from producers.gateway.identity.jwks import KeySet
-from producers.gateway.identity.permission import permit, require
 from producers.gateway.identity.refusals import AuthRefusal, answer
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
 from producers.gateway.limits.call_limits import CallLimits, owners_of, span_text
-from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
-from producers.gateway.limits.rate_buckets import RatePolicy
+from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy, failure_policy
 from producers.gateway.limits.rate_limits import LocalRateLimits
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from tests.kit.identity_kit import (
     AUDIENCE,
     ISSUER,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane_server.api_keys.api_key import looks_like_key, new_key, parse_key
-from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.api_keys.api_key import Role, Scope, looks_like_key, new_key, parse_key
 from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.answer_cache import Freshness, Recent
 from producers.gateway.identity.api_keys import KeyVerifier
@@ -25,7 +24,7 @@ from producers.gateway.identity.lookups import (
     Lookups,
 )
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
-from producers.gateway.limits.failed_keys import FailedKeys, failure_policy
+from producers.gateway.limits.rate_buckets import FailedKeys, failure_policy
 from tests.kit.identity_kit import Clock, MemoryIdentityStore
 from tests.waiting import eventually_async
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.clock import now_ms
-from fairlane_server.api_keys.roles import Role
+from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.jwks import KeySet

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.gateway.native.cursor import MOST_CURSOR_CHARS, cursor_of, place_of
+from producers.gateway.native.history_routes import MOST_CURSOR_CHARS, cursor_of, place_of
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 
 _INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
 _TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=128)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from producers.gateway.native.response_bodies import accepted_answer
-from producers.gateway.native.responses import accepted
+from producers.gateway.native.response_bodies import accepted, accepted_answer
 from producers.gateway.results.request_status import RequestState
 
 ID = "0b1f6a52-5a5e-4a0c-9a8e-2f1f4f1c9d11"

@@ -12,12 +12,11 @@ from prometheus_client import REGISTRY
 
 from fairlane.outcomes import Decision
 from fairlane.records import ConversationTurn, InferenceRequest, Message, Output, RequestInput
-from fairlane_server.caching.entries import seal
-from fairlane_server.caching.keys import CacheName, request_key
+from fairlane_server.caching.entries import CacheName, request_key, seal
 from fairlane_server.postgres import pool
 from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.results import request_store
-from producers.gateway.results.cache_entries import decode_reply, encode_reply, size_of_reply
+from producers.gateway.results.cache_entries import WriteQueue, decode_reply, encode_reply, size_of_reply
 from producers.gateway.results.recent_replies import KEEP_MS, RecentReplies
 from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.results import (
@@ -27,8 +26,7 @@ from producers.gateway.results.results import (
     MOST_PAGES_OF_TENANT,
     Results,
 )
-from producers.gateway.results.write_queue import WriteQueue
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from tests.kit.native_kit import ID, Bench, decided, recorded
 from tests.waiting import eventually_async, eventually_awaited
 

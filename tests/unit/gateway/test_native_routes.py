@@ -15,8 +15,8 @@ from fairlane.outcomes import Decision, Outcome
 from fairlane.records import Output
 from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.pipeline.errors import away, not_confirmed
-from producers.openai_api.reply_errors import CLIENT_CLOSED_REQUEST, UNCERTAIN
+from producers.gateway.pipeline.publisher import away, not_confirmed
+from producers.openai_api.errors import CLIENT_CLOSED_REQUEST, UNCERTAIN
 from tests.kit.native_kit import (
     ID,
     KEY,

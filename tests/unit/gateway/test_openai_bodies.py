@@ -19,8 +19,7 @@ from fairlane.records import Output
 from producers.gateway.openai.batch_deps import BatchDeps
 from producers.gateway.openai.batch_router import router
 from producers.openai_api.body import parse
-from producers.openai_api.error_bodies import error_response, param_of, speaks_openai
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError, error_response, param_of, speaks_openai
 from producers.openai_api.request_models import ChatBody, CompletionBody, EmbeddingBody, chat_request
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, Script, ScriptedSubmitter, authenticate, build
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.client.reassembly import TextDelta
-from producers.gateway.openai.continuation import Continuation, DivergedError
+from producers.gateway.openai.streams import Continuation, DivergedError
 
 PIECES = st.lists(st.lists(st.text("ab", min_size=1, max_size=3), max_size=6), min_size=1, max_size=4)
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from fairlane.records import InferenceReply
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.idempotency import MOST_KEY_CHARS, Idempotency, KeyClaim, is_key
-from producers.openai_api.gateway_error import GatewayError
-from producers.openai_api.reply_errors import UNCERTAIN
+from producers.openai_api.errors import UNCERTAIN, GatewayError
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, OTHER_KEY, Gate, Script, ScriptedSubmitter, build
 from tests.waiting import eventually_async

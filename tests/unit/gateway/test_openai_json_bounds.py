@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.openai_api.json_bounds import has_too_many_values
+from producers.openai_api.body import has_too_many_values
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('",[]{}\\x'),

@@ -15,7 +15,7 @@ from fairlane.records import (
     TokenLogprob,
     TopLogprob,
 )
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, VIEWER_KEY, Gate, Script, ScriptedSubmitter, build, serving
 from tests.kit.openai_suite import QUESTION, OpenAISuite, Service
 

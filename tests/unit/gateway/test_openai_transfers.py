@@ -13,15 +13,14 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
-from fairlane_server.api_keys.roles import Role
+from fairlane_server.api_keys.api_key import Role
 from producers.backfill.batches import BatchStore, QuotaReachedError
 from producers.backfill.files import LocalFile
 from producers.gateway.edge import error_responses
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_TRANSFERS_OF_TENANT, BatchDeps
 from producers.gateway.openai.batch_router import router
-from producers.gateway.openai.files import _Download
-from producers.gateway.openai.upload_form import form_of
+from producers.gateway.openai.files import _Download, form_of
 
 SCOPE: Scope = {
     "type": "http",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, Output, ReplyChunk
 from producers.gateway.edge.error_responses import error_response
-from producers.gateway.pipeline.errors import TOO_MANY_CALLS, busy_with_tenant
 from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Pending, WaitingCall
-from producers.openai_api.gateway_error import GatewayError
+from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, busy_with_tenant
+from producers.openai_api.errors import GatewayError
 
 REPLY = InferenceReply("id-1", "acme", "ok", output=Output(text="one two"))
 CHUNK = ReplyChunk("id-1", "acme", 1, 1, 0, "one ")

@@ -7,13 +7,12 @@ import pytest
 
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.idempotency import Idempotency
+from producers.gateway.idempotency import Idempotency, Published, publish_once
 from producers.gateway.pipeline.call_context import CallContext as HttpCaller
 from producers.gateway.pipeline.call_context import present
-from producers.gateway.pipeline.errors import away, not_confirmed
+from producers.gateway.pipeline.publisher import away, not_confirmed
 from producers.gateway.ports import PendingReply
-from producers.gateway.publish_once import Published, publish_once
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from tests.kit.openai_kit import Script, ScriptedWaiting
 
 REQUEST = InferenceRequest("", "chat", "generate", RequestInput(prompt="p"))

@@ -9,10 +9,8 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane.client.ports import KafkaHeaders
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
-from producers.gateway.pipeline.errors import TOO_MANY_CALLS
-from producers.gateway.pipeline.publisher import DeliveryReport, Publisher, PublishLimits
-from producers.openai_api.gateway_error import UNAVAILABLE, GatewayError
-from producers.openai_api.reply_errors import UNCERTAIN
+from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, DeliveryReport, Publisher, PublishLimits
+from producers.openai_api.errors import UNAVAILABLE, UNCERTAIN, GatewayError
 from tests.waiting import eventually_async
 
 LIMITS = PublishLimits(8, 2_000)

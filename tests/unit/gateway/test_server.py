@@ -22,7 +22,7 @@ from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.openai.inference_calls import OpenAIDeps
 from producers.gateway.openai.router import router
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import Pending

@@ -26,10 +26,10 @@ from fairlane.schema_files import default_codec
 from fairlane_server.kafka.reply_partition import partition_of
 from producers.gateway.pipeline.call_context import CallContext, present
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
-from producers.gateway.pipeline.errors import TOO_MANY_CALLS, not_confirmed
 from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Pending, WaitingCall
+from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, not_confirmed
 from producers.gateway.pipeline.submitter import KafkaSubmitter
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.waiting import eventually_async
 
@@ -185,7 +185,7 @@ def test_waiting_ends_with_its_time_and_the_request_goes_on() -> None:
 
 
 def test_when_waiting_ends_it_ends_for_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producers.gateway.pipeline.waiting._LOOK_UP_TIMEOUT_S", 10 * WAIT_S)
+    monkeypatch.setattr("producers.gateway.pipeline.pending._LOOK_UP_TIMEOUT_S", 10 * WAIT_S)
     bench = Bench()
 
     async def test(submitter: KafkaSubmitter) -> None:

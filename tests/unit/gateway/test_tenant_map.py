@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.gateway.tenant_map import TenantMap
+from producers.gateway.tenant_bounds import TenantMap
 
 MOST = 4
 STEPS = st.lists(st.tuples(st.sampled_from(["put", "pop"]), st.sampled_from("abc"), st.integers(0, 5)), max_size=80)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.gateway.tenant_slots import TenantSlots
-from producers.openai_api.gateway_error import GatewayError
+from producers.gateway.tenant_bounds import TenantSlots
+from producers.openai_api.errors import GatewayError
 
 FULL, TENANT_FULL = GatewayError(503, "full", "full"), GatewayError(429, "tenant_full", "tenant full")
 

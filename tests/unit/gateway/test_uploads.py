@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from fairlane_server.api_keys.roles import Role
+from fairlane_server.api_keys.api_key import Role
 from producers.backfill.batches import QuotaReachedError, StoredFile
 from producers.backfill.files import LocalFile
 from producers.backfill.ports import AwayError
@@ -30,8 +30,7 @@ from producers.gateway.openai.batch_deps import (
 )
 from producers.gateway.openai.batch_router import router
 from producers.gateway.openai.files import stored_name
-from producers.openai_api.error_bodies import error_response
-from producers.openai_api.gateway_error import GatewayError
+from producers.openai_api.errors import GatewayError, error_response
 from tests.waiting import eventually
 
 TENANT = "acme"

@@ -30,8 +30,18 @@ from fairlane.records import (
 from fairlane.schema_files import default_codec
 from fairlane_server.text import reserved_tokens
 from stream_processors.recorder.projection import MAX_TEXT_CHARACTERS, LogRecord, Projection, project
-from stream_processors.recorder.tables import ALL_TABLES, AUDIT_LOGS, MODELS, RESULTS, TENANTS, TURNS, USAGE, Table
-from stream_processors.recorder.values import json_text, storable
+from stream_processors.recorder.tables import (
+    ALL_TABLES,
+    AUDIT_LOGS,
+    MODELS,
+    RESULTS,
+    TENANTS,
+    TURNS,
+    USAGE,
+    Table,
+    json_text,
+    storable,
+)
 
 SOURCE = SourceCoordinate("requests.acme", 0, 7)
 REPLY = InferenceReply("id-1", "acme", "ok", source=SOURCE)

@@ -13,8 +13,16 @@ from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.schema_files import default_codec
 from fairlane.settings import IDEMPOTENCY_TTL_S, Settings
 from stream_processors.recorder.projection import LogRecord, Projection, project
-from stream_processors.recorder.removal import OldRows, Removal
-from stream_processors.recorder.retention import INTERVAL_S, RemovalLag, RemovalSchedule, Rule, drop_old, rules_of
+from stream_processors.recorder.retention import (
+    INTERVAL_S,
+    OldRows,
+    Removal,
+    RemovalLag,
+    RemovalSchedule,
+    Rule,
+    drop_old,
+    rules_of,
+)
 from stream_processors.recorder.tables import ALL_TABLES, MODELS, RESULTS, TENANTS, USAGE
 from tests.waiting import eventually
 

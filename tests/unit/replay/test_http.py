@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from producers.replay.calls import CONNECTION, Answer
 from producers.replay.chat_stream import ChatStream, answer_of
 from producers.replay.gateway_target import GatewayTarget
 from producers.replay.http_client import HttpClient, HttpError
-from producers.replay.outcome import CONNECTION, Answer
-from producers.replay.plan import Call
+from producers.replay.trace import Call
 
 Answerer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

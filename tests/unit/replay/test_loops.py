@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from producers.replay.caller import Caller
-from producers.replay.open_loop import play
-from producers.replay.outcome import INTERRUPTED, NOT_SENT, OK, TIMEOUT, Answer
-from producers.replay.plan import Call
+from producers.replay.calls import INTERRUPTED, NOT_SENT, OK, TIMEOUT, Answer, OnText
+from producers.replay.load import Caller, Users, play, run
 from producers.replay.profiles import Profile, Stage
 from producers.replay.report import Report, Tallies
-from producers.replay.runner import run
-from producers.replay.target import OnText
-from producers.replay.users import Users
+from producers.replay.trace import Call
 from tests.waiting import eventually_async
 
 _PATIENCE_S = 60.0

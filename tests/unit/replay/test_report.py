@@ -9,11 +9,19 @@ from hypothesis import strategies as st
 from benchmarks.service_curve import percentile
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, TokenUsage
-from producers.replay.histogram import Histogram
-from producers.replay.outcome import INTERRUPTED, NOT_SENT, OK, TIMEOUT, Answer, of_refusal, of_reply
+from producers.replay.calls import INTERRUPTED, NOT_SENT, OK, TIMEOUT, Answer, of_refusal, of_reply
 from producers.replay.profiles import PROFILES
-from producers.replay.report import Ended, Tallies, Tally
-from producers.replay.tables import COLUMNS, Scenario, markdown, outcome_lines, tenant_rows
+from producers.replay.report import (
+    COLUMNS,
+    Ended,
+    Histogram,
+    Scenario,
+    Tallies,
+    Tally,
+    markdown,
+    outcome_lines,
+    tenant_rows,
+)
 
 _SERVED = Answer(OK, prompt_tokens=30, output_tokens=10)
 _SHED = Answer("overloaded", shed=True)

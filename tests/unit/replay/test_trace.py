@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.replay.plan import Call, PlanOptions, plan, text_of, tokens_of
-from producers.replay.trace import TraceError, TraceRow, read_trace
+from producers.replay.trace import Call, PlanOptions, TraceError, TraceRow, plan, read_trace, text_of, tokens_of
 
 _HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

@@ -7,15 +7,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fairlane_server.caching.entries import MOST_ENTRY_BYTES, jittered_ttl_ms, seal, unseal
-from fairlane_server.caching.keys import (
+from fairlane_server.caching.entries import (
+    MOST_ENTRY_BYTES,
     CacheKey,
     CacheName,
     cache_key,
     canonical,
     embedding_key,
+    jittered_ttl_ms,
     request_key,
     retrieval_key,
+    seal,
+    unseal,
 )
 from tests.kit.cache_strategies import hostile, tenants
 

@@ -1,6 +1,6 @@
 """Caught up is judged by positions; the end that a reader is told of counts as well."""
 
-from fairlane_server.kafka.catch_up import CatchUp
+from fairlane_server.kafka.feeds import CatchUp
 
 
 def test_a_place_is_caught_up_at_its_end_or_beyond_and_all_must_be() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairlane_server.api_keys.roles import Role, Scope
+from fairlane_server.api_keys.api_key import Role, Scope
 from fairlane_server.cli import main
 
 

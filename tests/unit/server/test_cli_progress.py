@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from fairlane_server.cli.output import say
-from fairlane_server.cli.pace import Pace
-from fairlane_server.cli.progress import pace_text, progress_bar
+from fairlane_server.cli.progress import Pace, pace_text, progress_bar
 
 
 class Terminal(io.StringIO):

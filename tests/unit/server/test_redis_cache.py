@@ -11,8 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fairlane_server.caching.entries import MOST_ENTRY_BYTES, seal
-from fairlane_server.caching.keys import CacheKey, CacheName, cache_key
+from fairlane_server.caching.entries import MOST_ENTRY_BYTES, CacheKey, CacheName, cache_key, seal
 from fairlane_server.redis import cache as redis_cache
 from fairlane_server.redis.cache import LookUpResult, RedisCache
 from tests.kit.cache_kit import DictRedis

@@ -1,10 +1,13 @@
-"""Outcome of a call, independent of the target. Pure."""
+"""Calls of a load test: the port of targets, and the outcome of a call. Pure."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
+from producers.replay.trace import Call
 
 OK = str(Outcome.OK)
 TIMEOUT = "timeout"
@@ -62,3 +65,26 @@ def of_refusal(status: int, code: object) -> Answer:
 def word(text: str) -> str:
     """A code fit for a report, whatever a server said."""
     return text if _WORD.fullmatch(text) else UNREADABLE
+
+
+OnText = Callable[[], None]
+
+
+class Target(Protocol):
+    """A way into Fairlane, for any number of tasks at once."""
+
+    async def start(self) -> None:
+        """Make ready. Raises what its own errors are when it cannot work at all."""
+        ...
+
+    async def ask(self, call: Call, timeout_s: float, on_text: OnText) -> Answer:
+        """Make one call and wait for the end of its answer. May be cancelled at any time, and leaves nothing behind.
+
+        Args:
+            call: what to ask, in whose name.
+            timeout_s: how long its asker waits; the service is told, where it can be. Whoever calls ends the wait.
+            on_text: called when the first text of a stream is here.
+        """
+        ...
+
+    async def close(self) -> None: ...

@@ -1,12 +1,80 @@
-"""Selection of conversation history that fits into the prompt. Pure."""
+"""Selection of passages and history that fit into the prompt, and the search query. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairlane.records import Message
+from fairlane.outcomes import Task
+from fairlane.records import InferenceRequest, Message, ModelVersion
 from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn
+from fairlane_server.retrieval.store import Hit
 from fairlane_server.text import CHARACTERS_OF_A_TOKEN, TOKEN, reserved_tokens
-from stream_processors.dispatcher.enrichment.passage_room import ESTIMATE_MARGIN
+
+MAX_QUERY_CHARS = 2_000
+"""Questions are short; in a longer text the question may be at either end."""
+
+_USER = "user"
+
+
+def query_text(request: InferenceRequest) -> str:
+    """The user's last message, or the prompt; above MAX_QUERY_CHARS its beginning and its end. Empty without text."""
+    given = request.input
+    text = given.prompt or given.query or ""
+    for message in given.messages or ():
+        if message.role == _USER and message.content.strip():
+            text = message.content
+    text = text.replace("\0", " ").strip()
+    if len(text) <= MAX_QUERY_CHARS:
+        return text
+    half = MAX_QUERY_CHARS // 2
+    return f"{text[:half]} {text[-half + 1 :]}"
+
+
+_FRAME_TOKENS = 48
+"""Tokens of the prompt template around all passages."""
+
+_PASSAGE_FRAME_TOKENS = 12
+"""Tokens of the prompt template around each passage."""
+
+ESTIMATE_MARGIN = 1.25
+"""Safety factor: token counts are estimates."""
+
+
+def room_tokens(
+    request: InferenceRequest, model: ModelVersion, prompt_tokens: int, max_prompt_tokens: int | None = None
+) -> int | None:
+    """Tokens left for passages besides the prompt: within the model's context, output included, and the tenant's prompt
+    bound. None if neither has a limit; negative if nothing is left."""
+    bounds = [] if max_prompt_tokens is None else [max_prompt_tokens]
+    if model.max_context_tokens > 0:
+        output = 0
+        if request.task == Task.GENERATE:
+            output = request.parameters.max_tokens or model.max_output_tokens
+        bounds.append(model.max_context_tokens - output)
+    return int(min(bounds) - prompt_tokens * ESTIMATE_MARGIN) - _FRAME_TOKENS if bounds else None
+
+
+def shown_tokens(hit: Hit) -> int:
+    """Upper estimate of a passage's tokens in a prompt: they were counted by another model's tokenizer."""
+    return int(hit.tokens * ESTIMATE_MARGIN) + _PASSAGE_FRAME_TOKENS
+
+
+def shown_text(hit: Hit) -> str:
+    """The passage as shown in a prompt, below its headings, which often name its subject."""
+    return f"{hit.heading}\n{hit.text}" if hit.heading else hit.text
+
+
+def that_fit(hits: Sequence[Hit], room: int | None) -> tuple[Hit, ...]:
+    """The best passages that fit together; one that is too long does not exclude a shorter, lower-ranked one."""
+    if room is None:
+        return tuple(hits)
+    kept = []
+    for hit in hits:
+        needs = shown_tokens(hit)
+        if needs <= room:
+            kept.append(hit)
+            room -= needs
+    return tuple(kept)
+
 
 MAX_HISTORY_TOKENS = 16_384
 """Bound for one request, however large its model's context: a whole dispatch window of look-ups may run at a time."""

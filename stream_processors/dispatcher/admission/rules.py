@@ -4,10 +4,11 @@ A request is rejected at once if it cannot be served in time, or if the backlog 
 its sender the time to go elsewhere. Backfill is always admitted: it has bounds of its own beside the online requests,
 and its partitions are paused while its tenant's part is used up.
 
-The shared bound follows the dynamic threshold of Choudhury & Hahne ("Dynamic Queue Length Thresholds for Shared-Memory Packet
-Switches", IEEE/ACM Transactions on Networking 6(2), 1998) on one part of the bound, and a fixed part for each tenant in
-the rest. Let B be the bound, Q the amount held by all tenants, q and w the amount held by one tenant and its weight,
-w_all the weights of all tenants, G the guaranteed part of B, and s the size of one more request. It is admitted if
+The shared bound follows the dynamic threshold of Choudhury & Hahne ("Dynamic Queue Length Thresholds for Shared-Memory
+Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998) on one part of the bound, and a fixed part for each
+tenant in the rest. Let B be the bound, Q the amount held by all tenants, q and w the amount held by one tenant and its
+weight, w_all the weights of all tenants, G the guaranteed part of B, and s the size of one more request. It is admitted
+if
 
 1. q + s <= own bound, or q = 0 (a request larger than the bound could otherwise never be served), and
 2. q + s <= G x w / w_all                                                  (the tenant's guaranteed part), or

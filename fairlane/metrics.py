@@ -139,7 +139,7 @@ LOG_REPLACED = Counter(
 )
 REDIS_REFUSED_WRITES = Counter(
     "fairlane_redis_refused_writes_total",
-    "ALARM, but for reason=tenant_bound: writes that the Redis for state refused; its reader went on as without Redis",
+    "ALARM: writes that the Redis for state refused; its reader went on as without Redis",
     ["kind", "reason"],
 )
 REDIS_STATE_EVICTED = Gauge(

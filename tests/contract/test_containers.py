@@ -19,7 +19,7 @@ import pytest
 from deploy.local.kafka import BROKER_SETTINGS, HEAP, find_java
 from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
 from deploy.local.redis import SETTINGS
-from fairlane.settings import Settings
+from fairlane.settings import IDEMPOTENCY_TTL_S, Settings
 from tests import stack
 from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, our_services, services
 
@@ -135,6 +135,19 @@ def test_one_tenant_fills_a_tenth_of_the_state_at_most_and_the_container_holds_a
     # What is copied while it is written to, and the rest of the process.
     limit = redis.raw["deploy"]["resources"]["limits"]["memory"]
     assert int(limit.removesuffix("m")) * 1024**2 >= 2.5 * most
+
+
+def test_the_rates_that_reach_a_tenants_bounds_are_those_of_the_settings() -> None:
+    text = (PROJECT_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    fields = Settings.model_fields
+    for name, lifetime_s in (
+        ("dedupe_max_ids", fields["dedupe_ttl_s"].default),
+        ("gateway_max_claims", IDEMPOTENCY_TTL_S),
+    ):
+        most = fields[name].default
+        (documented,) = re.findall(rf"\| `{name.upper()}` \| {most:,} \w+ in 24 h \| ([\d.]+) requests/s", text)
+        assert lifetime_s == 24 * 3_600
+        assert documented == f"{most / lifetime_s:.2g}"
 
 
 # ------------------------------------------------------------------ the Dockerfile

@@ -39,6 +39,7 @@ from inference_consumers.results.chunk_writer import ChunkWriter
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.records import AnswerWriter
 from inference_consumers.results.result_writer import ResultWriter
+from inference_consumers.schema_waits import SchemaWaits
 
 log = logs.get_logger(__name__)
 
@@ -194,6 +195,7 @@ class ConsumerApp:
             driver=driver,
             prefetch=Prefetch(settings.max_prefetch_items, settings.max_prefetch_bytes),
             clock=now_ms,
+            schema_waits=SchemaWaits(codec),
         )
 
     def _reporter(self, consumer: InferenceConsumer, ownership: Ownership) -> CapacityReporter:

@@ -9,7 +9,7 @@ from confluent_kafka import Message
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
-from fairlane.codec import Codec, DecodeError
+from fairlane.codec import Codec, DecodeError, DecodeProblem, SchemaNotLoadedError
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code, Health
 from fairlane.ownership import Claim, Ownership
@@ -27,6 +27,7 @@ from inference_consumers.engines.protocol import Cancelled, Failure
 from inference_consumers.group import READER
 from inference_consumers.results.records import EngineRun
 from inference_consumers.results.retries import hand_back
+from inference_consumers.schema_waits import SchemaWaits
 
 log = get_logger(__name__)
 
@@ -70,6 +71,7 @@ class InferenceConsumer:
     driver: EngineDriver
     prefetch: Prefetch
     clock: ClockMs
+    schema_waits: SchemaWaits
     _watched_at_ms: int = 0
     _full: set[str] = field(default_factory=set)
 
@@ -78,6 +80,8 @@ class InferenceConsumer:
         arrived = member.poll(_POLL_S)
         if arrived:
             self._receive(arrived, self.clock())
+        if looked_up := self.schema_waits.take():
+            self._receive(looked_up, self.clock(), looked_up=True)
         self.watch()
         full = self._full_priorities()
         if full != self._full or not arrived:
@@ -88,6 +92,7 @@ class InferenceConsumer:
 
     def on_revoked(self) -> None:
         """Partitions moved on: drop their waiting work. Work that is running finishes and is then not committed."""
+        self.schema_waits.discard(self.ownership.is_current)
         with self.driver.changed:
             dropped = self.driver.waiting.discard_stale(self.ownership.is_current)
         if dropped:
@@ -131,10 +136,12 @@ class InferenceConsumer:
                 held_tokens=driver.waiting.cost_tokens + engines.runs.cost_tokens,
             )
 
-    def _receive(self, arrived: Sequence[tuple[Claim, Message | SkippedRange]], now_ms: int) -> None:
+    def _receive(
+        self, arrived: Sequence[tuple[Claim, Message | SkippedRange]], now_ms: int, *, looked_up: bool = False
+    ) -> None:
         taken: list[ReceivedWork] = []
         for claim, message in arrived:
-            work = self._read(claim, message, now_ms)
+            work = self._read(claim, message, now_ms, looked_up=looked_up)
             if work is None:
                 continue
             if work.item.priority_class not in PRIORITY_WEIGHTS or work.model_key not in self.driver.engines.by_key:
@@ -152,15 +159,26 @@ class InferenceConsumer:
             self.driver.changed.notify_all()
         self._drop(unwanted, now_ms)
 
-    def _read(self, claim: Claim, message: Message | SkippedRange, now_ms: int) -> ReceivedWork | None:
+    def _read(
+        self, claim: Claim, message: Message | SkippedRange, now_ms: int, *, looked_up: bool
+    ) -> ReceivedWork | None:
+        """The work of a record; None if it is dead-lettered, or waits for its schema. After a look-up (``looked_up``) a
+        schema that is still not loaded is unknown."""
         if isinstance(message, SkippedRange):
             self._keep_unreadable(claim, None, None, None, problem=message.problem, why=str(message))
             return None
         key, raw, appended_at_ms = message.key(), message.value(), message.timestamp()[1]
         try:
-            item = self.codec.decode_as(WorkItem, raw)
+            item = self.codec.decode_any((WorkItem,), raw, may_ask=False)
         except DecodeError as error:
             self._keep_unreadable(claim, key, raw, appended_at_ms, problem=error.problem, why=str(error))
+            return None
+        except SchemaNotLoadedError as error:
+            if looked_up:
+                problem = DecodeProblem.UNKNOWN_SCHEMA_ID
+                self._keep_unreadable(claim, key, raw, appended_at_ms, problem=problem, why=str(error))
+            else:
+                self.schema_waits.add(claim, message)
             return None
         membership = self.ownership.membership
         return ReceivedWork(
@@ -194,7 +212,11 @@ class InferenceConsumer:
         self.driver.submit([Settled(work, Cancelled(TokenUsage()), run) for work in unwanted])
 
     def _full_priorities(self) -> set[str]:
-        """Priorities that hold enough; one stays full until it is half empty, so that fetching does not flap."""
+        """Priorities that hold enough; one stays full until it is half empty, so that fetching does not flap.
+        All are full while too much work waits for its schema: no priority is known of it."""
+        waits = self.schema_waits
+        if len(waits) >= self.prefetch.max_items or waits.size_bytes >= self.prefetch.bytes_each:
+            return set(PRIORITY_WEIGHTS)
         with self.driver.changed:
             batcher = self.driver.waiting.batcher
             full = set()

@@ -85,7 +85,7 @@ class TopicFollower(ABC):
 
     @abstractmethod
     def _take(self, message: Message) -> None:
-        """One record. What it raises ends the following."""
+        """Apply one record. Called again with the same record after a RegistryError; any other error ends the feed."""
 
     def _first_offset(self, consumer: Consumer, partition: int, low: int, end: int) -> int:  # noqa: ARG002 - for others
         """Where reading begins, at ``low``, the first that is there, unless somebody wants less."""
@@ -156,7 +156,7 @@ class TopicFollower(ABC):
                 continue
             partition, error = message.partition() or 0, message.error()
             if error is None:
-                self._take(message)
+                self._take_when_schema_known(message)
                 catch_up.reached(partition, (message.offset() or 0) + 1)
             elif error.code() == KafkaError._PARTITION_EOF:
                 catch_up.ended(partition)
@@ -164,6 +164,19 @@ class TopicFollower(ABC):
                 raise KafkaException(error)
             else:
                 log.warning("feed_error", topic=self._topic, error=error.name())
+
+    def _take_when_schema_known(self, message: Message) -> None:
+        """Retry a record until the schema registry answers or the feed stops. Later records wait: of one key the newest
+        counts."""
+        failures = 0
+        while True:
+            try:
+                return self._take(message)
+            except RegistryError as error:
+                failures += 1
+                log.warning("feed_schema_not_known", topic=self._topic, reason=str(error))
+                if self._stopping.wait(_SCHEMA_AGAIN.delay_s(failures, random())):  # noqa: S311 - jitter, no secret
+                    return None
 
     def _partitions(self, consumer: Consumer) -> list[int]:
         deadline = monotonic() + 4 * _METADATA_TIMEOUT_S
@@ -200,18 +213,7 @@ class Feed(TopicFollower, Generic[RecordT]):
         self._listeners.append(listener)
 
     def _take(self, message: Message) -> None:
-        failures = 0
-        while True:
-            try:
-                is_changed = self._apply(message.key(), message.value())
-                break
-            except RegistryError as error:
-                # The record is not to blame, and those after it wait: of one key the newest counts.
-                failures += 1
-                log.warning("feed_schema_not_known", topic=self._topic, reason=str(error))
-                if self._stopping.wait(_SCHEMA_AGAIN.delay_s(failures, random())):  # noqa: S311 - jitter, no secret
-                    return
-        if is_changed and self._caught_up.is_set():
+        if self._apply(message.key(), message.value()) and self._caught_up.is_set():
             self._publish()
 
     def _apply(self, key: object, value: bytes | None) -> bool:

@@ -16,6 +16,7 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
 from fairlane.committed import LogPosition, PartitionLog, alarm, resume_offset
 from fairlane.logs import get_logger
+from fairlane.schema_registry import RegistryError
 from fairlane.skipping_consumer import SkippedRange
 from fairlane_server.processes.service import Readiness
 from stream_processors.recorder.positions import Move, Partition, Positions, Stored
@@ -76,6 +77,7 @@ _LAG_INTERVAL_S = 1.0
 _BLIND_LAG_INTERVAL_S = 5.0
 _BACKOFF = Backoff()
 _PLACING_BUDGET_S = 10.0
+_SCHEMA_AGAIN = Backoff(first_s=0.25, longest_s=10.0)
 _REFUSED = "refused_by_postgres"
 
 
@@ -137,6 +139,8 @@ class Recorder:
         self._failures = 0
         self._retry_at = 0.0
         self._stored_at = 0.0
+        self._schema_waits: set[Partition] = set()
+        self._schema_failures = 0
         self._lag_due_at = 0.0
         self._lag_topics: set[str] = set()
 
@@ -174,6 +178,7 @@ class Recorder:
     def _revoked(self, partitions: frozenset[Partition]) -> None:
         # A batch is stored before the next read, so nothing of these is half done.
         self._positions.disown(partitions)
+        self._schema_waits -= partitions
         self._out_of_range -= partitions
         log.info("revoked", partitions=len(partitions))
 
@@ -307,6 +312,9 @@ class Recorder:
         try:
             self._store_batch(records, moves)
             self._batch_size.stored(len(records))
+            self._schema_waits -= moves.keys()
+            if not self._schema_waits:
+                self._schema_failures = 0
         except StoreTimeoutError as error:
             self._batch_size.timed_out(len(records))
             log.warning("batch_timed_out", records=len(records), next_records=self._batch_size.records)
@@ -316,7 +324,23 @@ class Recorder:
         except SupersededError:
             log.warning("superseded", partitions=len(moves), records=len(records))
             self._doubt(moves.keys())
+        except RegistryError as error:
+            self._wait_for_schemas(records, moves, str(error))
         self._stored_at = self._clock()
+
+    def _wait_for_schemas(self, records: Sequence[LogRecord], moves: Mapping[Partition, Move], reason: str) -> None:
+        """Read the partitions with an unknown schema again later; store the records of all others now."""
+        partitions = {
+            Partition(record.topic, record.partition) for record in records if not self._codec.is_loaded(record.value)
+        } or set(moves)
+        self._doubt(partitions)
+        self._schema_waits |= partitions
+        self._schema_failures += 1
+        self._retry_at = self._clock() + _SCHEMA_AGAIN.delay_s(self._schema_failures, random.random())  # noqa: S311 - jitter
+        log.warning("schemas_not_known", partitions=len(partitions), reason=reason)
+        if moves.keys() - partitions:
+            # Their schemas are loaded: the registry is not asked again.
+            self._write([one for one in records if Partition(one.topic, one.partition) not in partitions])
 
     def _store_batch(self, records: Sequence[LogRecord], moves: Mapping[Partition, Move]) -> None:
         """Store a batch; when a row of it is refused, each half for itself, down to the one record to skip."""

@@ -6,6 +6,7 @@ from fairlane.ownership import Ownership
 from fairlane.schema_files import default_codec
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.consumer import InferenceConsumer, Prefetch
+from inference_consumers.schema_waits import SchemaWaits
 from tests.kit.driver_bench import DriverBench, named
 
 STEP_MS = 500
@@ -28,13 +29,15 @@ class Stuck:
         self.cpu_ms = 0
         self.computes = 1.0
         loop: Any = self.bench.transactions
+        codec = default_codec()
         self.consumer = InferenceConsumer(
-            codec=default_codec(),
+            codec=codec,
             ownership=Ownership(1_000),
             transactions=loop,
             driver=self.bench.driver,
             prefetch=Prefetch(100, 1_000_000),
             clock=lambda: self.bench.now_ms,
+            schema_waits=SchemaWaits(codec),
         )
         self.bench.add(named("running"))
         self.bench.start()

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane.codec import Codec
 from fairlane.names import CONTROL_CANCELLATIONS
 from fairlane.records import Cancellation, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from inference_consumers.cancellation.cancellations import KNOWN_FOR_MS, CancellationFeed, Cancellations
+from tests.kit.late_schemas import LateSchemas, late
 from tests.waiting import eventually
 
 NOW_MS = 1_000_000
@@ -175,6 +177,29 @@ def test_what_is_cancelled_later_is_told_when_it_is_known(
     consumer.script.put(record(cancelled("a")))
     eventually(lambda: told == [("acme", "a")], what="word of the cancellation")
     assert known.is_cancelled("acme", "a")
+
+
+def test_a_cancel_with_an_unknown_schema_waits_for_the_registry(
+    consumer: ScriptedConsumer, known: Cancellations, told: list[tuple[str, str]]
+) -> None:
+    schemas = LateSchemas(Cancellation, is_available=False)
+    failures: list[Exception] = []
+    feed = CancellationFeed(
+        KafkaSettings(),
+        Codec(schemas),
+        known,
+        lambda tenant, request_id: told.append((tenant, request_id)),
+        lambda: NOW_MS,
+    )
+    feed.on_failure(failures.append)
+    consumer.script.put(end())
+    feed.start(5)
+    consumer.script.put(record(late(cancelled("a"))))
+    eventually(lambda: schemas.look_ups > 1, what="a second look-up")
+    schemas.is_available = True
+    eventually(lambda: told == [("acme", "a")], what="word of the cancellation")
+    assert not failures
+    feed.stop()
 
 
 def test_a_topic_with_nothing_that_new_is_read_from_its_end(consumer: ScriptedConsumer, feed: CancellationFeed) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from fairlane.ownership import Ownership
 from fairlane.schema_files import default_codec
 from inference_consumers.consumer import InferenceConsumer, Prefetch
+from inference_consumers.schema_waits import SchemaWaits
 from tests.kit.driver_bench import DriverBench, named
 
 
@@ -31,13 +32,15 @@ def full_after(bench: DriverBench, consumer: InferenceConsumer) -> set[str]:
 
 def consumer_of(bench: DriverBench, prefetch: Prefetch) -> InferenceConsumer:
     loop: Any = bench.transactions
+    codec = default_codec()
     return InferenceConsumer(
-        codec=default_codec(),
+        codec=codec,
         ownership=Ownership(1_000),
         transactions=loop,
         driver=bench.driver,
         prefetch=prefetch,
         clock=lambda: bench.now_ms,
+        schema_waits=SchemaWaits(codec),
     )
 
 

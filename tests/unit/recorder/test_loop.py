@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fairlane import metrics
 from fairlane.backoff import Backoff
+from fairlane.codec import Codec
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.schema_files import default_codec
 from fairlane_server.processes.service import Readiness
@@ -25,9 +26,10 @@ from stream_processors.recorder.store import (
     SupersededError,
 )
 from stream_processors.recorder.tables import RESULTS
+from tests.kit.late_schemas import LateSchemas, late
 
 ONE, OTHER = Partition("replies.acme", 0), Partition("replies.globex", 0)
-POISON = "poison"
+POISON, LATE = "poison", "late"
 
 
 @dataclass(slots=True)
@@ -169,7 +171,8 @@ class Database:
 
 def _record(partition: Partition, offset: int, request_id: str) -> LogRecord:
     reply = InferenceReply(request_id, "acme", "ok", source=SourceCoordinate("requests.acme", 0, offset))
-    return LogRecord(*partition, offset, 0, None, default_codec().encode(reply))
+    value = default_codec().encode(reply)
+    return LogRecord(*partition, offset, 0, None, late(value) if LATE in request_id else value)
 
 
 class Run:
@@ -177,12 +180,13 @@ class Run:
 
     def __init__(self, log: Log, database: Database, batch_records: int = 4) -> None:
         self.log, self.database = log, database
+        self.schemas = LateSchemas(InferenceReply)
         self.now = 0.0
         self.readiness = Readiness(*CONDITIONS)
         self.recorder = Recorder(
             log,
             database,
-            default_codec(),
+            Codec(self.schemas),
             self.readiness,
             batch_records=batch_records,
             retention=(Rule(RESULTS, "replied_at_ms", keep_s=1_000),),
@@ -370,4 +374,38 @@ def test_a_log_that_is_read_again_brings_no_old_rows_back() -> None:
     run.now = 1_001.0
     run.steps(4)
     assert run.database.rows == []
+    assert run.database.offsets == {ONE: 3}
+
+
+def test_records_with_an_unknown_schema_wait_for_the_registry_with_their_partition_alone() -> None:
+    log = Log({ONE: ["a0", f"{LATE}1", "a2"], OTHER: names("b", 3)})
+    run = Run(log, Database(), batch_records=8)
+    run.schemas.is_available = False
+    stored: list[list[str]] = []
+    reads = 0
+
+    def look() -> None:
+        nonlocal reads
+        reads += 1
+        stored.append(list(run.database.rows))
+        if reads == 20:
+            log.content[OTHER].append("b3")
+        if reads == 40:
+            run.schemas.is_available = True
+
+    log.before_read = look
+    run.steps(60)
+    assert stored[5] == ["b0", "b1", "b2"]
+    assert stored[39] == ["b0", "b1", "b2", "b3"]
+    assert sorted(run.database.rows) == ["a0", "a2", "b0", "b1", "b2", "b3", f"{LATE}1"]
+    assert run.database.offsets == {ONE: 3, OTHER: 4}
+    assert 2 < run.schemas.look_ups < 20, "asked again with backoff"
+
+
+def test_a_record_with_a_schema_that_is_registered_nowhere_is_skipped() -> None:
+    log = Log({ONE: ["a0", f"{LATE}1", "a2"]})
+    run = Run(log, Database())
+    run.schemas.is_registered = False
+    run.steps(5)
+    assert run.database.rows == ["a0", "a2"]
     assert run.database.offsets == {ONE: 3}

@@ -18,6 +18,9 @@ MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Largest value of a request: ``max.message.bytes`` of the topics that tenants write to. A work item has as much again
 for what is added to the request."""
 
+MAX_REQUEST_VALUE_BYTES = MAX_REQUEST_BYTES - 8 * 1024
+"""Largest value of a request published here; leaves room for the key, the headers and the batch around the record."""
+
 MAX_REQUEST_HEADERS = 64
 MAX_REQUEST_HEADER_BYTES = 32 * 1024
 """Names and values of all headers of a request. Only the trace context is passed on, but all are held while it waits.

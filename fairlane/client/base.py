@@ -15,8 +15,8 @@ from fairlane.clock import now_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import Unavailable
-from fairlane.kafka_config import MAX_MESSAGE_BYTES
 from fairlane.names import dead_letter_replies_topic, is_name, is_replies_of, replies_topic
+from fairlane.record_bounds import MAX_REQUEST_VALUE_BYTES
 from fairlane.records import InferenceRequest
 from fairlane.settings import KafkaSettings
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 LEAST_PROCESSING_MS = 10_000
 _MAX_PROCESSING_MS = 300_000
-# The producer counts the key, too.
-_LARGEST_REQUEST_BYTES = MAX_MESSAGE_BYTES - 1_024
 
 SubmitItem = InferenceRequest | RequestFields
 """What ``submit_many`` takes: a request, or a mapping with the fields of ``submit``."""
@@ -70,7 +68,8 @@ class BaseClient:
         settings: the connection, with its security; default: from the environment.
         max_in_flight: most requests submitted and not answered; then submit waits.
         max_buffered_bytes: most bytes published and not acknowledged; then submit waits.
-        max_request_bytes: largest encoded request. The default is the limit of a tenant's request topic.
+        max_request_bytes: largest encoded request. The default is the maximum: 4 MiB, the limit of a request topic,
+            less 8 KiB for the key and the headers.
         submit_timeout_ms: how long submit waits for room before it raises Backpressure.
         start_timeout_ms: how long the first submit waits for a broker before it raises Unavailable.
         close_timeout_ms: how long ``close`` waits for requests to be acknowledged.
@@ -91,7 +90,7 @@ class BaseClient:
         *,
         max_in_flight: int = 10_000,
         max_buffered_bytes: int = 64 * 1024 * 1024,
-        max_request_bytes: int = 4 * 1024 * 1024,
+        max_request_bytes: int = MAX_REQUEST_VALUE_BYTES,
         submit_timeout_ms: int = 30_000,
         start_timeout_ms: int = 10_000,
         close_timeout_ms: int = 10_000,
@@ -112,8 +111,10 @@ class BaseClient:
         for name in ("max_in_flight", "max_buffered_bytes", "max_request_bytes"):
             if getattr(limits, name) < 1:
                 raise ValueError(f"{name}: {getattr(limits, name)} is below 1")
-        if max_request_bytes > _LARGEST_REQUEST_BYTES:
-            raise ValueError(f"max_request_bytes: {max_request_bytes} is above the producer's {_LARGEST_REQUEST_BYTES}")
+        if max_request_bytes > MAX_REQUEST_VALUE_BYTES:
+            raise ValueError(
+                f"max_request_bytes: {max_request_bytes} is above the request topic's {MAX_REQUEST_VALUE_BYTES}"
+            )
         self._settings = settings or KafkaSettings()
         if bootstrap_servers is not None:
             self._settings = self._settings.model_copy(update={"kafka_bootstrap_servers": bootstrap_servers})

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from random import Random
+from string import ascii_letters
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer
@@ -28,6 +30,7 @@ from fairlane.errors import (
 )
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer, transactional_producer
 from fairlane.names import replies_topic, requests_topic
+from fairlane.record_bounds import MAX_REQUEST_BYTES, MAX_REQUEST_VALUE_BYTES
 from fairlane.records import InferenceReply, InferenceRequest, Output
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -319,6 +322,14 @@ def test_a_request_too_large_for_the_topic_fails_its_handle_and_no_other(broker:
         assert client.submit(model="ok", prompt="x").published(WAIT_S) is not None
         with pytest.raises(ValueError, match=r"^input: "):
             client.submit(model="ok", prompt="x" * 5_000_000)
+
+
+def test_the_largest_request_fits_its_topic_uncompressed(broker: str, unique: str) -> None:
+    create_topics(broker, requests_topic(unique), config={"max.message.bytes": str(MAX_REQUEST_BYTES)})
+    create_topics(broker, replies_topic(unique))
+    prompt = "".join(Random(7).choices(ascii_letters, k=MAX_REQUEST_VALUE_BYTES - 1_000))
+    with Client(unique, broker) as client:
+        assert client.submit(model="ok", prompt=prompt).published(WAIT_S) is not None
 
 
 def test_what_is_no_reply_disturbs_no_reply(broker: str, client: Client, service: Service) -> None:

@@ -14,6 +14,7 @@ from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.names import GATEWAY_REPLIES, is_request_id, requests_topic
 from fairlane.outcomes import Code
+from fairlane.record_bounds import MAX_REQUEST_VALUE_BYTES
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
 from fairlane.trace_context import TraceHeaders
 from fairlane_server.kafka.reply_partition import new_request_id, partition_of
@@ -26,9 +27,6 @@ from producers.gateway.pipeline.publisher import draining
 from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
-
-# Record size limit of a request topic, less room for key, headers and framing.
-_MOST_VALUE_BYTES = 4 * 1024 * 1024 - 8_192
 
 
 class RecordPublisher(Protocol):
@@ -158,9 +156,9 @@ class KafkaSubmitter:
             raise GatewayError(400, Code.INVALID, reason or name, field=name if reason else None) from None
         except (TypeError, AttributeError, OverflowError):
             raise GatewayError(400, Code.INVALID, "a field has the wrong type") from None
-        if len(value) > _MOST_VALUE_BYTES:
+        if len(value) > MAX_REQUEST_VALUE_BYTES:
             raise GatewayError(
-                413, Code.INVALID, f"{len(value)} bytes are more than {_MOST_VALUE_BYTES}", field="input"
+                413, Code.INVALID, f"{len(value)} bytes are more than {MAX_REQUEST_VALUE_BYTES}", field="input"
             )
         return value
 

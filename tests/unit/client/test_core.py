@@ -19,9 +19,11 @@ from fairlane.errors import (
     Timeout,
     Unavailable,
 )
+from fairlane.record_bounds import MAX_REQUEST_VALUE_BYTES
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput, SourceCoordinate
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.topics.families import load_families
 from tests.kit.client_fakes import (
     MODEL_FIELDS,
     FakeConnector,
@@ -228,6 +230,17 @@ def test_a_request_above_the_size_limit_is_refused_before_it_is_sent(kafka: Fake
     assert len(kafka.made_producer.sent) == 1
 
 
+def test_a_request_larger_than_its_topic_takes_is_refused_before_it_is_sent(kafka: FakeConnector) -> None:
+    largest = {family.name: family.max_message_bytes for family in load_families()}["requests.{tenant}"]
+    assert largest is not None
+    with Client("acme", connector=kafka) as client:
+        with pytest.raises(ValueError, match=rf"the limit is {MAX_REQUEST_VALUE_BYTES}$"):
+            client.submit(model="m", prompt="x" * MAX_REQUEST_VALUE_BYTES)
+        client.submit(model="m", prompt="x" * (MAX_REQUEST_VALUE_BYTES - 1_000))
+    (sent,) = kafka.made_producer.sent
+    assert len(sent.value) <= MAX_REQUEST_VALUE_BYTES < largest
+
+
 def test_a_full_window_holds_submit_up_until_a_reply_comes(client: Client, consumer: FakeConsumer) -> None:
     handles = [submit(client) for _ in range(3)]
     with pytest.raises(Backpressure, match=r"3 requests under way \(limit 3\)"):
@@ -358,7 +371,7 @@ def test_no_broker_is_said_within_the_start_timeout(kafka: FakeConnector) -> Non
         ("service", {"service": "a.b"}),
         ("max_in_flight", {"max_in_flight": 0}),
         ("max_buffered_bytes", {"max_buffered_bytes": 0}),
-        ("max_request_bytes", {"max_request_bytes": 100_000_000}),
+        ("max_request_bytes", {"max_request_bytes": MAX_REQUEST_VALUE_BYTES + 1}),
     ],
 )
 def test_arguments_that_make_no_sense_are_named(field: str, arguments: dict[str, object]) -> None:

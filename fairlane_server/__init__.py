@@ -1,1 +1,1 @@
-"""What the services and the operator's commands share; a user's service installs ``fairlane`` alone."""
+"""Shared by the services and the operator's commands; a user's service installs only ``fairlane``."""

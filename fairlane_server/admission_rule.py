@@ -19,7 +19,7 @@ AFTERWARDS_FREE = 0.1
 
 
 class CapacityState(StrEnum):
-    """What is known of a pool's consumers."""
+    """Known state of a pool's consumers."""
 
     NEVER = "never"
     """None has reported since this process began: perhaps the pool is scaled to zero and waits for work to come."""
@@ -75,7 +75,7 @@ class PoolCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is ahead of a request in its pool, in cost tokens.
+    """Work ahead of a request in its pool, in cost tokens.
 
     ``in_flight_tokens``: dispatched and not settled, by any dispatcher. ``waiting_tokens``: all that waits for the pool
     at this dispatcher, whose part of the pool is ``dispatcher_share``. ``own_waiting_tokens``: what waits of the same
@@ -93,7 +93,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long a request is expected to wait, and then to be served: the terms of ``predict``."""
+    """Predicted waiting and service time of a request: the terms of ``predict``."""
 
     return_ms: float
     in_flight_ms: float
@@ -114,8 +114,8 @@ class Prediction:
         return self.wait_ms + self.service_ms
 
     def ms_until_in_time(self, allowed_ms: float) -> float:
-        """How long the pool must drain, once it is live, until a request that is submitted then and has ``allowed_ms``
-        is predicted to be done in time.
+        """Milliseconds that the live pool must drain until a request submitted then, with ``allowed_ms``, is predicted
+        to finish in time.
 
         What is in flight is refilled as long as anything waits. So the wait falls with what waits before the request,
         down to nothing; what is in flight only once all that waits has gone. A pool with nothing left to do takes
@@ -160,8 +160,8 @@ def predict(load: Load, cost_tokens: float) -> Prediction:
 
 
 def takes_anything(load: Load) -> bool:
-    """Whether the pool gets every request that has not expired, whatever is predicted: it never reported, or it lives
-    and has nothing to do. What a pool can do is learned only by work that comes to it."""
+    """Whether the pool accepts every unexpired request regardless of the prediction: it never reported, or it is live
+    and idle. Only work can show what a pool can do."""
     if load.capacity.state is CapacityState.LIVE:
         return load.in_flight_tokens <= 0 and load.waiting_tokens <= 0
     return load.capacity.state is CapacityState.NEVER

@@ -1,4 +1,4 @@
-"""Stops asking what does not answer, and tries it again now and then. Pure: no clock inside."""
+"""Circuit breaker: stops calls to a dependency that fails, and retries now and then. Pure: no clock inside."""
 
 from dataclasses import dataclass, field
 
@@ -34,7 +34,7 @@ class CircuitBreaker:
     _is_trying: bool = False
 
     def lets_through(self, now_ms: float) -> bool:
-        """Whether to ask now. While it is open, True makes the caller the one who tries."""
+        """Whether to call now. While the breaker is open, True makes the caller the probe."""
         if self._opens_at_ms is None:
             return True
         if self._is_trying or now_ms < self._opens_at_ms:

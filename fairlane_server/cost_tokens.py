@@ -1,4 +1,4 @@
-"""The unit that work is measured in everywhere."""
+"""Cost tokens: the unit of work in all services."""
 
 OUTPUT_WEIGHT = 2
 """An output token takes about twice the engine time of a prompt token."""

@@ -1,4 +1,4 @@
-"""Times that the senders and all readers of heartbeats agree on."""
+"""Intervals and expiry of heartbeats, shared by senders and readers."""
 
 CAPACITY_TTL_MS = 3_000
 """How long a consumer's report counts, from when it was received. It sends one every 250 ms."""

@@ -1,5 +1,5 @@
-"""What the header of a PNG, JPEG or WebP file says of its size, and what an image costs by it. Pure Python, decodes
-nothing, and looks at a bounded number of bytes whatever they are."""
+"""Size and cost of an image from the header of a PNG, JPEG or WebP file. Pure Python; decodes nothing and reads a
+bounded number of bytes."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ _START_OF_SCAN, _END, _FILL = 0xDA, 0xD9, 0xFF
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """What a file says of its image.
+    """Header fields of an image file.
 
     Attributes:
         format: PNG, JPEG or WebP.
@@ -43,7 +43,7 @@ class ImageHeader:
         return self.width * self.height
 
     def scans(self, image: bytes) -> int:
-        """How often the pixels are described, at most: a progressive JPEG does so again and again.
+        """Upper bound on passes over the pixels: a progressive JPEG describes them several times.
 
         Within the data of a scan a byte of 255 is never followed by the second byte of a marker, and metadata stands
         before the frame. A file that was made to contain more markers is counted as more scans, which hurts its sender.

@@ -25,7 +25,7 @@ def refilled(capacity: float, per_ms: float, amount: float, elapsed_ms: float) -
 
 
 def wait_ms(capacity: float, per_ms: float, missing: float, clock_is_behind_ms: int) -> int:
-    """Milliseconds until ``missing`` has flowed in; 0 if it is there."""
+    """Milliseconds until ``missing`` tokens have been added; 0 if none are missing."""
     if missing <= capacity * _TOLERANCE:
         return 0
     # Rounded up, so that a request sent then is not refused by a rounding error.

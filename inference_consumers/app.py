@@ -54,7 +54,7 @@ _KEPT_ANSWERS_S = 0.5
 
 
 def serves(model: ModelVersion, pool: str) -> bool:
-    """Whether a pool's consumers run this model: it is the model's own pool, or one that a tenant has to itself."""
+    """Whether a pool's consumers run this model: the pool is the model's own, or dedicated to a tenant."""
     return pool == model.pool or pool in model.dedicated_pools
 
 
@@ -63,7 +63,7 @@ class NoSuchPoolError(Exception):
 
 
 def models_of(models: Sequence[ModelVersion], pool: str, file: Path) -> list[ModelVersion]:
-    """Those that a pool's consumers run. Raises NoSuchPoolError when there are none; ``file`` is where they stand."""
+    """The models that a pool's consumers run. Raises NoSuchPoolError if there are none; ``file`` is their source."""
     served = [model for model in models if serves(model, pool)]
     if not served:
         pools = ", ".join(sorted({pool for model in models for pool in (model.pool, *model.dedicated_pools)}))

@@ -47,7 +47,7 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """How much a consumer holds in memory: so many items of each priority, so many bytes of all together.
+    """Prefetch bounds: items per priority, and bytes in total.
 
     What one poll brings may come on top of that.
     """
@@ -99,8 +99,8 @@ class InferenceConsumer:
             log.info("dropped_revoked_work", items=dropped)
 
     def cancel(self, tenant: str, request_id: str) -> None:
-        """Nobody wants this answer any more, as the driver knows by now: what waits is dropped, and what runs is
-        stopped at its next step. What comes later is dropped when it comes. Any thread."""
+        """Cancel an item, as the driver knows already: drop it if it waits, stop it at its next step if it runs, drop
+        it on arrival otherwise. Any thread."""
         now_ms = self.clock()
 
         def is_meant(work: ReceivedWork) -> bool:
@@ -120,7 +120,7 @@ class InferenceConsumer:
             host.cancel(run_id, (index,))
 
     def reading(self) -> Reading:
-        """What the engines can do and what is held, waiting or running; safe from any thread."""
+        """Capacity of the engines, and work held, waiting or running. Any thread."""
         driver = self.driver
         with driver.changed:
             now_ms = self.clock()
@@ -196,7 +196,7 @@ class InferenceConsumer:
     def _keep_unreadable(
         self, claim: Claim, key: bytes | None, raw: bytes | None, appended_at_ms: int | None, *, problem: str, why: str
     ) -> None:
-        """A dead letter of what is no work. Nobody can be answered: whose it was stands in what cannot be read."""
+        """Write a dead letter for an unreadable record. There is no reply, because its tenant cannot be read."""
         if self.driver.count_dead(None, dead=True):
             letter = self.driver.settler.unreadable(claim, key, raw, appended_at_ms, problem=problem, why=why)
             self.transactions.submit(letter)
@@ -229,7 +229,7 @@ class InferenceConsumer:
             return full
 
     def watch(self) -> None:
-        """What waits too long expires; an engine that is silent too long is ended, and started again."""
+        """Expire late work, and restart engines that are silent for too long."""
         with self.driver.changed:
             now_ms = self.clock()
             # Nothing of this is urgent.
@@ -263,8 +263,8 @@ class InferenceConsumer:
             state.host.kill(end)
 
     def _behind(self, stuck: EngineState, seconds: float, now_ms: int) -> list[Settled]:
-        """What waits behind a stuck engine: another consumer may still serve it in time. Once each: what comes from now
-        on was sent by dispatchers that know, and have no better place for it."""
+        """Requeue work behind a stuck engine once: another consumer may serve it in time. Work that arrives later
+        stays, because dispatchers know about the engine and have no better place."""
         behind = self.driver.engines.behind(stuck.host.key)
         why = Failure(Code.OVERLOADED, f"the engine has been busy with one batch for {seconds:.0f} s")
         run = EngineRun("none", 0, now_ms, now_ms)

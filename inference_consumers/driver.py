@@ -113,7 +113,7 @@ class EngineDriver:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing runs, and the answers to what ran were handed on."""
+        """Whether nothing runs and all outcomes were passed on."""
         with self.changed:
             return not self.engines.runs and not self._telling
 
@@ -149,7 +149,7 @@ class EngineDriver:
             self.transactions.submit_many(settlements)
 
     def is_cancelled(self, work: ReceivedWork) -> bool:
-        """Whether its tenant wants no answer to it any more."""
+        """Whether the item was cancelled."""
         return self.cancellations.is_cancelled(work.item.tenant, work.request_id, work.item.submitted_at_ms)
 
     def count_dead(self, tenant: str | None, *, dead: bool) -> bool:
@@ -227,7 +227,7 @@ class EngineDriver:
         self._tell(settled)
 
     def engine_died(self, host: Host, end: EngineEnd) -> None:
-        """Its runs are lost; what they left without an outcome runs again, or is what ends engines."""
+        """Handle the end of an engine's process: items without an outcome run again, or are counted as its cause."""
         now_ms = self.clock()
         with self.changed:
             state = self.engines.by_key[host.key]
@@ -258,7 +258,7 @@ class EngineDriver:
         self._tell(settled)
 
     def engine_failed(self, host: Host, reason: str) -> None:
-        """A consumer without one of its engines serves nobody well: it ends."""
+        """Handle an engine that cannot start: the consumer ends."""
         log.error("engine_unusable", model=host.key[0], version=host.key[1], reason=reason)
         self.on_fatal(EngineFailedError(reason))
 
@@ -289,7 +289,7 @@ class EngineDriver:
             state.host.cancel(run.run_id, unwanted)
 
     def _pause_s(self) -> float | None:
-        """How long nothing can be due; None: until something changes."""
+        """Seconds until something can be due; None: until something changes."""
         if self._has_too_much_uncommitted():
             return _ROOM_RECHECK_S
         now_ms = self.clock()
@@ -301,7 +301,7 @@ class EngineDriver:
         return self.transactions.pending_count > _MAX_UNCOMMITTED_BATCHES * self.waiting.batcher.limits.max_items
 
     def _is_idle(self, now_ms: int) -> bool:
-        """Whether waiting for company would be in vain: the engine rested, or its last run was a lone item."""
+        """Whether waiting for a larger batch is useless: the engine was idle, or its last run was a single item."""
         rested = now_ms - self._last_run_at_ms > self.waiting.batcher.limits.timeout_ms
         return rested or (self._last_run_items <= 1 and len(self.waiting) <= 1)
 

@@ -104,8 +104,8 @@ class PoolMember:
         return None
 
     def _claim_range(self, passed: SkippedRange) -> Claim | None:
-        """Of what cannot be read, the first offset that is not done stands for all: the others count as done with it,
-        like those of a gap. None when a predecessor has kept them already."""
+        """Claim the first undone offset for an unreadable range: the others count as done with it, like a gap. None if
+        a predecessor kept them already."""
         place = PartitionId(passed.topic, passed.partition)
         claims = (self._ownership.deliver(place, offset) for offset in range(passed.first, passed.end))
         claim = next((claim for claim in claims if claim is not None), None)

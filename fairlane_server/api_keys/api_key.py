@@ -8,7 +8,7 @@ from hashlib import sha256
 
 
 class Role(StrEnum):
-    """What an identity may do, for its own tenant: viewers and operators read; tenants and admins also send work. Only
+    """Permissions of an identity within its tenant: viewers and operators read; tenants and admins also send work. Only
     the command line manages keys."""
 
     ADMIN = "admin"
@@ -62,7 +62,7 @@ def new_key() -> NewKey:
 
 
 def looks_like_key(text: str) -> bool:
-    """Whether this text has the prefix of a key, so that it is not a token."""
+    """Whether the text has the prefix of a key, as opposed to a token."""
     return text.startswith(_PREFIX)
 
 

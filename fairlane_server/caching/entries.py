@@ -74,7 +74,7 @@ def retrieval_key(
 
 
 def request_key(cache: CacheName, tenant: str, request_id: str) -> CacheKey:
-    """What is known of one request by its id alone. An id is no text of anybody's: it stands there as it is."""
+    """Key of the entries of one request, by its id. Ids contain no text of a tenant, so they are not hashed."""
     if not tenant:
         raise ValueError("what is cached belongs to a tenant")
     return CacheKey(cache, tenant, f"{cache}:{tenant}:{request_id}".encode())
@@ -156,8 +156,8 @@ def unseal(key: CacheKey, entry: bytes, most_bytes: int = MOST_ENTRY_BYTES) -> b
 
 
 def jittered_ttl_ms(ttl_s: float, chance: float) -> int:
-    """How long an entry lives, in milliseconds: shorter by up to a tenth, so that what was stored together does not go
-    together. ``chance`` is a random number in [0, 1)."""
+    """Time to live of an entry in milliseconds, shortened by up to a tenth, so that entries stored together do not
+    expire together. ``chance`` is a random number in [0, 1)."""
     return max(1, round(1_000 * ttl_s * (1 - 0.1 * chance)))
 
 

@@ -204,12 +204,12 @@ def decode_answer(payload: bytes) -> CachedAnswer | None:
 
 
 def is_cacheable(request: InferenceRequest) -> bool:
-    """Whether the request can have a key at all, whatever the version of its collection."""
+    """Whether the request can have a cache key, for any version of its collection."""
     return _is_repeatable(request, 0)
 
 
 def _is_repeatable(request: InferenceRequest, collection_version: int | None) -> bool:
-    """Whether the same request gets the same answer again: no sampling, and no input that keeps changing."""
+    """Whether equal requests get equal answers: no sampling, and no input that changes."""
     if request.parameters.temperature != 0 or request.conversation_id is not None:
         return False
     if request.retrieval is None:

@@ -25,7 +25,7 @@ Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose c
 
 @contextmanager
 def opened(tenant: str, options: "IngestOptions | None" = None) -> "Iterator[Collections]":
-    """The tenant's collections; ends the command with one line for every error that is somebody's to mend."""
+    """Open the tenant's collections; an error that the operator can fix ends the command with one line."""
     if not is_name(tenant):
         fail(f"--tenant {printable(tenant)}: no tenant can have this name")
     needs_extra()
@@ -83,7 +83,7 @@ def ingest_command(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> int:
-    """Bring text, Markdown, HTML and PDF into a collection. What is stored as it is stays untouched.
+    """Ingest text, Markdown, HTML and PDF files into a collection. Unchanged files are skipped.
 
     A file that cannot be taken is named, and the others are taken; the exit status is 1 then. After Ctrl-C what was
     stored stays, and the same command goes on from there.
@@ -120,8 +120,8 @@ def _options(max_tokens: int, overlap_tokens: int, max_file_mb: int) -> "IngestO
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Yields whether somebody said stop. The first Ctrl-C or SIGTERM lets what was read be stored; a second one ends
-    the command at once."""
+    """Yields a function that returns whether to stop. The first Ctrl-C or SIGTERM stops after the current batch; a
+    second one ends the command."""
     asked = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -65,7 +65,7 @@ def show_command(conversation: Name, tenant: Tenant, *, last: Most = 1_000, as_j
 
 @app.command("delete")
 def delete_command(conversation: Name, tenant: Tenant, *, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Forget what was said in one. What is said in it later begins anew."""
+    """Delete the turns of one conversation. Later requests start it anew."""
     with opened(tenant) as conversations:
         turns = len(conversations.turns(conversation))
         if not yes:
@@ -80,7 +80,7 @@ def delete_command(conversation: Name, tenant: Tenant, *, yes: Yes = False, as_j
 
 @contextmanager
 def opened(tenant: str) -> "Iterator[Conversations]":
-    """The tenant's conversations; ends the command with one line for every error that is somebody's to mend."""
+    """Open the tenant's conversations; an error that the operator can fix ends the command with one line."""
     if not is_name(tenant):
         fail(f"--tenant {printable(tenant)}: no tenant can have this name")
     try:

@@ -67,7 +67,7 @@ def list_command(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the dead letters that are there now, and which of them were replayed. Never shows text of a request."""
+    """List the current dead letters and which of them were replayed. Never shows text of a request."""
     selection = select(
         topic,
         tenant=tenant,

@@ -1,4 +1,4 @@
-"""What the commands of ``fairlane dlq`` have in common: their options, and what these select."""
+"""Options shared by the commands of ``fairlane dlq``, and the selection they make."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -52,7 +52,7 @@ def select(
     until: str | None,
     offsets: str | None,
 ) -> Selection:
-    """What the options select. Ends the command when one of them makes no sense."""
+    """The selection made by the options. Ends the command if one of them is invalid."""
     if offsets is not None and topic is None:
         fail("--offsets: each topic has its own offsets, so it needs --topic as well")
     try:

@@ -26,7 +26,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What goes of a partition: the records before ``before_offset``, ``letters`` of which are dead letters."""
+    """Records to delete of a partition: those before ``before_offset``, of which ``letters`` are dead letters."""
 
     topic: str
     partition: int

@@ -66,7 +66,7 @@ def create_command(
 
 @app.command("list")
 def list_command(tenant: OneTenant = None, *, ended: Ended = False, as_json: AsJson = False) -> None:
-    """List the keys, without their secrets, which nobody knows."""
+    """List the keys, without their secrets, which are not stored."""
     if tenant is not None:
         checked_tenant(tenant)
     with opened() as keys:
@@ -107,7 +107,7 @@ def rotate_command(
 
 @contextmanager
 def opened() -> "Iterator[ApiKeys]":
-    """The keys, as whoever owns the tables; ends the command with one line for what is somebody's to mend."""
+    """Open the key store as the tables' owner; an error that the operator can fix ends the command with one line."""
     settings = settings_with()
     try:
         from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError

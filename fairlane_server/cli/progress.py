@@ -17,7 +17,7 @@ from rich.text import Text
 
 @dataclass(slots=True)
 class Pace:
-    """Of something that is told in steps of any size, some of which may come in bunches.
+    """Pace of a task that reports progress in steps of any size.
 
     The rate is that of all that was done since the beginning, so that no step makes it jump. Between two steps work is
     taken to go on at that rate, for as long as the longest pause between steps was; when nothing comes for longer, the
@@ -50,12 +50,12 @@ class Pace:
         return rate_per_s(self.done - self._begun_at + self._assumed(now_s), now_s - self._begun_s)
 
     def remaining_s(self, now_s: float) -> float | None:
-        """How long the rest will take, if it goes on like this; None before anything was done."""
+        """Predicted remaining time at the present pace; None before any progress."""
         rate = self.per_s(now_s)
         return None if rate is None else max(0.0, self.total - self.done - self._assumed(now_s)) / rate
 
     def _assumed(self, now_s: float) -> float:
-        """What was done since the last step, as far as can be told."""
+        """Estimated progress since the last step."""
         until_then = rate_per_s(self.done - self._begun_at, self.now_s - self._begun_s)
         return 0.0 if until_then is None else until_then * min(now_s - self.now_s, self._longest_pause_s)
 
@@ -66,7 +66,7 @@ def rate_per_s(done: float, elapsed_s: float) -> float | None:
 
 
 class Tell(Protocol):
-    """What is told how much is done, and what else is worth a few words."""
+    """Receives the amount done, and optionally a short remark."""
 
     def __call__(self, done: int, note: str = "") -> None: ...
 
@@ -80,8 +80,8 @@ class Bars:
 
     @contextmanager
     def bar(self, what: str, total: int, done: int = 0) -> Iterator[Tell]:
-        """One more bar, until the context ends; ``done`` was done before. Yields what is told how much of ``total`` is
-        done."""
+        """Add a bar until the context ends; ``done`` is its initial value. Yields a function that takes how much of
+        ``total`` is done."""
         pace = Pace(total, done, self.clock())
         task = self.progress.add_task(what, total=total, completed=done, pace=pace)
 
@@ -98,8 +98,8 @@ class Bars:
 
 @contextmanager
 def progress_bars(*, as_json: bool = False, clock: Callable[[], float] = monotonic) -> Iterator[Bars | None]:
-    """Yields what makes bars; None with ``as_json``, or when stderr is no terminal: nobody watches. Lines that are
-    printed meanwhile stand above the bars. ``clock`` is in seconds."""
+    """Yields a factory of progress bars; None with ``as_json``, or when stderr is no terminal. Lines printed in the
+    meantime appear above the bars. ``clock`` is in seconds."""
     if as_json or not sys.stderr.isatty():
         yield None
         return
@@ -119,7 +119,7 @@ def progress_bars(*, as_json: bool = False, clock: Callable[[], float] = monoton
 
 @contextmanager
 def progress_bar(what: str, total: int, *, as_json: bool = False) -> Iterator[Tell]:
-    """A single bar; likewise. Yields what is told how much of ``total`` is done."""
+    """A single progress bar under the same conditions. Yields a function that takes how much of ``total`` is done."""
     with progress_bars(as_json=as_json) as bars:
         if bars is None:
             yield lambda done, note="": None  # noqa: ARG005 - nobody watches

@@ -1,4 +1,4 @@
-"""What ``tenants apply`` and ``models apply`` have in common: topics first, then the records on a control topic."""
+"""Shared part of ``tenants apply`` and ``models apply``: topics first, then the records on a control topic."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -50,7 +50,7 @@ def publish(
     as_json: bool,
     topics_done: list[dict[str, object]],
 ) -> None:
-    """Publish what changed, take back what is gone if that is wanted, and show it. Raises ClusterError."""
+    """Publish changed entries, withdraw removed ones if asked to, and print the changes. Raises ClusterError."""
     publication = compare(wanted, topic.read())
     withdrawn = publication.unknown if delete else ()
     topic.publish(publication.changed.values(), withdrawn)

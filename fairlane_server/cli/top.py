@@ -39,7 +39,7 @@ Once = Annotated[bool, typer.Option("--once", help="Show one picture and end.")]
 def top_command(
     bootstrap_servers: BootstrapServers = None, interval: Interval = 1.0, *, once: Once = False, as_json: AsJson = False
 ) -> None:
-    """Watch pools and tenants until Ctrl-C: who waits, what is in flight, who gets which share, what is refused.
+    """Watch pools and tenants until Ctrl-C: backlog, work in flight, shares and refusals.
 
     From what consumers, dispatchers and `tenants apply` say on the control topics; tokens are cost tokens. With --json
     one object a line, and with --once a single one; its `trouble` says why nothing comes in, and is null otherwise.
@@ -89,7 +89,7 @@ def render(view: LoadView, trouble: str | None) -> RenderableType:
 
 @contextmanager
 def _screen(*, as_json: bool) -> Iterator[Callable[[LoadView, str | None], None]]:
-    """What shows one picture after another: a live screen on a terminal, one below the other elsewhere."""
+    """Shows one picture after another: a live screen on a terminal, consecutive output elsewhere."""
     out = console()
     if as_json:
         yield lambda view, trouble: typer.echo(json.dumps(as_plain(view, trouble), ensure_ascii=False))

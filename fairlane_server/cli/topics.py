@@ -135,14 +135,14 @@ def make_plan(
 
 
 def carry_out(cluster: Cluster, made: TopicPlan, *, force: bool) -> tuple[Applied, ...]:
-    """Apply a plan, unless it holds an error and nobody insists. Raises ClusterError."""
+    """Apply a plan, unless it contains an error and ``force`` is not set. Raises ClusterError."""
     if made.errors and not force:
         fail(f"{made.errors[0].message} (--force applies all the same)")
     return apply_plan(cluster, made)
 
 
 def show_applied(applied: tuple[Applied, ...], topics: int) -> None:
-    """What was done to the cluster, as a table."""
+    """The applied changes, as a table."""
     if not applied:
         say(f"{topics} topics, nothing to change")
         return

@@ -23,7 +23,7 @@ app = typer.Typer(help="Users of the gateway, as POSTGRES_OWNER_DSN (else POSTGR
 def set_command(
     subject: Subject, tenant: Tenant, role: OfRole = Role.TENANT, *, disabled: Disabled = False, as_json: AsJson = False
 ) -> None:
-    """Say what a user may do from now on. Users that nothing is said of may do what their tokens say."""
+    """Set a user's role and status. Users without an entry have the permissions of their tokens."""
     checked_tenant(tenant)
     with opened() as keys:
         user = keys.set_user(tenant, subject, role, disabled=disabled)

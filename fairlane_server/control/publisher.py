@@ -1,4 +1,4 @@
-"""Publishing to the compacted control topics: what a cluster was told about tenants and models, and what must be said.
+"""Publishing to the compacted control topics: the published records of tenants and models, and the changes to publish.
 
 The last record of a key is what every process believes; a record without a value takes the key back.
 """
@@ -27,7 +27,7 @@ _NO_LEADER_YET = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVA
 
 @dataclass(frozen=True, slots=True)
 class Publication(Generic[RecordT]):
-    """What to say on a control topic.
+    """Records to publish on a control topic.
 
     Attributes:
         changed: records to publish, by key: new ones and those that differ from what was said last.

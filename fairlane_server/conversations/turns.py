@@ -14,7 +14,7 @@ MOST_TURNS = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """What one request added to its conversation, and the answer.
+    """Messages that one request added to its conversation, and the answer.
 
     Attributes:
         request_id: of the request.

@@ -24,7 +24,7 @@ _MOST_ENTRIES = 100
 
 
 def shown(text: str | None) -> str | None:
-    """A valid name as it is; for any other text only its length, since a letter may hold unvalidated text."""
+    """A valid name unchanged; for other text only its length, since a letter may contain unvalidated text."""
     return text if text is None or _NAME.fullmatch(text) else f"({len(text)} characters)"
 
 

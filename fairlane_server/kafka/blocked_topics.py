@@ -206,8 +206,7 @@ class BlockedTopics:
         self._add(other.waiting, *moving)
 
     def keep(self, is_current: Callable[[Claim], bool], now: float) -> int:
-        """Drop settlements whose claim is void, and queues that nobody needs. Returns the number of dropped
-        settlements.
+        """Drop settlements whose claim is void, and empty queues. Returns the number of dropped settlements.
 
         A given-up queue stays for a while, so that settlements for its topic are replaced at once.
         """

@@ -1,4 +1,4 @@
-"""Following a control topic on a thread of its own; of a compacted one, the newest record per key, kept up to date.
+"""Followers of control topics, each on a thread of its own; of a compacted topic, the newest record per key.
 
 Judged by positions: librdkafka tells of the end of a partition only after an empty fetch, which never comes where
 something is always written. It still has to be listened to, for markers of transactions at the end are no records.
@@ -28,7 +28,7 @@ PlaceT = TypeVar("PlaceT", bound=Hashable)
 
 
 class CatchUp(Generic[PlaceT]):
-    """``starts`` and ``ends``: by partition, the first offset to be read, and the one after the last that is there."""
+    """``starts`` and ``ends``: by partition, the first offset to read, and the offset after the last one in the log."""
 
     def __init__(self, starts: Mapping[PlaceT, int], ends: Mapping[PlaceT, int]) -> None:
         self._behind = {place: end for place, end in ends.items() if starts[place] < end}
@@ -88,7 +88,7 @@ class TopicFollower(ABC):
         """Apply one record. Called again with the same record after a RegistryError; any other error ends the feed."""
 
     def _first_offset(self, consumer: Consumer, partition: int, low: int, end: int) -> int:  # noqa: ARG002 - for others
-        """Where reading begins, at ``low``, the first that is there, unless somebody wants less."""
+        """The offset to start from: ``low``, the first in the log, unless a subclass starts later."""
         return low
 
     def _on_caught_up(self) -> None:  # noqa: B027 - who shows nothing has nothing to do here

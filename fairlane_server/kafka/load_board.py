@@ -54,7 +54,7 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """One tenant in one pool; ``pool`` is None for a tenant that no dispatcher speaks of.
+    """One tenant in one pool; ``pool`` is None for a tenant without a report of a dispatcher.
 
     Attributes:
         weight: None for a tenant that is not (or no longer) configured.
@@ -133,11 +133,11 @@ class _Dispatcher:
         _drop_before(self.pool_samples, at_ms - RATE_WINDOW_MS)
 
     def rate(self, tenant: str, pool: str) -> float | None:
-        """What the tenant was served in the pool, in tokens per second; None when that is not known yet."""
+        """Tokens per second served to the tenant in the pool; None if not known yet."""
         return _rate(self.samples.get((tenant, pool), ()))
 
     def pool_rate(self, tenant: str, pool: str) -> float:
-        """What was served in the pool meanwhile: since the tenant's first sample, if it has one."""
+        """Tokens per second served in the pool since the tenant's first sample, if there is one."""
         known = self.samples.get((tenant, pool))
         since_ms = known[0].reported_at_ms if known else 0
         samples = [sample for sample in self.pool_samples.get(pool, ()) if sample.reported_at_ms >= since_ms]
@@ -153,7 +153,7 @@ class LoadBoard:
         self._dispatchers: dict[str, _Dispatcher] = {}
 
     def configure(self, tenant: str, spec: TenantSpec | None) -> None:
-        """What the cluster was told about a tenant last; None when it was withdrawn."""
+        """Set the latest registration of a tenant; None after its withdrawal."""
         if spec is None:
             self._specs.pop(tenant, None)
         else:

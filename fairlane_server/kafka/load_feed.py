@@ -1,4 +1,4 @@
-"""Heartbeats and tenants from the control topics, for whoever watches: a plain consumer that no group notices."""
+"""Follower of heartbeats and tenants on the control topics, with a consumer outside all groups."""
 
 import time
 from collections.abc import Callable
@@ -66,7 +66,7 @@ class LoadFeed:
 
     @property
     def trouble(self) -> str | None:
-        """What the client complained about last, when nothing came for a while."""
+        """The client's last error, after a while without records."""
         return self._errors.text if time.monotonic() - self._heard_at > _SILENT_S else None
 
     def catch_up(self) -> None:

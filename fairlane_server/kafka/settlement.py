@@ -35,7 +35,7 @@ class Settlement:
         return sum(len(record.value) for record in self.outputs)
 
     def goes_to(self, topic: str) -> bool:
-        """Whether one of the outputs is written to this topic."""
+        """Whether an output goes to this topic."""
         return any(record.topic == topic for record in self.outputs)
 
 

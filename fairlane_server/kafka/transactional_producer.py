@@ -109,7 +109,7 @@ class TransactionalProducer:
     """Topics that took a record, and refused none since."""
 
     def is_proven(self, topic: str) -> bool:
-        """Whether this topic need not be looked up."""
+        """Whether the topic is known to exist."""
         return topic in self._proven
 
     def commit(self, records: Sequence[OutputRecord], plan: CommitPlan | None) -> None:

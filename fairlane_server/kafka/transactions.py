@@ -180,8 +180,8 @@ class TransactionLoop:
             return sum(settlement.size_bytes for settlement in self._pending) + self._parked.excess_bytes
 
     def sources_held_up(self) -> frozenset[str]:
-        """Source topics of which too much waits in the retry queue: do not read them for now. Topics whose records pass
-        are never included."""
+        """Source topics with too many settlements in the retry queue, to be paused. Topics whose records pass are never
+        included."""
         with self._wake:
             return self._parked.sources_held_up()
 
@@ -373,7 +373,7 @@ class TransactionLoop:
         return failures
 
     def _is_to_blame(self, batch: TransactionBatch, refusal: RefusedTransactionError, failures: int) -> bool:
-        """Whether some topics caused the refusal, and not an outage, which fails all topics and passes."""
+        """Whether particular topics caused the refusal, as opposed to an outage, which fails all topics and passes."""
         if any(one.lasting for one in refusal.topics.values()):
             return True
         if failures < _REFUSALS_BEFORE_PARKING:

@@ -169,7 +169,7 @@ class ReconnectingConnection:
 
 
 def is_value_error(error: "psycopg.Error") -> bool:
-    """Whether the values are at fault, so that a retry cannot help; the text of such an error may quote them."""
+    """Whether the values caused the error, so that a retry cannot help; its text may quote them."""
     import psycopg
 
     # psycopg itself may refuse a value; such an error has no SQLSTATE.

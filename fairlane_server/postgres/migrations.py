@@ -1,4 +1,4 @@
-"""The tables of the projection: bring them to the newest revision, or say where they stand.
+"""Migrations of the projection's tables: upgrade to the newest revision, or report the current one.
 
 The migrations are in ``deploy/migrations``. Alembic, SQLAlchemy and psycopg come with the extra ``db``.
 
@@ -58,14 +58,14 @@ class DatabaseError(Exception):
 
 
 def missing_extra(error: ImportError) -> DatabaseError:
-    """What to say when a library of the extra ``db`` is not there."""
+    """Message for a missing library of the extra ``db``."""
     missing = (error.name or "").partition(".")[0]
     return DatabaseError(f"this needs the extra `db`: pip install 'fairlane[db]' ({missing} is missing)")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """Where the tables of one database stand.
+    """Revision of the tables of one database.
 
     Attributes:
         database: ``role@host:port/database``.
@@ -80,7 +80,7 @@ class SchemaState:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What ``upgrade`` did.
+    """Result of ``upgrade``.
 
     Attributes:
         database: ``role@host:port/database``.
@@ -125,7 +125,7 @@ def upgrade(settings: Settings) -> Upgrade:
 
 
 def status(settings: Settings) -> SchemaState:
-    """Where the tables stand; changes nothing. Raises DatabaseError."""
+    """The current revision; changes nothing. Raises DatabaseError."""
     with _alembic(settings) as (config, connection, database):
         from alembic.script import ScriptDirectory
 

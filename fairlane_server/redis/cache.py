@@ -119,7 +119,7 @@ class RedisCache:
 
     @property
     def is_available(self) -> bool:
-        """Whether there is a Redis and its circuit breaker is closed."""
+        """Whether Redis is configured and its circuit breaker is closed."""
         return self._redis is not None and not self._breaker.is_open
 
     async def look_up(self, key: CacheKey, decode: Callable[[bytes], ValueT | None]) -> LookUp[ValueT]:

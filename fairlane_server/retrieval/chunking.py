@@ -81,7 +81,7 @@ def _markdown_sections(text: str) -> Iterator[Section]:
 
 
 def _headings(tokens: Sequence[Token]) -> Iterator[tuple[int, str, int, int]]:
-    """Level, title, first line and the line after it of each heading that stands in no list or quotation."""
+    """Level, title, first line and the line after it of each heading outside lists and quotations."""
     for token, inline in pairwise(tokens):
         if token.type == "heading_open" and token.level == 0 and token.map is not None:
             title = " ".join(inline.content.split())[:_MOST_HEADING_CHARACTERS]
@@ -118,7 +118,7 @@ _LEAST_MAX_TOKENS, _LARGEST_MAX_TOKENS = 16, 8_192
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How long passages are.
+    """Bounds on the length of passages.
 
     Attributes:
         max_tokens: of a passage's text, overlap included. It has at most eight times as many characters, too: spaces

@@ -88,7 +88,7 @@ class Collections:
         progress: Callable[[int, int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> IngestReport:
-        """Bring files, folders and globs into the collection; what is stored as it is stays untouched.
+        """Ingest files, folders and globs into the collection; unchanged files are skipped.
 
         A file that cannot be taken is a failure in the report, and the others are taken. After an interrupt, whether by
         ``stop`` or an exception, what was stored stays, and the same call goes on from there. ``prune`` removes the
@@ -108,7 +108,7 @@ class Collections:
 
 
 class LazyEmbedder:
-    """An embedder that is made when it is first needed: whoever lists or deletes does without a model."""
+    """An embedder loaded at first use, so that listing and deleting need no model."""
 
     def __init__(self, make: Callable[[], OpenEmbedder]) -> None:
         self._make = make

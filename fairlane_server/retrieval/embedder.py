@@ -22,7 +22,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Model and version, as it is stored with a collection."""
+        """Model and version, stored with each collection."""
 
     @property
     def dimensions(self) -> int: ...
@@ -46,14 +46,14 @@ class QueryEmbedder(Protocol):
 
 
 class OpenEmbedder(Embedder, Protocol):
-    """An embedder with whoever made it."""
+    """An embedder and its owner."""
 
     def close(self) -> None:
         """Let go of connections; it embeds nothing afterwards. May be called again."""
 
 
 class OpenQueryEmbedder(QueryEmbedder, Protocol):
-    """A query embedder with whoever made it."""
+    """A query embedder and its owner."""
 
     async def aclose(self) -> None:
         """Let go of connections; it embeds nothing afterwards. May be called again."""

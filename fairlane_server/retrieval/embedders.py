@@ -6,7 +6,7 @@ from fairlane_server.retrieval.embedder import EmbedderError, OpenEmbedder, Open
 
 
 def embedder_for(settings: Settings) -> OpenEmbedder:
-    """For bulk; whoever asks closes it. Raises EmbedderError when a setting is missing or the model is not there."""
+    """The embedder for ingestion; the caller closes it. Raises EmbedderError when a setting or the model is missing."""
     match settings.retrieval_embedder:
         case "static":
             from fairlane_server.retrieval.static_embedder import StaticEmbedder
@@ -24,7 +24,7 @@ def embedder_for(settings: Settings) -> OpenEmbedder:
 
 
 def query_embedder_for(settings: Settings) -> OpenQueryEmbedder:
-    """For queries; whoever asks closes it. Otherwise like ``embedder_for``."""
+    """The embedder for queries; the caller closes it. Otherwise like ``embedder_for``."""
     match settings.retrieval_embedder:
         case "static":
             from fairlane_server.retrieval.static_embedder import StaticEmbedder

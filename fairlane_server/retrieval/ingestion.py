@@ -39,7 +39,7 @@ class EmbedderMismatchError(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """How to ingest.
+    """Options of an ingestion.
 
     Attributes:
         batch_passages: that are embedded and stored together, about; a single document is never divided.
@@ -62,7 +62,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an ingest would do.
+    """Planned changes of an ingestion.
 
     Attributes:
         unchanged: how many files are stored as they are.
@@ -87,7 +87,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What an ingest did.
+    """Result of an ingestion.
 
     Attributes:
         new, changed: documents that were stored.
@@ -127,7 +127,7 @@ def check_embedder(collection: Collection, embedder: Embedder) -> None:
 
 
 def content_hash(data: bytes, chunking: Chunking, embedder_name: str) -> str:
-    """Stands for the bytes, and for how passages and vectors are made of them."""
+    """Hash of the bytes and of the settings for chunking and embedding."""
     made_by = f"{PARSER_REVISION}\n{chunking.max_tokens}\n{chunking.overlap_tokens}\n{embedder_name}\n"
     return hashlib.sha256(made_by.encode() + hashlib.sha256(data).digest()).hexdigest()
 
@@ -175,7 +175,7 @@ class Ingestion:
     def run(
         self, plan: Plan, *, progress: Progress | None = None, stop: Callable[[], bool] = lambda: False
     ) -> IngestReport:
-        """Do what was planned. What was stored stays, however the run ends, and a new plan goes on from there.
+        """Carry out a plan. Stored passages stay however the run ends, and a new plan continues from there.
 
         ``stop`` is asked before each document; once it says so, what was read is stored and nothing else is done.
         A document whose text the embedder refuses is a failure, and the others are stored. Raises StoreError or
@@ -296,7 +296,7 @@ class _Prepared:
 
 
 class _Asked:
-    """The files in order, until somebody says stop."""
+    """The files in order, until a stop is requested."""
 
     def __init__(self, files: Sequence[SourceFile], stop: Callable[[], bool]) -> None:
         self._files = files
@@ -314,7 +314,7 @@ class _Asked:
 
 
 def _embedded_text(passage: NewPassage) -> str:
-    """What of a passage becomes its vector: the headings say what it is about."""
+    """Text of a passage that is embedded: its headings and its content."""
     return f"{passage.heading}\n{passage.text}" if passage.heading else passage.text
 
 
@@ -330,5 +330,5 @@ def _gone(sources: Sources, stored: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _is_below(source: str, there: Set[str]) -> bool:
-    """Whether one of the folders that it is in was left out as a whole."""
+    """Whether the file is below an excluded folder."""
     return any(parent.as_posix() in there for parent in PurePosixPath(source).parents)

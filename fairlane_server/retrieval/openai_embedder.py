@@ -63,7 +63,7 @@ class OpenAiServer:
 
     @property
     def name(self) -> str:
-        """As it is stored with a collection."""
+        """Name stored with a collection."""
         return f"openai:{self.model}"
 
     def request(self, client: "httpx.Client | httpx.AsyncClient", texts: Sequence[str]) -> httpx.Request:
@@ -152,7 +152,7 @@ class OpenAiEmbedder:
 
 
 class OpenAiQueryEmbedder:
-    """Asks once: whoever waits for a query has no time for a second try."""
+    """Query embedder without retries: a query's time budget allows one attempt."""
 
     def __init__(self, server: OpenAiServer, *, timeout_s: float = _QUERY_TIMEOUT_S) -> None:
         self._server = server

@@ -48,7 +48,7 @@ class Wire(bytes):
 
 
 class WireDumper(Dumper):
-    """Sends it as it is, and lets the server find out its type."""
+    """Sends the value without a type and leaves the type to the server."""
 
     format = Format.BINARY
 
@@ -75,7 +75,7 @@ def plain(text: str) -> str:
 
 
 def check_tenant(tenant: str) -> None:
-    """Raise StoreError for what names no single tenant; what stands for all of them does not."""
+    """Raise StoreError unless the text names a single tenant; the wildcard for all tenants is refused."""
     if not is_name(tenant):
         raise StoreError("this is no tenant's name")
 

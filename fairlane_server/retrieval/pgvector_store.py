@@ -264,5 +264,5 @@ def _check(documents: Sequence[NewDocument], collection: Collection) -> None:
 
 
 def _fits(text: str, max_bytes: int) -> bool:
-    """Whether it can be stored, as it is, and be part of a key."""
+    """Whether the text can be stored unchanged and be part of a key."""
     return text == plain(text) and 0 < len(text.encode()) <= max_bytes

@@ -50,11 +50,11 @@ class PoolModel:
 
     @property
     def name(self) -> str:
-        """As it is stored with a collection."""
+        """Name stored with a collection."""
         return f"pool:{self.model}"
 
     def vectors(self, reply: InferenceReply, count: int) -> FloatArray:
-        """Raises EmbedderError for an answer that is none."""
+        """The vectors of a reply. Raises EmbedderError for an invalid one."""
         if reply.output is None or reply.output.embeddings is None:
             raise EmbedderError(f"the reply {reply.request_id} has no vectors")
         return unit_vectors(reply.output.embeddings, count, self.dimensions)

@@ -37,7 +37,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What was found and is not ingested, and why."""
+    """A file that was found and not ingested, and the reason."""
 
     source: str
     reason: str
@@ -45,7 +45,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What was found, by name.
+    """Files found, by name.
 
     Attributes:
         left_out: hidden files and folders, unknown formats, links that lead nowhere or out of the folder.
@@ -186,7 +186,7 @@ def _match(pattern: Path, finding: _Finding, *, follow_links: bool) -> None:
 
 
 def _matches(root: Path, below: PurePath, parts: Sequence[str], finding: _Finding) -> Iterator[PurePath]:
-    """What the parts of a glob mean in a folder. Unlike pathlib's own, it tells which folders cannot be read."""
+    """Matches of a glob's parts in a folder. Unlike pathlib's, it reports unreadable folders."""
     first, rest = parts[0], parts[1:]
     if _MAGIC.isdisjoint(first):
         if os.path.lexists(root / below / first):
@@ -212,7 +212,7 @@ def _matches(root: Path, below: PurePath, parts: Sequence[str], finding: _Findin
 
 
 def _leads_out(path: Path, within: Path | None) -> bool:
-    """Whether it is a link to what is not below the folder; one that leads nowhere is another matter."""
+    """Whether the path is a link to a target outside the folder; a dangling link is handled elsewhere."""
     return within is not None and _holds(path.is_symlink) and _holds(path.exists) and not _is_below(path, within)
 
 
@@ -221,7 +221,7 @@ def _is_below(path: Path, within: Path) -> bool:
 
 
 def _holds(ask: Callable[[], bool]) -> bool:
-    """What a path says of itself; no where nothing may be asked (a name that is too long, no right to look)."""
+    """Answer of a path query; False where it fails (name too long, no permission)."""
     try:
         return ask()
     except OSError:

@@ -9,7 +9,7 @@ from fairlane_server.store_error import StoreError
 
 
 class CollectionNotFoundError(StoreError):
-    """The tenant has no collection of this name, whoever else has one."""
+    """The tenant has no collection of this name."""
 
 
 class CollectionExistsError(StoreError):
@@ -112,8 +112,8 @@ class CollectionStore(Protocol):
         given. Raises CollectionNotFoundError."""
 
     def build_index(self, tenant: str, name: str, *, number: int | None = None) -> bool:
-        """Index what was loaded, if that pays and is not done yet; queries go on meanwhile. Whether it was built.
-        Raises CollectionNotFoundError."""
+        """Build the index of the loaded passages if that pays and it is missing; queries continue during the build.
+        Returns whether it was built. Raises CollectionNotFoundError."""
 
 
 class VectorStore(Protocol):

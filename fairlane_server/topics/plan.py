@@ -123,7 +123,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What the operator permits: to ``delete`` extra topics, to ``shrink`` what topics keep."""
+    """Changes permitted by the operator: ``delete`` extra topics, ``shrink`` retention."""
 
     delete: bool = False
     shrink: bool = False

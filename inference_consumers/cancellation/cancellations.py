@@ -63,8 +63,8 @@ class Cancellations:
                 self._forget(largest, next(iter(ids)))
 
     def is_cancelled(self, tenant: str, request_id: str, submitted_at_ms: int = 0) -> bool:
-        """Whether the tenant cancelled this id after it sent it at ``submitted_at_ms`` by the broker's clock: one that
-        is sent again after a cancel is wanted again."""
+        """Whether the tenant cancelled this id after sending it at ``submitted_at_ms`` by the broker's clock: an id
+        sent again after a cancel is not cancelled."""
         with self._lock:
             known = self._known.get((tenant, request_id))
         return known is not None and submitted_at_ms <= known.requested_at_ms
@@ -84,8 +84,8 @@ class Cancellations:
 
 
 class CancellationFeed(TopicFollower):
-    """Follows ``control.cancellations``, from KNOWN_FOR_MS ago on: when ``start`` returns, what was cancelled before is
-    known. Register with ``on_failure`` to be told if it dies."""
+    """Follows ``control.cancellations`` from KNOWN_FOR_MS ago: when ``start`` returns, all earlier cancellations are
+    known. ``on_failure`` registers a callback for its failure."""
 
     def __init__(
         self,

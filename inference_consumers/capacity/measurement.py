@@ -150,7 +150,7 @@ class CapacityMeter:
 
     @property
     def batch_fill(self) -> float:
-        """How full batches have been of late, 0 to 1."""
+        """Recent fill of batches, 0 to 1."""
         return self._batch_fill or 0.0
 
     def health(self, idle_ms: int) -> Health:
@@ -162,7 +162,7 @@ class CapacityMeter:
         return self._engine_s - bucket.measured_at_s <= FRESH_FOR_S
 
     def _vouched(self, size: int, bucket: _Bucket) -> Rates:
-        """What a bucket says, or as much of it as the fresh smaller ones allow."""
+        """Rate of a bucket, limited by what the fresh smaller ones prove."""
         rates = bucket.rates()
         if self._is_fresh(bucket):
             return rates
@@ -176,7 +176,7 @@ class CapacityMeter:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a consumer can do and what it holds, at one moment. Tokens of what it holds are the dispatcher's cost."""
+    """Capacity and load of a consumer at one moment. Tokens of held work are the dispatcher's cost."""
 
     rates: Rates
     batch_fill: float

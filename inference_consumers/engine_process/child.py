@@ -71,8 +71,8 @@ class RunReport:
         *,
         ends_by_itself: bool = False,
     ) -> None:
-        """``on_end`` is told the run's id when it is over. A run of a continuous engine ``ends_by_itself``, with the
-        step after its last outcome: nobody waits for it and calls ``end``."""
+        """``on_end`` gets the run's id when it ends. A run of a continuous engine ``ends_by_itself``, with the step
+        after its last outcome, without a call of ``end``."""
         self._channel = channel
         self._run_id = run_id
         self._open = set(range(items))
@@ -105,7 +105,7 @@ class RunReport:
         self._finished.append(finished)
 
     def step(self) -> None:
-        """Send what was told; without any of it, a sign of life now and then."""
+        """Send the collected reports; without any, a sign of life now and then."""
         if self._is_over:
             return
         if self._ends_by_itself and not self._open:
@@ -218,7 +218,7 @@ class EngineProcess:
         return engine
 
     def _read(self, continuous: ContinuousEngine | None) -> None:
-        """Ends the process when the consumer is gone: nobody would read an answer."""
+        """Ends the process when its consumer is gone."""
         try:
             while True:
                 message = to_engine.decode(self._channel.read())
@@ -298,7 +298,7 @@ def named_items(run: Run) -> tuple[EngineItem, ...]:
 
 
 def item_name(run_id: int, index: int) -> str:
-    """What the engine calls an item of a run."""
+    """The engine's name of an item of a run."""
     return f"{run_id}/{index}"
 
 

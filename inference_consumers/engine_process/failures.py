@@ -38,14 +38,14 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an engine failed because it had not enough memory, of its device or of its machine."""
+    """Whether the engine ran out of memory, of its device or of its machine."""
     if any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and _TORCH_CPU_OUT_OF_MEMORY in str(error)
 
 
 def is_end_of_engine(error: BaseException) -> bool:
-    """Whether the process can run nothing any more: an error of a CUDA kernel leaves its context unusable."""
+    """Whether the process is unusable from now on: an error of a CUDA kernel invalidates its context."""
     if isinstance(error, EngineGoneError):
         return True
     if is_out_of_memory(error):
@@ -91,7 +91,7 @@ class EngineEnd:
 
     @property
     def is_own(self) -> bool:
-        """Whether it can be the doing of what the process ran."""
+        """Whether what the process ran can be the cause."""
         return self.kind in _OWN
 
 

@@ -52,7 +52,7 @@ _END_TIMEOUT_S = 5.0
 
 
 class EngineListener(Protocol):
-    """Whoever is told what an engine does, on the host's thread. Must not raise."""
+    """Callbacks for an engine's events, on the host's thread. Must not raise."""
 
     def engine_loaded(self, host: "EngineHost", loaded: Loaded) -> None:
         """It can run something now."""
@@ -72,7 +72,7 @@ class EngineListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """How an engine's process is started."""
+    """Command that starts an engine's process."""
 
     python: str
     module: str = "inference_consumers.engine_process"
@@ -91,8 +91,8 @@ class EngineCommand:
 
 
 class EngineHost:
-    """One engine. ``run``, ``cancel`` and ``kill`` may be called from any thread; they are lost on a process that is
-    gone, which ``engine_died`` tells of."""
+    """Host of one engine. ``run``, ``cancel`` and ``kill`` may be called from any thread; on a process that has ended
+    they are lost, and ``engine_died`` reports its end."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class EngineHost:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody stopped the process: it can make no progress, whatever it runs."""
+        """Whether the process is stopped by a signal: it makes no progress, whatever it runs."""
         pid = self.pid
         return pid is not None and is_stopped(pid)
 
@@ -241,7 +241,7 @@ class EngineHost:
             self._channel.write(Load(self.spec))
 
     def _listen(self, life: "_Life") -> EngineEnd:
-        """Hand on what it tells until it is gone. Returns why it is."""
+        """Pass on its messages until it ends. Returns the reason of its end."""
         process, channel = self._process, self._channel
         assert process is not None and channel is not None  # noqa: S101, PT018 - set by _start
         started = monotonic()
@@ -283,7 +283,7 @@ class EngineHost:
 
 
 class _Life:
-    """One process of the engine, as it is told of."""
+    """One process of the engine."""
 
     def __init__(self, listener: EngineListener, host: EngineHost) -> None:
         self._listener = listener

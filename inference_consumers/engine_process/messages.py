@@ -175,7 +175,7 @@ from_engine: "msgspec.msgpack.Decoder[FromEngine]" = msgspec.msgpack.Decoder(Fro
 
 
 def can_be_written(outcome: "Finished") -> bool:
-    """Whether an outcome is valid data: text with half a surrogate pair is not."""
+    """Whether the outcome can be encoded: lone surrogates cannot."""
     try:
         msgspec.msgpack.encode(outcome)
     except (UnicodeEncodeError, OverflowError, TypeError):

@@ -17,7 +17,7 @@ _TICK_MS = 1_000 / os.sysconf("SC_CLK_TCK")
 
 
 def is_stopped(pid: int, proc: Path = _PROC) -> bool:
-    """Whether somebody stopped a process, or one that it started."""
+    """Whether a process, or one of its children, is stopped by a signal."""
     return any(stat[:1] and stat[0] in _STOPPED for stat in _stats(pid, proc))
 
 
@@ -43,7 +43,7 @@ def _stats(pid: int, proc: Path) -> Iterator[list[str]]:
 
 
 class OomKills:
-    """How many processes of this one's control group the kernel has ended for want of memory."""
+    """Processes of this control group that the kernel has killed for lack of memory."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         """An engine's process is in the same group as its consumer."""
@@ -55,7 +55,7 @@ class OomKills:
 
 
 def _counters(proc: Path, cgroups: Path) -> list[Path]:
-    """Where the count may stand. In a container, the group's own folder is often the root of what can be seen."""
+    """Possible locations of the counter. In a container the group's folder is often the root of the visible tree."""
     files = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

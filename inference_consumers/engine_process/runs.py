@@ -15,7 +15,7 @@ _ENGINE_PROBLEMS = frozenset({Code.POISON, Code.ENGINE_ERROR, Code.OVERLOADED})
 
 @dataclass(slots=True)
 class ActiveRun:
-    """Items that an engine works on together. ``alone`` when nothing else of it may run meanwhile."""
+    """Items that an engine runs together. ``alone``: no other run of it is active."""
 
     run_id: int
     model_key: ModelKey
@@ -34,11 +34,11 @@ class ActiveRun:
 
     @property
     def open_work(self) -> list[ReceivedWork]:
-        """What has no outcome yet, in order."""
+        """Items without an outcome, in order."""
         return [self.work[index] for index in sorted(self.open)]
 
     def is_by_itself(self, *, continuous: bool) -> bool:
-        """Whether the engine ran nothing but one item since this run began; ``continuous`` says of what kind it is."""
+        """Whether the engine ran only one item since this run began; ``continuous`` says which kind of engine it is."""
         return len(self.work) == 1 and (self.alone or not continuous)
 
     @property
@@ -79,7 +79,7 @@ class ActiveRun:
 
     @property
     def served(self) -> Sequence[tuple[WorkItem, TokenUsage]]:
-        """What succeeded, and what it took."""
+        """Items that succeeded, and their cost."""
         return self._served
 
     def all_failed(self, problem: bool) -> bool | None:
@@ -96,7 +96,7 @@ class ActiveRun:
 
 
 def measured(served: Sequence[tuple[WorkItem, TokenUsage]], items: int, seconds: float) -> MeasuredRun:
-    """So many items at a time, of which these were served within that time."""
+    """Measured run: items at a time, those served, and the time taken."""
     return MeasuredRun(
         items=items,
         prompt_tokens=sum(usage.prompt_tokens for _, usage in served),
@@ -116,7 +116,7 @@ class ActiveRuns:
     _last_id: int = 0
 
     def start(self, key: ModelKey, work: Sequence[ReceivedWork], now_ms: int, *, alone: bool = False) -> ActiveRun:
-        """Begin a run of this work, each item of which has had one more then."""
+        """Begin a run of this work and count one more run for each item."""
         self._last_id += 1
         counted = tuple(replace(one, runs=one.runs + 1) for one in work)
         run = ActiveRun(self._last_id, key, counted, now_ms, alone)

@@ -27,7 +27,7 @@ _LONGEST_LOOK_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class StallTimeouts:
-    """How long an engine may run without a sign of progress.
+    """Time that an engine may run without a sign of progress.
 
     Attributes:
         hung_ms: from then on nobody waits for it any more: its process is ended, and started again.
@@ -43,7 +43,7 @@ class StallTimeouts:
 
 @dataclass(slots=True)
 class RunWatch:
-    """One run. ``predicted_s`` is None when no run was measured yet.
+    """Watch of one run. ``predicted_s`` is None before any measured run.
 
     What was seen of its silence is the time between looks, and of long gaps a part only: a process that was paused, or
     a clock that was set, must not make a hung engine of a running one.
@@ -94,7 +94,7 @@ class RunWatch:
 
     @property
     def is_reported(self) -> bool:
-        """Whether it was seen to be overdue for so long that the dispatchers know."""
+        """Whether it was overdue for so long that the dispatchers know."""
         return self._seen_ms > self._bound_ms(self.patience.overdue_ms, TIMES_PREDICTED) + REPORTED_AFTER_MS
 
     @property

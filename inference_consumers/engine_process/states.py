@@ -38,7 +38,7 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class EngineState:
-    """One engine. ``life`` numbers its process; ``name`` is how it names itself in replies; ``watch`` is there while it
+    """State of one engine. ``life`` numbers its process; ``name`` is its name in replies; ``watch`` is set while it
     runs something."""
 
     host: Host

@@ -95,7 +95,7 @@ class ClassifierEngine:
 
 
 def _decoded(batch: Sequence[EngineItem], program: VisionProgram, observer: RunObserver) -> list[tuple[int, bytes]]:
-    """The pixels of the items that have some, by their places in the batch; the others are told."""
+    """Pixels of the items with a valid image, by their index in the batch; the others get a failure."""
     pictures = []
     for index, item in enumerate(batch):
         if observer.is_cancelled(index):

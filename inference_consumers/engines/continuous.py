@@ -16,8 +16,7 @@ _LOOK_EVERY_S = 0.2
 
 
 def computed_tokens(outcome: ItemOutcome) -> int:
-    """What an engine without padding computed for an item. What a cache held was not computed, and of an item that
-    failed nothing is known."""
+    """Tokens computed for an item by an engine without padding. Cached tokens are not counted; 0 for a failure."""
     if isinstance(outcome, Failure):
         return 0
     usage = outcome.usage
@@ -25,7 +24,7 @@ def computed_tokens(outcome: ItemOutcome) -> int:
 
 
 class WaitedRun:
-    """Hands everything on to an observer, and knows when the last outcome was told."""
+    """Passes everything on to an observer, and knows when all outcomes were reported."""
 
     def __init__(self, observer: RunObserver, items: int) -> None:
         self._observer = observer

@@ -137,7 +137,7 @@ def wrong_task(item: EngineItem) -> Failure:
 
 
 def wrong_texts(texts: Sequence[str] | None, name: str) -> Failure | None:
-    """Whether these texts or documents, ``name`` in the input, are none or too many."""
+    """Failure if there are too few or too many texts or documents; ``name`` is the field of the input."""
     if not texts:
         return Failure(Code.INVALID, "at least one is needed", f"input.{name}")
     if len(texts) > MOST_INPUT_ITEMS:
@@ -146,7 +146,7 @@ def wrong_texts(texts: Sequence[str] | None, name: str) -> Failure | None:
 
 
 def wrong_length(tokens: int, limit: int, field: str) -> Failure | None:
-    """Whether a row has no token, or too many."""
+    """Failure if the text has no token, or too many."""
     if tokens == 0:
         return Failure(Code.INVALID, "the text has no tokens", field)
     if tokens > limit:

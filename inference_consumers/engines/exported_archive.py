@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 
 class Archive(Protocol):
-    """torch's own reader, so that what is checked is what is loaded."""
+    """torch's reader, so that the check sees the same archive as the loader."""
 
     def get_file_names(self) -> list[str]: ...
 

@@ -76,7 +76,7 @@ class StopStrings:
 
     @property
     def held(self) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
+        """Number of trailing characters that may begin a stop string."""
         return max(self._matched, default=0)
 
     def feed(self, text: str) -> int | None:
@@ -117,7 +117,7 @@ def _fallbacks(stop: str) -> list[int]:
 
 
 class GeneratedText:
-    """Tells text when it is certain: whole characters that are not, and cannot become, part of a stop string.
+    """Releases text when it is final: whole characters that cannot become part of a stop string.
 
     What is told, in its order, is the text of the answer.
     """
@@ -152,7 +152,7 @@ class GeneratedText:
         return self._tell(len(self._pending))
 
     def whole(self) -> str:
-        """All that was told."""
+        """All released text."""
         return "".join(self._told)
 
     def _tell(self, characters: int) -> str:
@@ -179,7 +179,7 @@ def fault_of(
 
 
 class TokenNames:
-    """The text of single tokens, as it would stand inside a text."""
+    """Text of single tokens, as inside a longer text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer

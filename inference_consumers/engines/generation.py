@@ -36,12 +36,12 @@ class Row:
 
     @property
     def usage(self) -> TokenUsage:
-        """What was computed for it so far."""
+        """Usage of the row so far."""
         return TokenUsage(prompt_tokens=self.prefilled, completion_tokens=self.answer.tokens)
 
 
 class Generation:
-    """Runs rows, at least one, until each is done, and tells the observer about them."""
+    """Runs at least one row until each is done, and reports to the observer."""
 
     def __init__(self, network: PreTrainedModel, rows: Sequence[Row], pad_id: int, observer: RunObserver) -> None:
         self._network = network

@@ -45,7 +45,7 @@ class ImageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PixelFormat:
-    """What a model takes: so many rows and columns, of one byte for grey or three for red, green and blue."""
+    """Input format of a model: rows, columns, and one byte for grey or three for red, green and blue."""
 
     height: int
     width: int

@@ -16,7 +16,7 @@ _LARGEST = 127
 
 
 class Int8Linear(nn.Module):
-    """What an ``nn.Linear`` becomes. Takes and gives what that took and gave, values that are no numbers included."""
+    """Quantized replacement of an ``nn.Linear`` with the same input and output, NaN and infinity included."""
 
     weight: torch.Tensor
     scale: torch.Tensor

@@ -63,7 +63,7 @@ _GROWTH = 1.5
 
 @dataclass(slots=True)
 class _Window:
-    """What the next pass of the network reads and writes: some rows, from column ``start``, written from ``at`` on."""
+    """Read and write window of the next pass: some rows, from column ``start``, written from ``at`` on."""
 
     rows: slice
     start: int

@@ -25,7 +25,7 @@ def check_memory(model: str, path: Path, needed_bytes: int, device: torch.device
 
 
 def main_memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """What this process may still take: the machine's, or what its container's limit leaves if that is less."""
+    """Bytes that this process may still allocate: the machine's, or its container's if less."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (cgroup / "memory.max").read_text().strip()

@@ -1,4 +1,4 @@
-"""What a transformers folder says of itself, before anything heavy looks at it: it saves time and names the file."""
+"""Checks of a transformers folder before heavy libraries read it: fails early and names the file."""
 
 import json
 import math
@@ -22,7 +22,7 @@ _BITS = re.compile(r"\d+")
 
 
 def unsafe_weights(model: str, file: Path, why: str) -> EngineLoadError:
-    """Why a file is not loaded: whoever wrote it could run code here."""
+    """Refusal of weights that could run code of their author."""
     return EngineLoadError(
         f"{model}: {file} is not loaded, because that could run any code on this machine: {why}. "
         "ALLOW_UNSAFE_WEIGHTS=true loads it all the same"
@@ -30,7 +30,7 @@ def unsafe_weights(model: str, file: Path, why: str) -> EngineLoadError:
 
 
 def check_model_folder(model: str, path: Path, max_context_tokens: int, *, allow_unsafe_weights: bool = False) -> None:
-    """Whether there is a model, with a tokenizer, its weights are whole and it holds that context.
+    """Check that the folder has a model, a tokenizer and complete weights, and supports the context length.
 
     Raises EngineLoadError, which names the file; also for weights that are pickles, unless they are allowed.
     """
@@ -81,7 +81,7 @@ def weight_files(model: str, path: Path) -> list[Path]:
 
 
 def weight_bytes(model: str, path: Path, number_bytes: int) -> int:
-    """What the weights take in memory when each of their fractional numbers takes ``number_bytes``."""
+    """Bytes of the weights in memory at ``number_bytes`` per fractional number."""
     return sum(
         _tensor_bytes(model, file, number_bytes) if file.suffix == ".safetensors" else file.stat().st_size
         for file in weight_files(model, path)
@@ -107,7 +107,7 @@ def _context_of(described: Any) -> int | None:
 
 
 def _tensor_bytes(model: str, weights: Path, number_bytes: int | None) -> int:
-    """Reads the file's table of contents alone, which says whether the rest is there. None: as they are stored."""
+    """Reads only the file's table of contents, which shows whether the rest is complete. None: as stored."""
     from safetensors import SafetensorError, safe_open
 
     total = 0

@@ -35,7 +35,7 @@ class Pooling:
 
 
 def read_pooling(model: str, path: Path) -> Pooling | None:
-    """What a sentence-transformers folder says in its ``modules.json``; None for a folder without.
+    """Pooling from ``modules.json`` of a sentence-transformers folder; None without one.
 
     Raises EngineLoadError for a file that is damaged, and for a model that does more than pool and normalize.
     """

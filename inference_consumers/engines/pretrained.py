@@ -82,7 +82,7 @@ def load_pretrained(
 
 
 def _check_architecture(auto_class: type[PreTrainedModel], config: PreTrainedConfig, model: str, path: Path) -> None:
-    """Whether config.json names what this class would make of it. A bare encoder is in models of every kind."""
+    """Check that the architecture in config.json fits this class. Bare encoders fit models of every kind."""
     if auto_class is AutoModel:
         return
     known = auto_class._model_mapping.get(type(config), ())

@@ -46,7 +46,7 @@ _LOOK_ALIKES = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class PassagesTemplate:
-    """The text around the passages. Raises ValueError unless the placeholder is there once and the text is short."""
+    """Template around the passages. Raises ValueError unless it contains the placeholder once and is short."""
 
     text: str = DEFAULT_TEMPLATE
 
@@ -125,7 +125,7 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, passages: PassagesTemplate | None = None) -> None:
-        """``passages`` says how passages stand in the prompt."""
+        """``passages`` is the template for passages in the prompt."""
         self._tokenizer = _with_control_tokens(tokenizer)
         self._passages = passages or PassagesTemplate()
         self._control_ids: dict[str, int] = {
@@ -198,7 +198,7 @@ class PromptEncoder:
 
 
 def has_broken_text(item: EngineItem) -> bool:
-    """Whether a replacement character stands in the prompt, sent as such or put in for what was no character."""
+    """Whether the prompt contains a replacement character, sent as such or substituted for invalid text."""
     messages = (*_said(item), *(item.input.messages or ()))
     texts = (item.input.prompt or "", *(message.content for message in messages))
     passages = (passage.text for passage in item.passages)
@@ -222,19 +222,18 @@ def _with_control_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
 
 
 def _said(item: EngineItem) -> tuple[Message, ...]:
-    """What was said before. Nothing from there gives orders: whatever is neither the user's nor the model's own does
-    not belong there."""
+    """Earlier turns. They give no instructions: roles other than user and assistant are dropped."""
     return tuple(message for message in item.history if message.role in _SPOKEN)
 
 
 def _with_history(messages: tuple[Message, ...], history: tuple[Message, ...]) -> tuple[Message, ...]:
-    """What was said before between the system messages that the request begins with and what it adds."""
+    """Earlier turns, inserted between the leading system messages and the new messages of the request."""
     first = next((index for index, message in enumerate(messages) if message.role != _SYSTEM), len(messages))
     return (*messages[:first], *history, *messages[first:])
 
 
 def _with_context(messages: tuple[Message, ...], context: str) -> tuple[Message, ...]:
-    """The context before the last message of the user: what stands there has no more authority than the user."""
+    """Insert the context before the user's last message, where it has no more authority than the user."""
     if not context:
         return messages
     for index in reversed(range(len(messages))):
@@ -281,7 +280,7 @@ def prepare_text(item: EngineItem, encoder: PromptEncoder, limits: EngineLimits)
 
 
 def _wrong_parameters(parameters: Parameters) -> Failure | None:
-    """What an engine would fail on with its whole batch, or answer with nonsense. Dispatchers refuse more than this."""
+    """Failure for parameters that would fail a whole batch or give nonsense. Dispatchers refuse more than this."""
     if parameters.max_tokens is not None and parameters.max_tokens < 1:
         return Failure(Code.INVALID, "must be at least 1", "parameters.max_tokens")
     if not 0 <= parameters.temperature < math.inf:

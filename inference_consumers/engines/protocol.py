@@ -10,7 +10,7 @@ from fairlane.records import Message, Output, Parameters, Passage, RequestInput,
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What one run may hold. Tokens are the model's own."""
+    """Bounds on one run. Tokens are the model's own."""
 
     max_batch_size: int
     max_batch_tokens: int
@@ -20,7 +20,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineItem:
-    """One item of a batch; ``task`` is one of the engine's tasks. ``item_id`` is no other's that runs meanwhile.
+    """One item of a batch; ``task`` is one of the engine's tasks. ``item_id`` is unique among running items.
 
     ``max_prompt_tokens`` is the tenant's own bound on its prompts, beside the context of the model. ``history`` is what
     was said in the conversation before the input, oldest first; ``is_turn`` says that there is a conversation.
@@ -60,7 +60,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The item was stopped because nobody wants its answer any more; ``usage`` is what it cost until then."""
+    """The item was cancelled; ``usage`` is its cost until then."""
 
     usage: TokenUsage
 
@@ -70,14 +70,14 @@ ItemOutcome = Success | Failure | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What a run computed, in the model's tokens: those of the items, and with them the padding."""
+    """Tokens that a run computed, in the model's tokens: those of the items, and those with padding."""
 
     useful_tokens: int = 0
     computed_tokens: int = 0
 
 
 class RunObserver(Protocol):
-    """Whoever is told how a run goes. ``index`` is an item's place in the batch. All calls are cheap.
+    """Observer of a run. ``index`` is an item's position in the batch. All calls are cheap.
 
     An engine tells every item's outcome once, as soon as it is known, and the text of an item that streams
     (``parameters.stream``) before its outcome: the texts of an item together are the text of its answer.
@@ -90,7 +90,7 @@ class RunObserver(Protocol):
         """An item is done."""
 
     def step(self) -> None:
-        """The engine is alive and came further. What was told since the last step is passed on."""
+        """Report progress, and pass on what was reported since the last step."""
 
     def is_cancelled(self, index: int) -> bool:
         """Whether an item is to be stopped; asked between steps."""
@@ -101,7 +101,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """How the engine names itself in replies, e.g. ``torch-causal-lm``."""
+        """Name of the engine in replies, e.g. ``torch-causal-lm``."""
 
     @property
     def limits(self) -> EngineLimits: ...
@@ -160,7 +160,7 @@ class EngineGoneError(Exception):
 
 
 class Outcomes:
-    """Keeps what it is told. An item is told once: RuntimeError for an engine that breaks that."""
+    """Collects outcomes. A second outcome of an item raises RuntimeError."""
 
     def __init__(self, cancelled: Collection[int] = ()) -> None:
         self.by_index: dict[int, ItemOutcome] = {}

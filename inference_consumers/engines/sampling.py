@@ -18,7 +18,7 @@ _COLDEST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """How one row chooses. ``generator`` is its own: a seeded row draws the same numbers in any batch."""
+    """Sampling of one row. ``generator`` is its own: a seeded row draws the same numbers in any batch."""
 
     temperature: float
     top_p: float

@@ -28,7 +28,7 @@ _SHORTEST_SLEEP_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCost:
-    """How long a batch takes: ``batch_ms`` whatever it holds, plus its tokens at the two rates."""
+    """Time of a batch: ``batch_ms`` regardless of its content, plus its tokens at the two rates."""
 
     prefill_tokens_per_s: float = math.inf
     decode_tokens_per_s: float = math.inf
@@ -186,7 +186,7 @@ class SimulatedEngine:
 
 
 class _Steps:
-    """Lets the time of a run pass and tells its observer, at least every 50 ms."""
+    """Waits for the time of a run and reports to its observer at least every 50 ms."""
 
     def __init__(self, observer: RunObserver, sleep: Callable[[float], None], now: Callable[[], float]) -> None:
         self._observer = observer
@@ -231,7 +231,7 @@ class _Steps:
 
 
 def _split(rows: list[_Row], wanted: Callable[[_Row], bool]) -> tuple[list[_Row], list[_Row]]:
-    """The rows of which it is true, and the others."""
+    """Rows that satisfy the condition, and the others."""
     return [row for row in rows if wanted(row)], [row for row in rows if not wanted(row)]
 
 

@@ -27,8 +27,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ProgramFormat:
-    """One of torch's two: the engine that serves it, its file, what looks whether reading it runs nothing but a model,
-    and what reads it onto a device."""
+    """Program format of torch: the engine that serves it, its file, its safety check and its loader."""
 
     engine: str
     file: str

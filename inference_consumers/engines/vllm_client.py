@@ -30,7 +30,7 @@ _CPU_CACHE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """How vLLM loads a model. None leaves the choice to the engine: float32 on a CPU, as the weights are on a GPU.
+    """Options of vLLM for a model. None leaves the choice to the engine: float32 on a CPU, the weights' type on a GPU.
 
     ``gpu_memory_utilization`` is the part of a GPU's memory that weights and cache may take together; without it the
     variable GPU_MEMORY_UTILIZATION says so, or else it is 0.9.
@@ -67,7 +67,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What came of a request since it was last told of: for one that streams a delta, otherwise all at the end.
+    """Progress of a request since the last report: a delta if it streams, otherwise everything at the end.
 
     There are ``positions`` where log probabilities were asked for, one for each token.
     ``finish_reason`` is vLLM's own: stop, length, abort, error; None while it runs. ``is_stopped_by_text`` is for a
@@ -198,7 +198,7 @@ def _engine_arguments(model: ServedModel) -> Any:
 
 
 def arguments_of(model: ServedModel, *, on_cpu: bool) -> dict[str, Any]:
-    """What of AsyncEngineArgs is the same on every device. Raises EngineLoadError for a setting that makes no sense."""
+    """AsyncEngineArgs that do not depend on the device. Raises EngineLoadError for an invalid setting."""
     options = model.options
     return {
         "model": str(model.path),

@@ -283,7 +283,7 @@ class VllmEngine:
 
     @property
     def model(self) -> ServedModel:
-        """What is served, and how."""
+        """The served model and its options."""
         return self._model
 
     def _load_tokenizer(self) -> Any:

@@ -1,4 +1,5 @@
-"""Run by vLLM in the process of its engine core, which by itself outlives whoever started it and goes on.
+"""Executors that vLLM runs in its engine core process: they end with the process that started them, which vLLM's own do
+not.
 
 vLLM is imported here at once: only that process and ``vllm_client`` import this.
 """

@@ -36,7 +36,7 @@ _BREAKER = BreakerPolicy(failures=3, rest=Backoff(first_s=0.5, longest_s=2.0))
 
 @dataclass(frozen=True, slots=True)
 class CacheWriterLimits:
-    """How much waits to be written, and how much of it goes at once."""
+    """Bounds of the write queue, and of one write."""
 
     max_entries: int = 1_024
     max_bytes: int = 16 * 1024 * 1024
@@ -46,7 +46,7 @@ class CacheWriterLimits:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is to stand under a name in Redis."""
+    """An entry to store in Redis."""
 
     name: str
     data: bytes
@@ -96,7 +96,7 @@ class CacheWriter:
             self._add(entry)
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, for so long at most; what comes later is not kept."""
+        """Write the queue within a time limit; later entries are dropped."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -124,7 +124,7 @@ class CacheWriter:
             self._write(entries)
 
     def _next(self) -> list[Entry]:
-        """What goes at once, at least one; nothing when there is no more to come."""
+        """Entries of the next write, at least one; none at the end."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
@@ -160,7 +160,7 @@ class CacheWriter:
         self._judge(stored, error)
 
     def _judge(self, stored: int, error: str) -> None:
-        """A Redis that stores nothing is no better than one that is away."""
+        """Treat a Redis that refuses writes as unavailable."""
         if stored:
             self._breaker.succeeded()
             return
@@ -171,7 +171,7 @@ class CacheWriter:
 
 
 def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
-    """What to store of an answer, if it is what others would get as well; too large a one is counted."""
+    """The entry of an answer, if others would get the same answer; too large ones are counted."""
     kept = answer_of(work, reply)
     if kept is None:
         return None
@@ -184,7 +184,7 @@ def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
 
 
 def kept_answers_for(settings: Settings) -> CacheWriter | None:
-    """Not started; None without a Redis. Raises ValueError for an address that is none."""
+    """The cache writer, not started; None without Redis. Raises ValueError for an invalid address."""
     if settings.redis_cache_url is None:
         return None
     redis = Redis.from_url(

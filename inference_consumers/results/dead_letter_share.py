@@ -1,4 +1,4 @@
-"""Detects when so much work becomes dead letters that the engine or the topic must be at fault. Pure.
+"""Detects a share of dead letters so high that the engine or the topic must be the cause. Pure.
 
 Every tenant counts the same, however much it sends: it has a window of its own, so that a flood of one pushes nobody
 else's items out, and the one that fares worst does not count at all. So no single tenant can end a consumer, whatever
@@ -41,7 +41,7 @@ class _Latest:
 
 @dataclass(slots=True)
 class DeadLetterShare:
-    """How much of the latest work went to the dead letters. One thread at a time.
+    """Share of dead letters in recent work. For one thread at a time.
 
     Attributes:
         max_share: more than this part of the latest items is no bad item any more, but a bad engine or topic.
@@ -66,7 +66,7 @@ class DeadLetterShare:
             self._tenants.popitem(last=False)
 
     def exceeded(self) -> str | None:
-        """What to say of it when there is too much; None when there is not."""
+        """The error message when the share is too high; None otherwise."""
         unreadable = sum(self._unreadable)
         if len(self._unreadable) >= LEAST_ITEMS and unreadable > self.max_share * len(self._unreadable):
             return f"{unreadable} of the latest {len(self._unreadable)} items could not be read"

@@ -60,8 +60,8 @@ class EngineRun:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What is committed for an item, and the reply in it. ``turn_left_out`` when the reply goes on a conversation and
-    would have been too large if it said so."""
+    """Records to commit for an item, and its reply. ``turn_left_out``: the conversation turn was omitted because the
+    reply would have been too large."""
 
     settlement: Settlement
     reply: InferenceReply
@@ -103,7 +103,7 @@ class AnswerWriter:
         return Answered(Settlement(work.claim, tuple(outputs)), reply, turn_left_out)
 
     def handed_back(self, work: ReceivedWork, returned: WorkItem, why: str, run: EngineRun) -> Settlement:
-        """What the dispatchers try again with less context, its usage of nothing, and its audit; no reply."""
+        """Records of requeued work: no reply, no usage, and its audit event; dispatchers retry it with less context."""
         topic, key = names.returned_topic(returned.pool), returned.request.request_id.encode()
         return Settlement(
             work.claim,
@@ -138,7 +138,7 @@ class AnswerWriter:
     def unreadable(
         self, claim: Claim, key: bytes | None, value: bytes | None, timestamp_ms: int | None, why: str
     ) -> Settlement:
-        """A record that is no work item: nobody can be answered, so its bytes are kept."""
+        """Dead letter of a record that is no work item, with its bytes; there is nobody to reply to."""
         error = UnreadableWorkError(why)
         return Settlement(claim, (self._dead_letter(claim, key, value or b"", timestamp_ms, error),))
 
@@ -251,7 +251,7 @@ class AnswerWriter:
 
 
 def outcome_of(outcome: ItemOutcome) -> Outcome:
-    """What the reply says became of the request."""
+    """The outcome in the reply."""
     if isinstance(outcome, Success):
         return Outcome.OK
     if isinstance(outcome, Cancelled):
@@ -261,8 +261,8 @@ def outcome_of(outcome: ItemOutcome) -> Outcome:
 
 
 def turn_of(request: InferenceRequest) -> ConversationTurn | None:
-    """What a request adds to its conversation, beside the answer. Instructions are given anew with every request and
-    are no part of it. None without a conversation, and where the request says nothing."""
+    """The turn that a request adds to its conversation, without the answer. System messages are sent with every request
+    and are not part of it. None without a conversation or new messages."""
     if request.conversation_id is None:
         return None
     said = request.input.messages or ()

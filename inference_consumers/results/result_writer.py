@@ -42,7 +42,7 @@ class ResultWriter:
         return self.answers.unreadable(claim, key, value, appended_at_ms, why)
 
     def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
-        """What to commit instead of a settlement whose reply Kafka refuses."""
+        """Replacement of a settlement whose reply Kafka refuses."""
         kept = self.answers.unpublishable(settlement, reason)
         if kept.outputs[0].topic == names.DEAD_LETTER_WORK:
             metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem="unpublishable").inc()

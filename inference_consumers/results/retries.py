@@ -1,4 +1,4 @@
-"""Retries of failed work. Pure: what happened and ``now`` in, what to retry and what to answer out.
+"""Retries of failed work. Pure: a failure and ``now`` in, items to retry and to answer out.
 
 The failure of one item is the failure of one item: an engine that fails on a batch is given its halves, down to the
 item that fails alone; one that dies is given the batch once more, then its items one by one, so that the item that
@@ -54,8 +54,7 @@ BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Work of one model that is to run together, and not with others when it is ``alone``: nothing else of its engine
-    may run meanwhile."""
+    """Work of one model to run together, and apart from other work if ``alone``."""
 
     work: tuple[ReceivedWork, ...]
     not_before_ms: int = 0
@@ -68,7 +67,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of the items of a run that failed."""
+    """Decision on the items of a failed run."""
 
     again: tuple[Again, ...] = ()
     failed: tuple[tuple[ReceivedWork, Failure], ...] = ()
@@ -205,7 +204,7 @@ def _poison(work: ReceivedWork, why: str) -> Verdict:
 
 @dataclass(slots=True)
 class RetryQueue:
-    """What is to run again. It goes before everything else, oldest first. One thread at a time."""
+    """Work to retry, before new work, oldest first. For one thread at a time."""
 
     _waiting: list[Again] = field(default_factory=list)
 
@@ -224,11 +223,11 @@ class RetryQueue:
         return min((again.not_before_ms for again in self._waiting if _can_run(again, runnable, idle)), default=None)
 
     def waits_alone(self, now_ms: int) -> set[ModelKey]:
-        """Models of which something is due that must run alone: give them nothing else until it has run."""
+        """Models with due work that must run alone: they get no other work until it has run."""
         return {again.model_key for again in self._waiting if again.alone and again.not_before_ms <= now_ms}
 
     def next(self, now_ms: int, runnable: Set[ModelKey], idle: Set[ModelKey]) -> Again | None:
-        """What to run now: models that may run something, and those of them that run nothing at present."""
+        """Work to run now, given the models with room and those that are idle."""
         for index, again in enumerate(self._waiting):
             if again.not_before_ms <= now_ms and _can_run(again, runnable, idle):
                 return self._waiting.pop(index)

@@ -12,7 +12,7 @@ MOST_TITLE_CHARACTERS = 500
 
 
 class Format(StrEnum):
-    """What a file is taken for, by its suffix."""
+    """File format, by suffix."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -35,7 +35,7 @@ SUFFIXES = tuple(_FORMATS)
 
 
 def format_of(path: PurePath) -> Format | None:
-    """The format that the suffix stands for, in upper or lower case; None for any other."""
+    """The format of a suffix, in upper or lower case; None if unknown."""
     return _FORMATS.get(path.suffix.lower())
 
 
@@ -57,12 +57,12 @@ class DocumentError(Exception):
 
 
 class UnreadableError(Exception):
-    """What a parser raises: the reason, in one line and without any text of the document."""
+    """Error of a parser: the reason in one line, without text of the document."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentLimits:
-    """What one document may take.
+    """Bounds on one document.
 
     Attributes:
         max_file_bytes: of the file. A larger one is refused by its size and not read.

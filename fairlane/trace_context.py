@@ -64,7 +64,7 @@ def current_trace() -> TraceHeaders:
 
 @contextmanager
 def continued(trace: Mapping[str, str]) -> Iterator[None]:
-    """What is done within belongs to the trace of these headers, as far as the caller uses OpenTelemetry."""
+    """Context in which spans belong to the trace of these headers, if the caller uses OpenTelemetry."""
     if not trace or _API not in sys.modules:
         yield
         return

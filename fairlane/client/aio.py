@@ -221,7 +221,7 @@ class AsyncReplyStream:
 
     @property
     def undecodable(self) -> int:
-        """How many records were no reply."""
+        """Records that were not valid replies."""
         return self._member.undecodable
 
     @property

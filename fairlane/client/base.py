@@ -32,7 +32,7 @@ SubmitItem = InferenceRequest | RequestFields
 
 
 class ReplyOptions(TypedDict, total=False):
-    """What ``replies`` takes besides the group, by keyword.
+    """Options of ``replies`` besides the group, by keyword.
 
     Fields:
         topic: the reply topic to read; default: the client's own.
@@ -59,7 +59,7 @@ class ReplyOptions(TypedDict, total=False):
 
 
 class BaseClient:
-    """What both clients are made from.
+    """Base of both clients.
 
     Args:
         tenant: who publishes; requests go to ``requests.<tenant>``.
@@ -125,7 +125,7 @@ class BaseClient:
 
     @property
     def tenant(self) -> str:
-        """Who publishes."""
+        """The tenant that publishes."""
         return self._core.tenant
 
     @property
@@ -197,7 +197,7 @@ class BaseClient:
     def _served(
         self, group_id: str, retries: HandlerRetries, *, with_letters: bool, **options: Unpack[ReplyOptions]
     ) -> "tuple[GroupMember, ReplyLetters | None]":
-        """What a service reads with, and where its dead letters go if they go to their topic."""
+        """The member that a service reads with, and the writer of its dead letters if they go to the topic."""
         from fairlane.client.reply_service import ReplyLetters
 
         if options.get("dead_letters", False):

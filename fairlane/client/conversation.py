@@ -14,7 +14,7 @@ _BROUGHT_ALONG = ("messages", "prompt", "request_id", "stream")
 
 
 class _Turns:
-    """What does not wait."""
+    """Shared part of both conversations, without waiting."""
 
     def __init__(self, system: str | None, fields: RequestFields) -> None:
         for name in _BROUGHT_ALONG:
@@ -28,7 +28,7 @@ class _Turns:
 
     @property
     def conversation_id(self) -> str:
-        """Its name; whoever knows it goes on with it, also later and elsewhere, as the same tenant."""
+        """Its name, with which the same tenant can continue it later and elsewhere."""
         return self._id
 
     @property
@@ -83,7 +83,7 @@ class Conversation(_Turns):
         return self.submit(text).result(timeout)
 
     def submit(self, text: str) -> Handle:
-        """Say this; the answer comes to the handle. Said before it is there, the next turn knows nothing of it."""
+        """Send a message; the answer arrives at the handle. A turn sent before that answer does not include it."""
         return self._followed(self._submit(self._next(text)))
 
     def stream(self, text: str, timeout: float | None = None) -> TextStream:

@@ -280,7 +280,7 @@ class ClientCore:
         return thread
 
     def _guard(self, name: str, work: Callable[[], None]) -> None:
-        """Run a thread's work; if it dies, nobody is left waiting for what it would have done."""
+        """Run a thread's work; if it fails, fail everything that waits for it."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - handed to every open handle and to every later submit
@@ -312,7 +312,7 @@ class ClientCore:
         return True
 
     def _give_up_retries(self, publisher: Publisher) -> None:
-        """What waits for its next try ends as its last one did."""
+        """End requests that wait for a retry with the result of their last attempt."""
         for handle in self._retrier.close():
             ending = self._retrier.give_up(handle)
             if ending is not None:

@@ -251,7 +251,7 @@ class GroupMember:
         self._subscribed = True
 
     def _poll(self) -> Message | None:
-        """A record; None when there is none or it was an error that passes."""
+        """A record; None if there is none, or after a transient error."""
         message = self._consumer.poll(_POLL_S)
         if message is None or (error := message.error()) is None:
             return message

@@ -241,7 +241,7 @@ class Handle:
 
 
 def successful(reply: InferenceReply) -> InferenceReply:
-    """The reply, or the error it stands for."""
+    """The reply, or raise the error of its outcome."""
     if (error := unsuccessful_error(reply)) is not None:
         raise error
     return reply
@@ -375,7 +375,7 @@ def waker() -> "tuple[asyncio.Future[None], Callable[[], None]]":
 
 
 def from_any_thread(call: Callable[[], None]) -> Callable[[], None]:
-    """What makes this loop call something."""
+    """A function that makes this loop call ``call``, from any thread."""
     loop = asyncio.get_running_loop()
 
     def wake() -> None:

@@ -17,7 +17,7 @@ from fairlane.records import InferenceReply, InferenceRequest
 
 @dataclass(slots=True)
 class Attempts:
-    """What is needed to publish a request again, and what became of it so far.
+    """State of a request that may be published again.
 
     Attributes:
         ending: until its next try begins, what its handle gets if there is none; None while it is under way.
@@ -175,7 +175,7 @@ class OpenHandles:
         return request_id in self._open
 
     def __len__(self) -> int:
-        """How many ids."""
+        """Number of ids."""
         return len(self._open)
 
     def raise_if_ended(self) -> None:
@@ -199,7 +199,7 @@ class OpenHandles:
             handle.break_reply(AnsweredElsewhere(handle.request_id, handle.reply_to))
 
     def leave(self, handle: Handle) -> bool:
-        """Take it out, with its room; False when somebody else did."""
+        """Remove it and release its room; False if it was already removed."""
         with self._lock:
             same_id = self._open.get(handle.request_id, [])
             if handle not in same_id:
@@ -211,7 +211,7 @@ class OpenHandles:
         return True
 
     def finish(self, handle: Handle, ending: InferenceReply | PublishFailed, now_ms: int) -> bool:
-        """Take it out and give it what it ends with; False when somebody else did."""
+        """Remove it and set its result; False if it was already removed."""
         if not self.leave(handle):
             return False
         if isinstance(ending, InferenceReply):
@@ -245,7 +245,7 @@ class OpenHandles:
             handle.keep_reply(reply, received_at_ms)
 
     def fail_all(self, error: FairlaneError) -> None:
-        """Nobody will hear of any of them any more."""
+        """Fail all open handles with this error."""
         with self._lock:
             handles = [handle for same_id in self._open.values() for handle in same_id]
             self._open.clear()

@@ -104,7 +104,7 @@ class KafkaConnector:
         )
 
     def chunk_reader(self, group_id: str) -> ReaderPort:
-        """A consumer of chunks, which stand in no transaction. Raises KafkaException for settings it refuses."""
+        """A consumer of chunks, which are written outside transactions. Raises KafkaException for invalid settings."""
         config = quiet_config(read_committed_consumer(self._settings, group_id), self._errors)
         return SkippingConsumer(config | {"isolation.level": "read_uncommitted"} | _CHUNK_BUFFERS, "chunks")
 

@@ -23,7 +23,7 @@ _GONE_AFTER_S = 15.0
 
 
 class TopicReader(Generic[RecordT]):
-    """Hands every record of a topic that somebody waits for to ``deliver``.
+    """Passes every awaited record of a topic to ``deliver``.
 
     Args:
         consumer: with nothing assigned; the reader owns it from now on.
@@ -75,12 +75,12 @@ class TopicReader(Generic[RecordT]):
         self._next_refresh = monotonic() + _REFRESH_S
 
     def run(self, stopping: threading.Event) -> None:
-        """Read until told to stop. Raises whatever makes going on pointless; the caller owns the thread."""
+        """Read until ``stopping`` is set. Raises fatal errors; the caller owns the thread."""
         while not stopping.is_set():
             self.step(_POLL_S)
 
     def step(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for records and hand over all that are there.
+        """Wait up to ``timeout_s`` for records and deliver all available ones.
 
         Raises:
             Unavailable: the topic is gone or may not be read.

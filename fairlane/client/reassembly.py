@@ -54,7 +54,7 @@ class Reassembly:
 
     @property
     def text(self) -> str:
-        """What the deltas taken so far make."""
+        """The text of all deltas taken so far."""
         return "".join(self._taken)
 
     def add(self, chunk: ReplyChunk) -> bool:

@@ -38,7 +38,7 @@ class HandlerFailedError(DeadLetterError):
 
 
 class UndecodableReplyError(DeadLetterError):
-    """What stood on the reply topic is no reply."""
+    """The record on the reply topic is not a valid reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ _LOOK_EVERY_S = 0.05
 
 
 class _Service:
-    """What does not wait."""
+    """Shared part of both services, without waiting."""
 
     def __init__(
         self, member: GroupMember, retries: HandlerRetries, letters: ReplyLetters | None, start_timeout_s: float

@@ -33,7 +33,7 @@ ChatTurn = Message | Mapping[str, str]
 
 
 class RequestFields(TypedDict, total=False):
-    """What ``submit`` takes, by keyword. Only ``model`` and the input of the task are needed.
+    """Fields of ``submit``, by keyword. Only ``model`` and the input of the task are required.
 
     Fields:
         model: the name of the model, as in models.yaml.

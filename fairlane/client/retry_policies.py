@@ -11,7 +11,7 @@ _JITTER = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and for how long a client tries again, by itself and under the same request id.
+    """Bounds on a client's automatic retries, under the same request id.
 
     Tried again are requests that were refused with a retry time, never before that time, and those of which the broker
     did not say whether they got into the log. The service runs one id once, so none of this runs anything twice. All
@@ -43,7 +43,7 @@ class RetryPolicy:
     def wait_after_refusal_ms(
         self, reply: InferenceReply, tries: int, elapsed_ms: int, timeout_ms: int | None, chance: float
     ) -> int | None:
-        """How long to wait before a request that was answered like this is published again; None if it is not.
+        """Wait before a request with this reply is published again; None for no retry.
 
         ``tries`` were made in ``elapsed_ms`` since the submit, ``timeout_ms`` is the request's own, ``chance`` a random
         number in [0, 1): the wait is lengthened by up to a fifth, so that those refused together come back apart.
@@ -57,7 +57,7 @@ class RetryPolicy:
         return self._allowed(round(least_ms * (1 + _JITTER * chance)), tries, elapsed_ms, timeout_ms)
 
     def wait_after_lost_ms(self, tries: int, elapsed_ms: int, timeout_ms: int | None, chance: float) -> int | None:
-        """The same for a request of which it is not known whether it is in the log."""
+        """The same for a request whose delivery is uncertain."""
         return self._allowed(_least_ms(tries, chance), tries, elapsed_ms, timeout_ms)
 
     def _allowed(self, wait_ms: int, tries: int, elapsed_ms: int, timeout_ms: int | None) -> int | None:
@@ -103,7 +103,7 @@ class HandlerRetries:
         return round(sum(self._backoff.delay_s(failures, 0.0) for failures in range(1, self.tries)) * 1_000)
 
     def wait_s(self, failures: int, chance: float) -> float | None:
-        """How long to wait after this many failures in a row; None when there is no further try."""
+        """Wait in seconds after this many consecutive failures; None for no further attempt."""
         return None if failures >= self.tries else self._backoff.delay_s(failures, chance)
 
     @property

@@ -48,7 +48,7 @@ class StreamedAnswer:
 
     @property
     def text(self) -> str:
-        """What was taken so far."""
+        """The text taken so far."""
         with self._lock:
             return self._text.text
 
@@ -65,7 +65,7 @@ class StreamedAnswer:
             self._wake()
 
     def take(self) -> TextDelta | None:
-        """What came since the last call; None when nothing did, or, if ``over``, when nothing more will.
+        """Text that arrived since the last call; None if none did or, if ``over``, at the end.
 
         Raises:
             The same as ``Handle.result``, once all text was taken.
@@ -83,7 +83,7 @@ class StreamedAnswer:
         return delta
 
     def stop(self) -> None:
-        """No more chunks: the reply is here, or whoever took the text is gone."""
+        """Stop collecting chunks: the reply has arrived, or the stream was closed."""
         self._forget(self)
         self._wake()
 
@@ -148,7 +148,7 @@ class ChunkHub:
         return answer
 
     def leave(self, answer: StreamedAnswer) -> None:
-        """Nobody takes this text any more: its request is cancelled, if it is under way. Never raises."""
+        """Close an answer and cancel its request if it has no reply yet. Never raises."""
         answer.stop()
         handle = answer.handle
         if handle is None or handle.done():
@@ -159,7 +159,7 @@ class ChunkHub:
             log.warning("cancel_not_published request_id=%s reason=%s", handle.request_id, error)
 
     def leave_dropped(self) -> None:
-        """Leave what stands in ``dropped``."""
+        """Leave the answers in ``dropped``."""
         while True:
             try:
                 answer = self.dropped.get_nowait()

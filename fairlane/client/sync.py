@@ -267,12 +267,12 @@ class ReplyStream:
 
     @property
     def undecodable(self) -> int:
-        """How many records were no reply."""
+        """Records that were not valid replies."""
         return self._member.undecodable
 
     @property
     def trace(self) -> dict[str, str]:
-        """The trace context of the latest reply, by header: that of whoever asked for it. Empty without one."""
+        """Trace context of the latest reply's request, by header. Empty without one."""
         return self._member.trace
 
     def __iter__(self) -> Self:

@@ -15,7 +15,7 @@ from fairlane.records import InferenceReply, InferenceRequest
 
 
 class _Stream:
-    """What does not wait."""
+    """Shared part of both streams, without waiting."""
 
     def __init__(self, core: ClientCore, request: InferenceRequest, timeout_s: float | None) -> None:
         self._core = core
@@ -32,7 +32,7 @@ class _Stream:
 
     @property
     def text(self) -> str:
-        """What the deltas so far make: all since the last restart. In the end that is the text of the reply."""
+        """The text of all deltas since the last restart; at the end, the text of the reply."""
         return "" if self._answer is None else self._answer.text
 
     def _follow(self, answer: StreamedAnswer, handle: Handle) -> None:

@@ -45,7 +45,7 @@ class Window:
         return self._buffered_bytes
 
     def try_acquire(self, size_bytes: int) -> bool:
-        """Admit a request of this size if there is room and nobody waits. Raises the error the window closed with."""
+        """Admit a request of this size if there is room and no queue. Raises the error that the window closed with."""
         with self._lock:
             if self._error is not None:
                 raise self._error

@@ -1,4 +1,4 @@
-"""What became of a row, as it will stand in the output. Pure."""
+"""Results of rows as written to the output. Pure."""
 
 import json
 from dataclasses import dataclass

@@ -81,7 +81,7 @@ class JobRunner:
         wait_s: float = 0.0,
         give_way: threading.Event | None = None,
     ) -> Status:
-        """Take a job and run it. Returns where it stands then; PAUSED also when it is left to be gone on with.
+        """Lease a job and run it. Returns its status afterwards; PAUSED also if another runner is to continue it.
 
         ``wait_s``: how long to wait for a runner that may be dead to lose it, and a little longer for a Postgres that
         does not answer. ``give_way`` is set when it is to be left for the sake of another job. Raises NotToBeRunError,
@@ -185,7 +185,7 @@ class _Progress:
 
 
 def _counted(job: Job, job_log: PostgresJobLog, control: Control) -> tuple[Job, float] | Status:
-    """The job with its rows counted, or where it stands if it is not to be run any more.
+    """The job with its rows counted, or its status if it is not to run any more.
 
     Raises AwayError, LeaseLostError, JobFailedError.
     """

@@ -146,8 +146,8 @@ class BatchStore:
         self._database.close()
 
     def reserve_file(self, file: StoredFile, until_ms: int, most_files: int, most_bytes: int) -> None:
-        """Take the place of an upload before it is written; nobody finds it until ``settle_upload``. What never gets
-        there is removed as an expired file is, at ``until_ms``.
+        """Reserve an upload before it is written; it stays invisible until ``settle_upload``. An upload that never
+        completes is removed like an expired file, at ``until_ms``.
 
         Raises QuotaReachedError: the uploaded files of its tenant would be more, or have more bytes, than that.
         """
@@ -185,7 +185,7 @@ class BatchStore:
             return done.rowcount == 1
 
     def file(self, file_id: str, now_ms: int) -> StoredFile | None:
-        """The file, if it is there to be seen."""
+        """The file, if visible."""
         rows = self._rows(_FILE, {"file_id": file_id, "now_ms": now_ms})
         return StoredFile(**rows[0]) if rows else None
 
@@ -228,7 +228,7 @@ class BatchStore:
             connection.execute("UPDATE files SET size_bytes = %s WHERE file_id = %s", (size_bytes, file_id))
 
     def remove_file(self, file_id: str) -> None:
-        """Nobody finds it any more."""
+        """Make the file invisible."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM files WHERE file_id = %s", (file_id,))
 
@@ -253,7 +253,7 @@ class BatchStore:
             return True
 
     def batch(self, batch_id: str) -> Batch | None:
-        """The batch, if it is there to be seen."""
+        """The batch, if visible."""
         rows = self._rows(_BATCH, (batch_id,))
         return _batch(rows[0]) if rows else None
 
@@ -331,7 +331,7 @@ class FileSweep:
 
 
 def sweep(kept: KeptFiles, stopped: Event) -> int:
-    """Remove what has expired, page by page, until there is none or it is stopped; how many files that were.
+    """Remove expired files, page by page, until there are none or it is stopped; returns their number.
 
     A file whose storage refuses to let it go is left for the next time. Raises AwayError, JobFailedError.
     """

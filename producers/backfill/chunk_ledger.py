@@ -46,7 +46,7 @@ class _OpenChunk:
 
 @dataclass(slots=True)
 class ChunkLedger:
-    """What is open of one job. Every step is O(1) but for those that name a chunk."""
+    """Open chunks of one job. Every step is O(1) except those that name a chunk."""
 
     tenant: str
     ids: RowIds
@@ -58,7 +58,7 @@ class ChunkLedger:
 
     @property
     def chunks(self) -> int:
-        """How many are open."""
+        """Number of open chunks."""
         return len(self._open)
 
     @property
@@ -119,7 +119,7 @@ class ChunkLedger:
             self._note(chunk)
 
     def due(self, now_ms: int) -> Mapping[ChunkPlan, frozenset[int]]:
-        """Rows that are to be sent once more now, by chunk. They are not told again."""
+        """Rows to send once more now, by chunk. Each is returned once."""
         due: dict[ChunkPlan, frozenset[int]] = {}
         for number in [number for number, at_ms in self._retries_due.items() if at_ms <= now_ms]:
             chunk = self._open[number]
@@ -150,14 +150,14 @@ class ChunkLedger:
         return [self.ids.id_of(row) for chunk in self._open.values() for row in chunk.awaited]
 
     def give_up(self, outcome: Outcome, number: int | None = None) -> None:
-        """Nobody waits for what is not answered, of one chunk or of all: it expired, or was cancelled."""
+        """Give up unanswered rows of one chunk or of all: they expired, or were cancelled."""
         for chunk in list(self._open.values()) if number is None else [self._open[number]]:
             for row, one in list(chunk.awaited.items()):
                 chunk.answer(answers.unfinished(row, one.row_id, one.url, self.ids.id_of(row), outcome))
             self._note(chunk)
 
     def give_up_refused(self, outcome: Outcome) -> None:
-        """Nobody sends again what was refused for now, and was sent once, so that no reply to it can come."""
+        """Give up rows that were refused for now: none is in flight, so no reply can arrive."""
         for number in list(self._retries_due):
             chunk = self._open[number]
             for row, one in [found for found in chunk.awaited.items() if found[1].is_refused]:

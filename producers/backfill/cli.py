@@ -95,7 +95,7 @@ def check_rows_under_way(chunk_rows: int, max_open_chunks: int) -> None:
 
 
 def format_of(url: str, otherwise: Format) -> Format:
-    """What the end of a name says."""
+    """The format of a file name's suffix."""
     ending = PurePosixPath(url).suffix.lstrip(".").lower()
     return Format(ending) if ending in set(Format) else otherwise
 
@@ -203,7 +203,7 @@ def run_command(
     max_jobs: Annotated[int, typer.Option(min=1, max=64, help="With --all: most jobs at a time.")] = MAX_JOBS,
     as_json: AsJson = False,
 ) -> int:
-    """Run a job to its end, or every job that is queued. SIGINT and SIGTERM leave it as it is, to be gone on with."""
+    """Run a job to its end, or every queued job. SIGINT and SIGTERM leave it to be continued later."""
     settings = settings_with()
     if every == (job_id is not None):
         fail("give either JOB or --all")
@@ -218,7 +218,7 @@ def run_command(
 
 @app.command("status")
 def status_command(job_id: JobId, as_json: AsJson = False) -> None:
-    """Where a job stands."""
+    """Status and progress of a job."""
     with _store(settings_with()) as store:
         job = _found(store.find(job_id), job_id)
     _show(job, as_json=as_json)
@@ -253,7 +253,7 @@ def resume_command(job_id: JobId, max_cost: MaxCost = None, as_json: AsJson = Fa
 
 @app.command("cancel")
 def cancel_command(job_id: JobId, as_json: AsJson = False) -> None:
-    """End a job: what is under way is cancelled, and what is done is written."""
+    """Cancel a job: rows in flight are cancelled, and finished rows are written."""
     _steer(job_id, Wanted.CANCEL, as_json=as_json)
 
 

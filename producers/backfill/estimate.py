@@ -60,7 +60,7 @@ class Estimate:
         return cost_tokens(self.prompt_tokens, self.output_tokens) / self.looked_at if self.looked_at else 0.0
 
     def of_all(self, looked_at: int) -> int:
-        """What all rows have of something of which those that were looked at have so much."""
+        """Total over all rows, extrapolated from the sampled rows."""
         return round(looked_at * self.rows / self.looked_at) if self.looked_at else 0
 
     @property

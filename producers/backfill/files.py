@@ -28,7 +28,7 @@ class Blob(Protocol):
     """One file or object. All raise AwayError and JobFailedError; NoSuchInputError when it is not there."""
 
     def fingerprint(self) -> Fingerprint:
-        """What tells this content from another."""
+        """Fingerprint of the content."""
         ...
 
     def read(self, offset: int, length: int, expected: Fingerprint) -> bytes:
@@ -44,7 +44,7 @@ class Blob(Protocol):
         ...
 
     def delete(self) -> None:
-        """Remove it, if it is there."""
+        """Remove the file if it exists."""
         ...
 
 

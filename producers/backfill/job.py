@@ -10,7 +10,7 @@ DEFAULT_WINDOW_MS = 86_400_000
 
 
 class Format(StrEnum):
-    """How rows stand in a file."""
+    """Format of rows in a file."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -18,7 +18,7 @@ class Format(StrEnum):
 
 
 class Status(StrEnum):
-    """Where a job stands."""
+    """Status of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 
 class Wanted(StrEnum):
-    """What its owner wants of a job; its runner looks every second."""
+    """Command of the job's owner; its runner polls it every second."""
 
     RUN = "run"
     PAUSE = "pause"
@@ -58,7 +58,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What tells that a file is still the same: its size, and its time of change or its etag."""
+    """Identity of a file's content: its size, and its modification time or etag."""
 
     size_bytes: int
     version: str
@@ -66,7 +66,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What was asked for.
+    """Definition of a job.
 
     Attributes:
         input: a path, or ``s3://bucket/key``.
@@ -105,12 +105,12 @@ class JobSpec:
     openai_url: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What ``from_json`` takes."""
+        """JSON form, read by ``from_json``."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """What ``as_json`` made; what a later version added is left out."""
+        """Read the form of ``as_json``; fields of later versions are ignored."""
         known = {entry.name for entry in fields(cls)}
         given = {name: value for name, value in found.items() if name in known}
         for name in ("input_format", "output_format"):
@@ -121,7 +121,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Rows by what became of them, and what they cost."""
+    """Rows by result, and their cost."""
 
     ok: int = 0
     failed: int = 0
@@ -162,7 +162,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it is registered.
+    """A registered job.
 
     Attributes:
         job_id: 16 hexadecimal digits.
@@ -228,11 +228,11 @@ class Budget:
     estimated_row_cost: float = 0.0
 
     def row_cost(self, done: Tally) -> float:
-        """What the next row is expected to cost."""
+        """Expected cost of the next row."""
         return done.cost_tokens / done.rows if done.rows else self.estimated_row_cost
 
     def affordable_rows(self, done: Tally, open_rows: int) -> int | None:
-        """How many more rows may be sent while so many others are under way; None: any number."""
+        """Number of rows that may still be sent with so many in flight; None: any number."""
         if self.max_cost_tokens is None:
             return None
         left = self.max_cost_tokens - done.cost_tokens

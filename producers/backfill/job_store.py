@@ -193,7 +193,7 @@ class PostgresJobLog:
 
     @contextmanager
     def _fenced(self) -> Iterator[psycopg.Connection]:
-        """A transaction in which nobody else has the job. Raises AwayError and LeaseLostError."""
+        """A transaction that holds the job exclusively. Raises AwayError and LeaseLostError."""
         with self._database.transaction() as connection:
             if connection.execute(_FENCE, (self._job_id, self._token)).fetchone() is None:
                 raise LeaseLostError
@@ -310,7 +310,7 @@ class JobStore:
             connection.execute(INSERT, inserted(job, estimated_row_cost))
 
     def find(self, job_id: str) -> Job | None:
-        """The job of this id, if it is there to be seen."""
+        """The job with this id, if visible."""
         rows = self._rows(_BY_ID, (job_id,))
         return job_of(rows[0]) if rows else None
 
@@ -350,12 +350,12 @@ class JobStore:
         return job, float(rows[0]["estimated_row_cost"])
 
     def waiting(self, per_tenant: int, left_out: Collection[str] = ()) -> list[WaitingJob]:
-        """Jobs that are to run and that nobody runs: the oldest of each tenant, without those that are left out."""
+        """Waiting jobs without a runner: the oldest of each tenant, except excluded ones."""
         values = {"per_tenant": per_tenant, "left_out": list(left_out), "most": _MOST_WAITING}
         return [WaitingJob(**row) for row in self._rows(_WAITING, values)]
 
     def unfinished(self) -> dict[Status, tuple[int, int]]:
-        """How many jobs have not ended, and how many of their rows that are counted are not done, by status."""
+        """Number of unfinished jobs, and of their counted rows without a result, by status."""
         return {Status(row["status"]): (row["jobs"], row["rows"]) for row in self._rows(_UNFINISHED, ())}
 
     def _rows(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ TURN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """A job that nobody runs. ``created_at_ms``: since the epoch; the oldest of a tenant comes first."""
+    """A job without a runner. ``created_at_ms``: since the epoch; the oldest of a tenant comes first."""
 
     job_id: str
     tenant: str
@@ -37,7 +37,7 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What is to be done now: jobs to start, and jobs to end for now so that others can be started."""
+    """Decision: jobs to start, and jobs to interrupt so that others can start."""
 
     start: tuple[WaitingJob, ...] = ()
     give_way: tuple[str, ...] = ()
@@ -108,8 +108,8 @@ def _take_first(lines: dict[str, deque[WaitingJob]], held: Counter[str], last_tu
 
 
 def _leaver(stays: Sequence[RunningJob], held: Counter[str], has: int, turn_ended_s: float) -> RunningJob | None:
-    """Who makes room for a tenant that has so many slots: the latest job of whoever has two more, or one more and had
-    its time."""
+    """The job that makes room for a tenant with so many slots: the latest job of a tenant with two more, or with one
+    more and an expired time slice."""
     ahead = [job for job in stays if held[job.tenant] >= has + 2]
     if ahead:
         return max(ahead, key=lambda job: (held[job.tenant], job.started_at_s, job.job_id))

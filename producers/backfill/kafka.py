@@ -77,7 +77,7 @@ class RequestRecords:
         return records, refused
 
     def _encoded(self, request: InferenceRequest) -> bytes | str:
-        """The record, or why there is none."""
+        """The encoded record, or the reason for its refusal."""
         try:
             record = self.encode(request)
         except ValueError as error:
@@ -233,7 +233,7 @@ _QUEUED_KIB = 16_384
 
 
 def reply_partitions(settings: Settings, timeout_s: float = _READ_TIMEOUT_S) -> int:
-    """How many partitions the topic of the replies has. Raises AwayError."""
+    """Number of partitions of the reply topic. Raises AwayError."""
     errors = LastConnectionError()
     consumer = Consumer(quiet_config(read_committed_consumer(settings, jobs_group(settings.group_prefix)), errors))
     try:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class LeftError(Exception):
-    """The job is to be left as it is, for another runner to go on with."""
+    """Raised to leave the job to another runner."""
 
 
 class JobTimeouts:
@@ -65,7 +65,7 @@ class JobTimeouts:
             raise LeftError
 
     def _heed_in_vain(self) -> None:
-        """Whoever waits holds up neither the end of the process, nor other jobs, nor a pause."""
+        """Interrupt a wait at the end of the process, for other jobs' turns, and for a pause."""
         if self._control.lost:
             raise LeaseLostError
         if self._control.stopping or self._control.gives_way:

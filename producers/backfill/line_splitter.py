@@ -51,7 +51,7 @@ class LineSplitter:
         self._hold(block[begin:])
 
     def last(self) -> Piece | None:
-        """What stands after the last newline, if anything does. Nothing comes after it."""
+        """The text after the last newline, if any. Nothing follows it."""
         return self._ended(0) if self._held or self._skipped else None
 
     def _hold(self, part: bytes) -> None:

@@ -48,7 +48,7 @@ def is_openai_line(found: Mapping[str, Any]) -> bool:
 
 
 def read_line(found: Mapping[str, Any], tenant: str, request_id: str) -> OpenAILine:
-    """The request that a line stands for. Never raises because of the line."""
+    """The request of a line. Never raises because of the line."""
     url, body = found.get("url"), found.get("body")
     if url not in URLS:
         return OpenAILine(None, None, "url", f"must be one of {', '.join(URLS)}")

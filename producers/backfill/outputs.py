@@ -27,7 +27,7 @@ _ERRORS: Mapping[str, str] = {Outcome.EXPIRED: "batch_expired", Outcome.CANCELLE
 
 
 class FileParts:
-    """See :class:`producers.backfill.ports.Parts`. Parts stand in a folder beside the output.
+    """See :class:`producers.backfill.ports.Parts`. Parts are files in a folder beside the output.
 
     A part's name has the runner's token in it: one that lost its lease overwrites nothing that counts.
     """
@@ -79,7 +79,7 @@ class FileParts:
 
 
 def parts_folder(url: str, job_id: str) -> str:
-    """Where the parts of an output stand until they are joined."""
+    """Folder of an output's parts until they are joined."""
     return f"{url}.parts-{job_id}"
 
 
@@ -93,7 +93,7 @@ def check_places(spec: JobSpec) -> None:
 
 
 def rendered(answers: Sequence[RowAnswer], spec: JobSpec) -> bytes:
-    """Some answers as they stand in the output; CSV without its header."""
+    """Results rendered in the output's format; CSV without its header."""
     match spec.output_format:
         case Format.JSONL:
             return b"".join(_line(answer) for answer in answers)
@@ -212,7 +212,7 @@ def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Drained(io.RawIOBase):
-    """What is written to it is taken out again, so that a file may be longer than memory."""
+    """Buffer that is emptied as it is written, so that a file may be larger than memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ class LeaseLostError(Exception):
 
 
 class JobFailedError(Exception):
-    """The job cannot go on as it is. The message is one line for its owner and quotes no row."""
+    """The job cannot continue. The message is one line for its owner and quotes no row."""
 
 
 class NoSuchInputError(JobFailedError):
@@ -30,7 +30,7 @@ class InputChangedError(JobFailedError):
 
 
 class JobLog(Protocol):
-    """What is durable of one job. Every write is refused unless the runner still holds the lease.
+    """Durable state of one job. Every write is refused unless the runner still holds the lease.
 
     All raise AwayError (whether it was written is then unknown, and the same call may be made again) and
     LeaseLostError.
@@ -45,7 +45,7 @@ class JobLog(Protocol):
         ...
 
     def finish(self, chunk: ChunkPlan, part: str, tally: Tally) -> None:
-        """Its answers are in this part. A chunk that is done is left as it is."""
+        """Record that the chunk's results are in this part. A finished chunk stays unchanged."""
         ...
 
     def parts(self, *, ordered: bool) -> Iterator[str]:
@@ -53,7 +53,7 @@ class JobLog(Protocol):
         ...
 
     def move(self, status: Status, reason: str | None = None) -> None:
-        """The job stands there now."""
+        """Record the job's new status."""
         ...
 
 
@@ -79,11 +79,11 @@ class Publisher(Protocol):
     """
 
     def start(self) -> int:
-        """Fence whoever published for this job before. Returns the number of the first chunk that is not in the log."""
+        """Fence earlier publishers of this job. Returns the number of the first chunk that is not in the log."""
         ...
 
     def publish(self, chunk: int, records: Sequence[tuple[str, bytes]]) -> None:
-        """All of them or none, and once: a chunk that is in the log already is left as it is."""
+        """Publish all rows of a chunk atomically and once: a chunk already in the log is skipped."""
         ...
 
     def send_again(self, records: Sequence[tuple[str, bytes]]) -> None:
@@ -91,7 +91,7 @@ class Publisher(Protocol):
         ...
 
     def cancel(self, request_ids: Sequence[str]) -> None:
-        """Say that nobody wants the answers to these."""
+        """Cancel these requests."""
         ...
 
 
@@ -105,7 +105,7 @@ class Replies(Protocol):
 
     @property
     def losses(self) -> int:
-        """How often replies were removed from the topic before they were read."""
+        """Number of times that replies were removed from the topic before they were read."""
         ...
 
     def start(self, offset: int | None) -> None:
@@ -117,7 +117,7 @@ class Replies(Protocol):
         ...
 
     def end(self) -> int:
-        """``position`` is at least this once everything was read that is there now."""
+        """End offset: ``position`` is at least this once all current replies were read."""
         ...
 
 
@@ -138,7 +138,7 @@ class Parts(Protocol):
 
 
 class Control(Protocol):
-    """What the runner is told from outside. Never raises, never waits."""
+    """Commands to the runner. Never raises, never waits."""
 
     @property
     def wanted(self) -> Wanted: ...

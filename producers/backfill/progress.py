@@ -97,7 +97,7 @@ def cells(job: Job) -> tuple[str, ...]:
 
 
 def estimate_json(estimate: Estimate, max_cost_tokens: int | None) -> dict[str, Any]:
-    """What a job would cost."""
+    """Estimated cost of a job."""
     return {
         "rows": estimate.rows,
         "rows_looked_at": estimate.looked_at,
@@ -147,7 +147,7 @@ class JobWatch:
 
     @contextmanager
     def job(self) -> Iterator[OnProgress]:
-        """Yields what is told how far one job is, for the first time when its runner begins; until the context ends."""
+        """Yields a callback for one job's progress, first called when its runner begins; until the context ends."""
         with ExitStack() as shown:
             show: Show | None = None
 

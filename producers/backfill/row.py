@@ -63,12 +63,12 @@ class RowIds:
 
     @property
     def partition(self) -> int:
-        """Where the replies to all its rows stand."""
+        """Partition of the replies to all its rows."""
         return int(self.job_id, 16) % self.partitions
 
     @property
     def prefix(self) -> str:
-        """What all its ids begin with."""
+        """Common prefix of its ids."""
         return f"{self.job_id[:8]}-{self.job_id[8:12]}-{self.job_id[12:]}-"
 
     def id_of(self, row: int) -> str:
@@ -88,7 +88,7 @@ class RowIds:
         raise AssertionError("count() has no end")
 
     def row_of(self, request_id: str) -> int | None:
-        """The row that this id names, None if it is none of this job's."""
+        """The row of this id, None for an id of another job."""
         if len(request_id) != 36 or not request_id.startswith(self.prefix):
             return None
         try:

@@ -41,7 +41,7 @@ class _Retrieval(_Strict):
 
 
 class _Fields(_Strict):
-    """What a row may say: fields of a request, without those that are the job's to set."""
+    """Fields of a request that a row may set."""
 
     id: Annotated[str, StringConstraints(max_length=MOST_ID_CHARS)] | int | None = None
     model: str
@@ -156,7 +156,7 @@ def _request(found: Mapping[str, Any], tenant: str, *, strict: bool) -> Inferenc
 
 
 def _task_of(given: _Fields) -> str:
-    """What its input is for."""
+    """The task, derived from the input."""
     if given.texts is not None:
         return Task.EMBED.value
     if given.documents is not None or given.query is not None:
@@ -176,7 +176,7 @@ def _image(given: str | bytes | None) -> bytes | None:
 
 
 def _decoded(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns as fields: what is more than one text or number stands there as JSON."""
+    """Columns as fields; values that are neither text nor number are parsed as JSON."""
     fields = dict(found)
     for name in _FROM_JSON & fields.keys():
         value = fields[name]

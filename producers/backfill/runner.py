@@ -47,7 +47,7 @@ _FRAMES = 4
 
 
 def guarded(job: Job, job_log: JobLog, work: Callable[[], Status]) -> Status:
-    """What ``work`` on a job returns; FAILED, with a reason in its log, if it cannot go on.
+    """The result of ``work`` on a job; FAILED, with the reason in its log, if the job cannot continue.
 
     Raises AwayError and LeaseLostError, and KafkaException for settings that no job could be run with.
     """
@@ -77,7 +77,7 @@ _READ_S = 0.2
 
 
 class Runner:
-    """Runs one job to its end, or until it is told to stop. Used by one thread.
+    """Runs one job until it ends or is stopped. For one thread.
 
     Args:
         job: as it was when the lease was taken.
@@ -133,7 +133,7 @@ class Runner:
         self._read_again_to = 0  # up to there stand replies that the runner before it may have read
 
     def run(self) -> Status:
-        """Where the job stands when this returns; PAUSED also when it is left for another runner to go on with.
+        """The job's status afterwards; PAUSED also if another runner is to continue it.
 
         Raises LeaseLostError: another runner has it.
         """
@@ -178,7 +178,7 @@ class Runner:
         log.info("job_begun", job_id=self._job.job_id, tenant=self._job.tenant, open_chunks=len(plans))
 
     def _step(self) -> Status | None:
-        """One round. Returns where the job stands once it has ended, else None."""
+        """One iteration. Returns the status once the job has ended, else None."""
         self._patiently.heed()
         if self._control.wanted is Wanted.CANCEL and self._cancelled_at_ms is None:
             self._cancel()
@@ -227,8 +227,8 @@ class Runner:
         return Outcome.CANCELLED if self._control.wanted is Wanted.CANCEL else Outcome.EXPIRED
 
     def _rows_to_open(self) -> int:
-        """How many rows the next chunk may have; 0: none may be opened now. Rows that nobody will run any more are
-        still read and answered."""
+        """Number of rows for the next chunk; 0: none may be opened now. Rows that will not run are still read and get a
+        result."""
         spec = self._job.spec
         if (
             self._cancelled_at_ms is not None

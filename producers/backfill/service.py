@@ -41,14 +41,14 @@ _MOST_HELD_BACK = 1_000
 
 
 class Jobs(Protocol):
-    """What the service sees of the jobs in Postgres. All raise AwayError and JobFailedError."""
+    """Jobs in Postgres, as seen by the service. All methods raise AwayError and JobFailedError."""
 
     def waiting(self, per_tenant: int, left_out: Collection[str]) -> list[WaitingJob]:
-        """Jobs to be run that nobody runs: the oldest of each tenant, without those that are left out."""
+        """Waiting jobs without a runner: the oldest of each tenant, except excluded ones."""
         ...
 
     def unfinished(self) -> Mapping[Status, tuple[int, int]]:
-        """How many jobs have not ended, and how many of their rows are not done, by status."""
+        """Number of unfinished jobs, and of their rows without a result, by status."""
         ...
 
     def close(self) -> None: ...
@@ -116,8 +116,8 @@ class JobService:
         self._failure: KafkaException | None = None
 
     def run(self) -> None:
-        """Run jobs until told to stop, and return when each of them is left. Raises KafkaException for settings that
-        no job can be run with."""
+        """Run jobs until stopped; returns when all are left. Raises KafkaException for settings that no job can run
+        with."""
         try:
             while not self._stop.stopping and self._failure is None:
                 self.step()

@@ -57,7 +57,7 @@ class ConnectionTimeouts:
 
 
 class ReceiveStage(Enum):
-    """What the client is expected to send next."""
+    """Part of a call that the client is expected to send next."""
 
     HEAD = auto()
     BODY = auto()

@@ -11,7 +11,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """How long an answer counts, in milliseconds since the store was asked.
+    """Validity of an answer in milliseconds since the store was asked.
 
     Attributes:
         fresh_ms: without asking again.

@@ -15,7 +15,7 @@ _RETRY_AFTER_MS = 5_000
 
 
 class EventSlots(TenantSlots):
-    """A limit on all streams, of which one tenant may have half.
+    """Limit on all event streams; one tenant may hold half of it.
 
     Args:
         most: streams of all tenants.

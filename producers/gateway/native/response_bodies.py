@@ -90,7 +90,7 @@ class PassageAnswer(ResponseBody):
 
 
 class RetrievalAnswer(ResponseBody):
-    """How the passages were found; `reason` says why it differs from what was requested."""
+    """Retrieval as performed; `reason` says why it differs from the request."""
 
     collection: str
     mode: str
@@ -216,7 +216,7 @@ class DeltaAnswer(ResponseBody):
 
 
 class NativeErrorDetail(BaseModel):
-    """What went wrong."""
+    """Code, field and message of an error."""
 
     code: str = Field(description="One word for programs")
     message: str

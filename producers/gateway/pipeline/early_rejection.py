@@ -83,7 +83,8 @@ class LatestLoad:
         return self._tenants.get((tenant, pool))
 
     def ahead(self, tenant: str, pool: str, priority: str, now_ms: int) -> Load:
-        """What is certainly ahead of a request. A pool counts as never seen if it had no consumers while observed."""
+        """Work that is certainly ahead of a request. A pool without consumers during the whole observation counts as
+        never seen."""
         row = self._pools.get(pool)
         if row is None or not row.consumers:
             lived_at_ms = self._lived_at_ms.get(pool)

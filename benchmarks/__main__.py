@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -14,61 +15,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import (
-    backfill,
-    batching,
-    cache,
-    dispatch_rate,
-    exactly_once,
-    exactly_once_cost,
-    fairness,
-    gateway,
-    grounded,
-    hop_latency,
-    hostile,
-    isolation,
-    overload,
-    pipeline_efficiency,
-    profiles,
-    queue_cost,
-    recovery,
-    retrieval,
-    rolling_restart,
-    scale_out,
-    simulate,
-    streaming,
-    sync_call,
-    tenants,
-)
 from benchmarks.result import ReportError, Result, read_results, write
 from benchmarks.vllm_direct import VllmMissingError
 
-_MODULES = (
-    hop_latency,
-    dispatch_rate,
-    exactly_once_cost,
-    exactly_once,
-    recovery,
-    rolling_restart,
-    queue_cost,
-    fairness,
-    isolation,
-    hostile,
-    overload,
-    tenants,
-    simulate,
-    batching,
-    pipeline_efficiency,
-    scale_out,
-    streaming,
-    retrieval,
-    cache,
-    grounded,
-    gateway,
-    sync_call,
-    profiles,
-    backfill,
+# In the order of the document. Each is a module of this name, with "_" for "-".
+_NAMES = (
+    *("hop-latency", "dispatch-rate", "exactly-once-cost", "exactly-once", "recovery", "rolling-restart", "queue-cost"),
+    *("fairness", "isolation", "hostile", "overload", "tenants", "simulate", "batching", "pipeline-efficiency"),
+    *("scale-out", "streaming", "retrieval", "cache", "grounded", "gateway", "sync-call", "profiles", "backfill"),
 )
+_MODULES = tuple(import_module(f"benchmarks.{name.replace('-', '_')}") for name in _NAMES)
 BENCHMARKS: dict[str, Callable[[], Result]] = {module.NAME: module.run for module in _MODULES}
 HOW: dict[str, str] = {module.NAME: module.HOW for module in _MODULES}
 DOCUMENT = Path("docs/benchmarks.md")

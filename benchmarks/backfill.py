@@ -11,17 +11,17 @@ import os
 import subprocess
 import sys
 import uuid
-from pathlib import Path
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.dispatch_rate import ends_of
-from benchmarks.load import MODEL
+from benchmarks.observed import ends_of
+from benchmarks.processes import peak_bytes
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT
+from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT
 from deploy.local.services import Service
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import backfill_topic, replies_topic
@@ -122,10 +122,12 @@ def _job(running: Cluster, rows: int) -> dict[str, float]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    peak_kib, deadline = 0, monotonic() + _TIMEOUT_S
+    peak, deadline = 0, monotonic() + _TIMEOUT_S
     try:
         while process.poll() is None:
-            peak_kib = max(peak_kib, _peak_kib(process.pid))
+            # None any more if it ended just now.
+            with suppress(OSError):
+                peak = max(peak, peak_bytes(process.pid))
             if monotonic() > deadline:
                 raise TimeoutError(f"the job did not end within {_TIMEOUT_S:g} s")
             try:
@@ -139,7 +141,7 @@ def _job(running: Cluster, rows: int) -> dict[str, float]:
     if done["rows"]["ok"] != rows:
         raise RuntimeError(f"{done['rows']['ok']} of {rows} rows were answered: {done['status']}, {done['reason']}")
     took_s = (done["ended_at_ms"] - done["started_at_ms"]) / 1000
-    return {"rows_per_s": rows / took_s, "peak_mib": peak_kib / 1024}
+    return {"rows_per_s": rows / took_s, "peak_mib": peak / 1024**2}
 
 
 def _command(running: Cluster, *arguments: str) -> Any:
@@ -156,14 +158,6 @@ def _command(running: Cluster, *arguments: str) -> Any:
 
 def _environment(running: Cluster) -> dict[str, str]:
     return {**os.environ, **running.stack.endpoints.service_env, **running.env}
-
-
-def _peak_kib(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:

@@ -113,18 +113,6 @@ class Way(Protocol):
         """It was run."""
 
 
-class OneByOne:
-    """Every request alone, in order of arrival."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._left = list(reversed(requests))
-
-    def next_batch(self, elapsed_s: float) -> Batch:  # noqa: ARG002 - a Way; nothing is waited for
-        return Batch.of([self._left.pop()] if self._left else [])
-
-    def ran(self, batch: Batch, seconds: float, cost: RunCost) -> None: ...
-
-
 class ByArrival:
     """Whoever came next, as long as the batch is within its bounds: these count what items cost, not the padding."""
 
@@ -260,7 +248,7 @@ def run(requests: int = REQUESTS) -> Result:
     made = draw_requests(model, prompts, requests, seed=1)
     limits = BatchLimits(model.max_batch_size, model.max_batch_tokens, timeout_ms=0)
     ways: dict[str, Way] = {
-        ONE: OneByOne(made),
+        ONE: ByArrival(made, replace(limits, max_items=1)),
         BUCKETED: Bucketed(made, limits),
         ARRIVAL: ByArrival(made, limits),
         PADDED: PaddedByArrival(made, limits, prompts),

@@ -4,20 +4,19 @@ A backlog lies ready in four tenants' topics; each program starts on it alone an
 timestamps of its first and its last output, so that starting up does not count.
 """
 
-import uuid
 from collections.abc import Sequence
 from time import monotonic
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.cluster import cluster
-from benchmarks.load import MODEL
+from benchmarks.observed import REQUEST_TIMEOUT_MS, ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import open_window
 from deploy.local.services import Service
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import priority_topic, requests_topic
-from fairlane.records import InferenceRequest, Message, Parameters, RequestInput
+from fairlane.records import Message, Parameters, RequestInput
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 
@@ -26,8 +25,6 @@ HOW = MEDIAN_OF_REPETITIONS
 REQUESTS = 20_000
 _TENANTS = ("acme", "globex", "initech", "umbrella")
 _TOPICS = tuple(requests_topic(tenant) for tenant in _TENANTS)
-_PATIENCE_MS = 3_600_000
-_METADATA_TIMEOUT_S = 10.0
 _OUTPUTS = {"send": "baseline.send", "codec": "baseline.codec", "fairlane": priority_topic("generate", "normal")}
 _TIMEOUT_S = 180.0
 
@@ -79,35 +76,12 @@ def publish_backlog(settings: Settings, tenants: Sequence[str], requests: int) -
     codec = default_codec()
     content = RequestInput(messages=(Message("user", "What is the capital of France, and why? " * 5),))
     for number in range(requests):
-        request = InferenceRequest(
-            str(uuid.uuid4()),
-            MODEL,
-            "generate",
-            content,
-            Parameters(max_tokens=32),
-            timeout_ms=_PATIENCE_MS,
-        )
+        request = make_request(input=content, parameters=Parameters(max_tokens=32), timeout_ms=REQUEST_TIMEOUT_MS)
         topic = requests_topic(tenants[number % len(tenants)])
         producer.produce(topic, value=codec.encode(request), key=request.request_id)
         producer.poll(0)
     if producer.flush(60):
         raise TimeoutError("the backlog could not be published within 60 s")
-
-
-def ends_of(settings: Settings, topics: Sequence[str]) -> list[TopicPartition]:
-    """Where the topics end now."""
-    consumer = Consumer(read_committed_consumer(settings, "bench-ends"))
-    try:
-        metadata = consumer.list_topics(timeout=_METADATA_TIMEOUT_S).topics
-        places = [TopicPartition(topic, partition) for topic in topics for partition in metadata[topic].partitions]
-        return [
-            TopicPartition(
-                place.topic, place.partition, consumer.get_watermark_offsets(place, timeout=_METADATA_TIMEOUT_S)[1]
-            )
-            for place in places
-        ]
-    finally:
-        consumer.close()
 
 
 def output_rate(settings: Settings, start: Sequence[TopicPartition], count: int) -> float:

@@ -4,7 +4,6 @@ The engine is simulated: 100 ms a batch of 32, over 32 tenants' reply topics. Co
 """
 
 import threading
-import uuid
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
@@ -12,6 +11,7 @@ from time import monotonic
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.cluster import Cluster, cluster
+from benchmarks.observed import ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.models import load_models
@@ -19,7 +19,7 @@ from fairlane.names import priority_topic, replies_topic, requests_topic
 from fairlane.offsets import MAX_SPAN
 from fairlane.outcomes import Priority
 from fairlane.ownership import Ownership
-from fairlane.records import InferenceRequest, Parameters, RequestInput, SourceCoordinate, WorkItem
+from fairlane.records import Parameters, SourceCoordinate, WorkItem
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import Settlement, TransactionBatch, TransactionLoop
@@ -109,7 +109,7 @@ def _rate(running: Cluster, loop_type: type[TransactionLoop], group: str) -> flo
         }
     )
     app = _BenchApp(settings, loop_type)
-    ends = _ends(running)
+    ends = ends_of(running.settings, [replies_topic(tenant) for tenant in _TENANTS])
     thread = threading.Thread(target=app.run_here, name=group)
     thread.start()
     try:
@@ -117,16 +117,6 @@ def _rate(running: Cluster, loop_type: type[TransactionLoop], group: str) -> flo
     finally:
         app.stop()
         thread.join(_TIMEOUT_S)
-
-
-def _ends(running: Cluster) -> list[TopicPartition]:
-    consumer = Consumer(read_committed_consumer(running.settings, "bench-ends"))
-    ends = []
-    for tenant in _TENANTS:
-        high = consumer.get_watermark_offsets(TopicPartition(replies_topic(tenant), 0), timeout=10)[1]
-        ends.append(TopicPartition(replies_topic(tenant), 0, high))
-    consumer.close()
-    return ends
 
 
 def _read_rate(running: Cluster, start: list[TopicPartition]) -> float:
@@ -152,9 +142,7 @@ def _publish(running: Cluster) -> None:
     model = next(one for one in load_models(running.settings.models_file) if one.pool == _POOL)
     for number in range(BATCHES * BATCH_ITEMS):
         tenant = _TENANTS[number % len(_TENANTS)]
-        request = InferenceRequest(
-            str(uuid.uuid4()), model.model, "generate", RequestInput(prompt="hello"), Parameters(max_tokens=8)
-        )
+        request = make_request(model=model.model, parameters=Parameters(max_tokens=8))
         item = WorkItem(
             request=request,
             tenant=tenant,

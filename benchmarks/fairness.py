@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.cluster import cluster
+from benchmarks.faults.rig import owners, wait_owned
 from benchmarks.load import LoadGenerator, Offered, plan
 from benchmarks.observed import completions, waits
 from benchmarks.result import Figure, Result
@@ -22,15 +23,7 @@ from benchmarks.service_curve import (
     served_tokens,
     within,
 )
-from benchmarks.simulated_pool import (
-    UNBOUNDED,
-    UNBOUNDED_TENANT,
-    FairnessPolicy,
-    SimulatedPool,
-    dispatchers,
-    owners,
-    wait_owned,
-)
+from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, FairnessPolicy, SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 
 NAME = "fairness"

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from benchmarks.bare_route import PATH as BARE_PATH
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.http_load import Measured, Order, load
-from benchmarks.http_services import HttpService, cpu_s, gateway, http_service
+from benchmarks.http_services import HttpService, gateway, http_service
+from benchmarks.processes import cpu_s
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 
 NAME = "gateway"

@@ -3,19 +3,19 @@
 Both chains run all the time and are asked in turn, so that whatever else the machine does hits both alike.
 """
 
-import uuid
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer
 
 from benchmarks.cluster import Cluster, cluster
+from benchmarks.observed import ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
+from benchmarks.simulated_pool import INSTANT_SERVICES
 from deploy.local.services import Service
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import replies_topic, requests_topic
-from fairlane.records import InferenceRequest, Parameters, RequestInput
 from fairlane.schema_files import default_codec
 
 NAME = "hop-latency"
@@ -30,25 +30,21 @@ _BARE_TOPICS = ("bare.in", "bare.middle", "bare.out")
 class _Chain:
     """Sends one record in and waits until it comes out."""
 
-    def __init__(self, settings: Cluster, producer: Producer, source: str, target: str) -> None:
+    def __init__(self, running: Cluster, producer: Producer, source: str, target: str) -> None:
         self._producer = producer
         self._source = source
-        self._consumer = Consumer(read_committed_consumer(settings.settings, "bench-reader"))
-        high = self._consumer.get_watermark_offsets(TopicPartition(target, 0), timeout=10)[1]
-        self._consumer.assign([TopicPartition(target, 0, high)])
+        self._consumer = Consumer(read_committed_consumer(running.settings, "bench-reader"))
+        self._consumer.assign(ends_of(running.settings, (target,)))
 
     def ask_ms(self) -> float:
-        request_id = str(uuid.uuid4())
-        request = InferenceRequest(
-            request_id, "smollm2-135m-instruct", "generate", RequestInput(prompt="hello"), Parameters(max_tokens=1)
-        )
+        request = make_request()
         value = default_codec().encode(request)
         started = perf_counter()
-        self._producer.produce(self._source, value=value, key=request_id)
+        self._producer.produce(self._source, value=value, key=request.request_id)
         while perf_counter() - started < _TIMEOUT_S:
             self._producer.poll(0)
             message = self._consumer.poll(0.05)
-            if message is not None and message.error() is None and message.key() == request_id.encode():
+            if message is not None and message.error() is None and message.key() == request.request_id.encode():
                 return (perf_counter() - started) * 1000
         raise TimeoutError(f"{self._source}: no answer within {_TIMEOUT_S:g} s")
 
@@ -62,15 +58,7 @@ def run() -> Result:
         Service(f"bare-{number}", ("-m", "benchmarks.bare_chain", source, target, f"bare-{number}"))
         for number, (source, target) in enumerate(pairwise(_BARE_TOPICS), 1)
     ]
-    ours = [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
-        Service(
-            "consumer-generate-1",
-            ("-m", "inference_consumers", "--pool", "generate", "--engine", "simulated"),
-            {"SIMULATED_PREFILL_TOKENS_PER_S": "inf", "SIMULATED_DECODE_TOKENS_PER_S": "inf"},
-        ),
-    ]
-    with cluster([*ours, *bare], topics=_BARE_TOPICS) as running:
+    with cluster([*INSTANT_SERVICES, *bare], topics=_BARE_TOPICS) as running:
         # No batching of the client's own: both chains are asked one record at a time.
         producer = Producer(idempotent_producer(running.settings) | {"linger.ms": 0})
         fairlane = _Chain(running, producer, requests_topic("acme"), replies_topic("acme"))

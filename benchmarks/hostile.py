@@ -9,25 +9,23 @@ dispatcher reads: the second figure is the p99 beside the attack divided by the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import median
 from time import monotonic, sleep
-from typing import Any
-from uuid import uuid4
 
 from confluent_kafka import Producer
 
 from benchmarks.attacks import raw_produce
 from benchmarks.attacks.batches import Written, batch, gzip_of_zeros
-from benchmarks.attacks.neighbour import Neighbour, peak_bytes, quantile, reset_peak
+from benchmarks.attacks.neighbour import Neighbour, quantile
 from benchmarks.cluster import Cluster, cluster, create_topics
+from benchmarks.observed import make_request
+from benchmarks.processes import peak_bytes, reset_peak
 from benchmarks.result import Figure, Result
-from deploy.local.services import Service
+from benchmarks.simulated_pool import INSTANT_SERVICES
 from fairlane.codec import Codec
 from fairlane.kafka_config import connection
 from fairlane.names import requests_topic
-from fairlane.outcomes import Task
-from fairlane.records import InferenceRequest, Message, Parameters, RequestInput
+from fairlane.records import Message, RequestInput
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
@@ -43,23 +41,11 @@ AIM_MIB = 600
 _HONEST, _HOSTILE = "honest", "hostile"
 _UNREAD_TOPIC = "unread"
 _PER_S = 50.0
-_MODEL = "smollm2-135m-instruct"
 _WARM_UP_S = 20.0
 _SETTLE_S = 1.0
 _ANSWER_TIMEOUT_S = 60.0
 _MIB = 1024 * 1024
 _FLOOD_PER_S = 2_000
-
-
-_NO_ENGINE_TIME = {"SIMULATED_PREFILL_TOKENS_PER_S": "inf", "SIMULATED_DECODE_TOKENS_PER_S": "inf"}
-_SERVICES = (
-    Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
-    Service(
-        "consumer-generate-1",
-        ("-m", "inference_consumers", "--pool", "generate", "--engine", "simulated"),
-        _NO_ENGINE_TIME,
-    ),
-)
 
 
 class Sender:
@@ -93,9 +79,9 @@ Attack = Callable[[Sender], None]
 
 def attacks(codec: Codec) -> dict[str, tuple[float, Attack]]:
     """What is sent, and how often a second, by name."""
-    invalid = codec.encode(request(timeout_ms=0))
+    invalid = codec.encode(make_request(timeout_ms=0))
     messages = tuple(Message("", "") for _ in range(1_000_000))
-    million = batch([codec.encode(request(input=RequestInput(messages=messages)))])
+    million = batch([codec.encode(make_request(input=RequestInput(messages=messages)))])
     bomb, dense = (batch([b""], codec=1, compressed=gzip_of_zeros(size)) for size in (300 * _MIB, 15 * _MIB))
     empties = batch([b""] * 2_000, codec=4)
     many_headers = batch([Written(invalid, None, [(b"", None)] * 500_000)])
@@ -119,14 +105,10 @@ def attacks(codec: Codec) -> dict[str, tuple[float, Attack]]:
     }
 
 
-def request(**fields: Any) -> InferenceRequest:
-    """A small request with a new id."""
-    made = InferenceRequest(str(uuid4()), _MODEL, Task.GENERATE, RequestInput(prompt="hello"), Parameters(max_tokens=1))
-    return replace(made, **fields)
-
-
 def _honest(sender: Sender, codec: Codec, compression: str) -> None:
-    sender.records([codec.encode(request(input=RequestInput(prompt="hello " * 100))) for _ in range(20)], compression)
+    sender.records(
+        [codec.encode(make_request(input=RequestInput(prompt="hello " * 100))) for _ in range(20)], compression
+    )
 
 
 def run(rounds: int = ROUNDS, seconds: float = SECONDS, only: str = "") -> Result:
@@ -134,10 +116,10 @@ def run(rounds: int = ROUNDS, seconds: float = SECONDS, only: str = "") -> Resul
     codec = default_codec()
     runs: list[dict[str, float]] = []
     names: list[str] = []
-    with cluster(_SERVICES, tenants=(_HONEST, _HOSTILE)) as servers:
+    with cluster(INSTANT_SERVICES, tenants=(_HONEST, _HOSTILE)) as servers:
         pid = servers.stack.supervisor.process("dispatcher-1").pid or 0
         create_topics(servers.settings, (_UNREAD_TOPIC,))
-        neighbour = Neighbour(servers.settings, codec, _HONEST, request, _PER_S)
+        neighbour = Neighbour(servers.settings, codec, _HONEST, make_request, _PER_S)
         with neighbour.sending():
             _spend(_WARM_UP_S)
             for name, (per_s, attack) in attacks(codec).items():

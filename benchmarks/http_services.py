@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.cluster import Cluster
 from benchmarks.waiting import wait_while
@@ -82,14 +81,3 @@ def api_key(running: Cluster, tenant: str) -> str:
     if done.returncode:
         raise RuntimeError(f"no key was made: {done.stderr[-500:]}")
     return str(json.loads(done.stdout)["api_key"])
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of processor time that a process and all of its threads have used. Raises ProcessLookupError."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise ProcessLookupError(pid) from None
-    # The command name is in brackets and may contain anything.
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -17,6 +17,7 @@ from typing import Any, Self
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
 
 from benchmarks.observed import Observed
+from benchmarks.simulated_pool import MODEL
 from benchmarks.trace import RequestSize, TraceSampler
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
@@ -27,7 +28,6 @@ from fairlane.records import InferenceReply, InferenceRequest, Parameters, Reque
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
-MODEL = "smollm2-135m-instruct"
 _WORD = "load"
 """Four bytes are a token to the simulated engine, and to the dispatcher that estimates."""
 _TICK_S = 0.004

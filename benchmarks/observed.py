@@ -1,18 +1,19 @@
-"""What became of each request, as its tenant saw it, and what follows from that. Pure."""
+"""Requests, their replies and their outcomes as tenants see them, and figures from these."""
 
-import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Self
+from typing import Any, Self
+from uuid import uuid4
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.service_curve import Completion, Interval, percentile
+from benchmarks.simulated_pool import MODEL
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import replies_topic, requests_topic
-from fairlane.outcomes import Outcome
-from fairlane.records import InferenceReply, InferenceRequest
+from fairlane.outcomes import Outcome, Task
+from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
@@ -21,6 +22,25 @@ REQUEST_TIMEOUT_MS = 3_600_000
 is."""
 
 _TIMEOUT_S = 10.0
+
+
+def make_request(**fields: Any) -> InferenceRequest:
+    """A request to generate one token, with a new id and other values for these fields."""
+    made = InferenceRequest(str(uuid4()), MODEL, Task.GENERATE, RequestInput(prompt="hello"), Parameters(max_tokens=1))
+    return replace(made, **fields)
+
+
+def ends_of(settings: KafkaSettings, topics: Sequence[str]) -> list[TopicPartition]:
+    """The end of every partition of these topics."""
+    consumer = Consumer(read_committed_consumer(settings, "bench-ends"))
+    try:
+        known = consumer.list_topics(timeout=_TIMEOUT_S).topics
+        places = [TopicPartition(topic, partition) for topic in topics for partition in known[topic].partitions]
+        for place in places:
+            place.offset = consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)[1]
+        return places
+    finally:
+        consumer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +59,13 @@ class Backlog:
     """
 
     def __init__(self, settings: KafkaSettings, tenant: str) -> None:
-        self._tenant = tenant
+        self._settings, self._tenant = settings, tenant
         self._codec = default_codec()
         self._producer = Producer(idempotent_producer(settings))
-        self._consumer = Consumer(read_committed_consumer(settings, f"bench-{uuid.uuid4()}"))
+        self._consumer = Consumer(read_committed_consumer(settings, f"bench-{uuid4()}"))
 
     def __enter__(self) -> Self:
-        topic = replies_topic(self._tenant)
-        end = self._consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)[1]
-        self._consumer.assign([TopicPartition(topic, 0, end)])
+        self._consumer.assign(ends_of(self._settings, (replies_topic(self._tenant),)))
         return self
 
     def __exit__(self, *_error: object) -> None:

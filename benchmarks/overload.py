@@ -7,12 +7,12 @@ its declared speed. What cannot be served must be told so at once, and what is h
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.cluster import cluster
 from benchmarks.load import LoadGenerator, Offered, plan
 from benchmarks.observed import Observed, completions, goodput_tokens, refusal_times_ms, submitted_within
+from benchmarks.processes import resident_bytes
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, jain_index, percentile, served_tokens, within
 from benchmarks.simulated_pool import SimulatedPool, dispatchers
@@ -29,6 +29,7 @@ _TIMEOUT_MS = 10_000
 _ANSWER_TIMEOUT_S = 60.0
 _SAMPLE_S = 0.5
 _SEED = 11
+_MIB = 1024 * 1024
 
 
 def run(seconds: float = SECONDS) -> Result:
@@ -104,15 +105,15 @@ def sampled_rss_mib(pid: int) -> Iterator[list[float]]:
     Raises:
         RuntimeError: at the end, when the process did not live until then.
     """
-    samples = [rss_mib(pid)]
+    samples = [resident_bytes(pid) / _MIB]
     stopping, died = threading.Event(), threading.Event()
 
     def sample() -> None:
         try:
             while not stopping.wait(_SAMPLE_S):
-                samples.append(rss_mib(pid))
-            samples.append(rss_mib(pid))
-        except ProcessLookupError:
+                samples.append(resident_bytes(pid) / _MIB)
+            samples.append(resident_bytes(pid) / _MIB)
+        except OSError:
             died.set()
 
     thread = threading.Thread(target=sample, name="rss", daemon=True)
@@ -124,16 +125,3 @@ def sampled_rss_mib(pid: int) -> Iterator[list[float]]:
         thread.join()
     if died.is_set():
         raise RuntimeError(f"process {pid} died while its memory was measured, after {len(samples)} samples")
-
-
-def rss_mib(pid: int) -> float:
-    """Resident memory of a process. Raises ProcessLookupError for one that has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ProcessLookupError(pid) from None
-    # One that ended and was not waited for has a status, and no memory.
-    sizes = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")]
-    if not sizes:
-        raise ProcessLookupError(pid)
-    return sizes[0] / 1024

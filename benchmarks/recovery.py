@@ -7,17 +7,17 @@ flow again when one published after the kill has been answered for every tenant.
 import random
 import signal
 import threading
-import uuid
 from time import monotonic, sleep
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.cluster import Cluster, cluster
+from benchmarks.observed import make_request
 from benchmarks.result import Figure, Result
 from deploy.local.services import Service
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import replies_topic, requests_topic
-from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput
+from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
 
 NAME = "recovery"
@@ -53,13 +53,7 @@ class _Traffic:
         codec = default_codec()
         while not self._stopping.wait(_INTERVAL_S):
             for tenant in _TENANTS:
-                request = InferenceRequest(
-                    str(uuid.uuid4()),
-                    "smollm2-135m-instruct",
-                    "generate",
-                    RequestInput(prompt="hello"),
-                    Parameters(max_tokens=1),
-                )
+                request = make_request()
                 self.published_at[request.request_id] = monotonic()
                 self._producer.produce(requests_topic(tenant), value=codec.encode(request), key=request.request_id)
             self._producer.poll(0)

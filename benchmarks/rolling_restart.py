@@ -21,7 +21,7 @@ from benchmarks.load import LoadGenerator, Offered, plan
 from benchmarks.observed import Observed, latency_percentile_ms, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, least_within
-from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT
+from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, fixed_batch_engine
 from benchmarks.trace import TraceRow, TraceSampler
 from benchmarks.waiting import wait_until
 from deploy.local.services import Service
@@ -46,14 +46,7 @@ _LONGEST_RESTART_S = 60.0
 _TIMEOUT_MS = 120_000
 _ANSWER_TIMEOUT_S = 60.0
 _SEED = 31
-_NO_TIME_TOKENS_PER_S = "1e12"
-_ENGINE = {
-    "ENGINE": "simulated",
-    "SIMULATED_BATCH_MS": str(BATCH_MS),
-    "SIMULATED_PREFILL_TOKENS_PER_S": _NO_TIME_TOKENS_PER_S,
-    "SIMULATED_DECODE_TOKENS_PER_S": _NO_TIME_TOKENS_PER_S,
-    "MAX_BATCH_SIZE": str(BATCH_ITEMS),
-}
+_ENGINE = fixed_batch_engine(BATCH_MS, BATCH_ITEMS)
 _EQUAL = (TraceRow(0.0, 50, 20), TraceRow(1.0, 50, 20))
 """All requests cost the same."""
 

@@ -4,14 +4,12 @@ The engines are simulated: 400 ms a batch of 32, so that what is measured is whe
 not how many models fit on this machine's cores.
 """
 
-import uuid
-
 from benchmarks.cluster import cluster
-from benchmarks.observed import REQUEST_TIMEOUT_MS, Answer, Backlog
+from benchmarks.observed import REQUEST_TIMEOUT_MS, Answer, Backlog, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT
+from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, fixed_batch_engine
 from deploy.local.services import Service
-from fairlane.records import InferenceRequest, Parameters, RequestInput
+from fairlane.records import InferenceRequest, Parameters
 
 NAME = "scale-out"
 HOW = MEDIAN_OF_REPETITIONS
@@ -22,14 +20,7 @@ BATCH_MS = 400.0
 BATCHES_EACH = 25
 _TENANT = "acme"
 _TIMEOUT_S = 120.0
-_NO_TIME_TOKENS_PER_S = "1e12"
-_ENGINE = {
-    "ENGINE": "simulated",
-    "SIMULATED_BATCH_MS": str(BATCH_MS),
-    "SIMULATED_PREFILL_TOKENS_PER_S": _NO_TIME_TOKENS_PER_S,
-    "SIMULATED_DECODE_TOKENS_PER_S": _NO_TIME_TOKENS_PER_S,
-    "MAX_BATCH_SIZE": str(BATCH_ITEMS),
-}
+_ENGINE = fixed_batch_engine(BATCH_MS, BATCH_ITEMS)
 
 
 def run() -> Result:
@@ -71,14 +62,4 @@ def _rate(answers: list[Answer]) -> float:
 
 
 def _requests(count: int) -> list[InferenceRequest]:
-    return [
-        InferenceRequest(
-            str(uuid.uuid4()),
-            "smollm2-135m-instruct",
-            "generate",
-            RequestInput(prompt="hello"),
-            Parameters(max_tokens=4),
-            timeout_ms=REQUEST_TIMEOUT_MS,
-        )
-        for _ in range(count)
-    ]
+    return [make_request(parameters=Parameters(max_tokens=4), timeout_ms=REQUEST_TIMEOUT_MS) for _ in range(count)]

@@ -6,32 +6,27 @@ in. It is slow on purpose. At 40,000 cost tokens a second and the trace's sizes 
 and ten times that is still little for the broker, one dispatcher and a load generator on two cores; at the speed of a
 real GPU fleet this machine would be what is measured. A batch of 4 then takes 105 ms on each of two engines: longer
 than the way from its settlement to the next work (some 30 ms), so that the batch that lies ready covers that way.
-
-A dispatcher sends on what the consumers have room for. With none there, its rate would be that of an empty window; with
-simulated ones, theirs. So a thread reports the capacity of a consumer that is larger than anything a benchmark sends.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic, sleep
 from typing import Literal
 
-from confluent_kafka import ConsumerGroupState, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
-from benchmarks.load import MODEL
 from deploy.local.services import Service
 from fairlane.clock import now_ms
-from fairlane.kafka_config import connection, idempotent_producer
-from fairlane.names import CONTROL_CAPACITY, dispatcher_group, requests_topic
+from fairlane.kafka_config import idempotent_producer
+from fairlane.names import CONTROL_CAPACITY
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
-from fairlane.settings import KafkaSettings, Settings
+from fairlane.settings import KafkaSettings
 
 POOL = "generate"
+MODEL = "smollm2-135m-instruct"
 FairnessPolicy = Literal["drr", "vtc", "fifo"]
 _HELD_REQUESTS = 200_000
 _HELD_BYTES = 1 << 30
@@ -83,59 +78,30 @@ UNBOUNDED = {"MAX_QUEUE_SIZE": str(_HELD_REQUESTS), "MAX_QUEUE_BYTES": str(_HELD
 UNBOUNDED_TENANT = {"queue": {"max_requests": _HELD_REQUESTS, "max_bytes": _HELD_BYTES}}
 """A tenant's."""
 
+NO_ENGINE_TIME = {"SIMULATED_PREFILL_TOKENS_PER_S": "inf", "SIMULATED_DECODE_TOKENS_PER_S": "inf"}
+INSTANT_SERVICES = (
+    Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
+    Service(
+        f"consumer-{POOL}-1", ("-m", "inference_consumers", "--pool", POOL, "--engine", "simulated"), NO_ENGINE_TIME
+    ),
+)
+"""A dispatcher and a consumer whose engine takes no time."""
 
-_TIMEOUT_S = 60.0
-_CALL_TIMEOUT_S = 10.0
-_LOOK_EVERY_S = 0.1
 
-Owners = Mapping[str, frozenset[str]]
-"""By the id of each member of the dispatchers' group, its tenants."""
-
-
-def owners(settings: Settings, tenants: Sequence[str]) -> Owners:
-    """By the broker's word; nothing while the group rebalances or the broker does not answer."""
-    admin = AdminClient(connection(settings))
-    group = dispatcher_group(settings.group_prefix)
-    try:
-        described = admin.describe_consumer_groups([group], request_timeout=_CALL_TIMEOUT_S)[group]
-        found = described.result(_CALL_TIMEOUT_S)
-    except KafkaException:
-        return {}
-    if found.state != ConsumerGroupState.STABLE:
-        return {}
-    tenant_of = {requests_topic(tenant): tenant for tenant in tenants}
+def fixed_batch_engine(batch_ms: float, batch_items: int) -> dict[str, str]:
+    """Settings of a consumer whose batches all take the same time, whatever is in them."""
+    no_time_tokens_per_s = "1e12"
     return {
-        member.member_id: frozenset(
-            tenant_of[one.topic]
-            for one in (member.assignment.topic_partitions if member.assignment else ())
-            if one.topic in tenant_of
-        )
-        for member in found.members
+        "ENGINE": "simulated",
+        "SIMULATED_BATCH_MS": str(batch_ms),
+        "SIMULATED_PREFILL_TOKENS_PER_S": no_time_tokens_per_s,
+        "SIMULATED_DECODE_TOKENS_PER_S": no_time_tokens_per_s,
+        "MAX_BATCH_SIZE": str(batch_items),
     }
 
 
-def wait_owned(settings: Settings, tenants: Sequence[str], dispatchers: int, timeout_s: float = _TIMEOUT_S) -> Owners:
-    """Wait until so many dispatchers share all of these tenants and each has some. Returns who has whom.
-
-    Raises:
-        TimeoutError: they do not within ``timeout_s``.
-    """
-    deadline = monotonic() + timeout_s
-    while not are_shared(found := owners(settings, tenants), tenants, dispatchers):
-        if monotonic() > deadline:
-            raise TimeoutError(f"not {dispatchers} dispatchers share {len(tenants)} tenants, but: {found}")
-        sleep(_LOOK_EVERY_S)
-    return found
-
-
-def are_shared(found: Owners, tenants: Sequence[str], dispatchers: int) -> bool:
-    """Whether so many dispatchers share all of these tenants, and each has some."""
-    counts = [len(own) for own in found.values()]
-    return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
-
-
-_INTERVAL_S = 0.25
-_INSTANCE = "open-window"
+_REPORT_EVERY_S = 0.25
+_OPEN_WINDOW = "open-window"
 _TOKENS_PER_S = 1e9
 _BATCH_ITEMS = 1_000_000
 _BATCH_TOKENS = 1_000_000_000
@@ -143,15 +109,19 @@ _BATCH_TOKENS = 1_000_000_000
 
 @contextmanager
 def open_window(settings: KafkaSettings, pool: str = POOL) -> Iterator[None]:
-    """Reports while its context is open; the first report is acknowledged before it opens."""
+    """Report the capacity of a consumer with more room than a benchmark sends, for benchmarks of the dispatcher alone.
+
+    Without it the dispatcher's rate would be that of an empty window; with simulated consumers, theirs. The first
+    report is acknowledged before the context opens. Raises TimeoutError.
+    """
     producer = Producer(idempotent_producer(settings))
     stopping = threading.Event()
 
     def report() -> None:
-        producer.produce(CONTROL_CAPACITY, default_codec().encode(_report(pool)), _INSTANCE)
+        producer.produce(CONTROL_CAPACITY, default_codec().encode(_report(pool)), _OPEN_WINDOW)
 
     def keep_reporting() -> None:
-        while not stopping.wait(_INTERVAL_S):
+        while not stopping.wait(_REPORT_EVERY_S):
             report()
             producer.poll(0)
 
@@ -170,7 +140,7 @@ def open_window(settings: KafkaSettings, pool: str = POOL) -> Iterator[None]:
 
 def _report(pool: str) -> CapacityReport:
     return CapacityReport(
-        instance_id=_INSTANCE,
+        instance_id=_OPEN_WINDOW,
         pool=pool,
         models=(MODEL,),
         health=Health.HEALTHY,

@@ -15,7 +15,7 @@ from benchmarks.cluster import cluster
 from benchmarks.http_services import HttpService, gateway
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.service_curve import percentile
-from deploy.local.services import Service
+from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
 from fairlane import Client
 
 NAME = "sync-call"
@@ -24,22 +24,16 @@ AIM_MS = 15.0
 CALLS = 200
 WARM_UP = 30
 _TENANT = "acme"
-_MODEL = "smollm2-135m-instruct"
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
 _MAX_TOKENS = 16
 _PATH = "/v1/chat/completions"
 _TIMEOUT_S = 60.0
-ENV = {"SIMULATED_PREFILL_TOKENS_PER_S": "inf", "SIMULATED_DECODE_TOKENS_PER_S": "inf"}
-SERVICES = (
-    Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
-    Service("consumer-generate-1", ("-m", "inference_consumers", "--pool", "generate", "--engine", "simulated"), ENV),
-)
 
 
 def run() -> Result:
     """Three repetitions; in each the difference of the medians over calls that alternate."""
     with (
-        cluster(SERVICES, parts=("kafka", "redis", "postgres"), tenants=(_TENANT,)) as running,
+        cluster(INSTANT_SERVICES, parts=("kafka", "redis", "postgres"), tenants=(_TENANT,)) as running,
         gateway(running, _TENANT) as service,
         Client(tenant=_TENANT, bootstrap_servers=running.settings.kafka_bootstrap_servers) as client,
         _Chat(service) as chat,
@@ -79,7 +73,7 @@ class _Chat:
     def __init__(self, service: HttpService) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=_TIMEOUT_S)
         self._headers = dict(service.headers)
-        body = {"model": _MODEL, "messages": [_QUESTION], "max_tokens": _MAX_TOKENS, "fairlane": {"cache": "none"}}
+        body = {"model": MODEL, "messages": [_QUESTION], "max_tokens": _MAX_TOKENS, "fairlane": {"cache": "none"}}
         self._body = json.dumps(body).encode()
 
     def __enter__(self) -> "_Chat":
@@ -102,5 +96,5 @@ class _Chat:
 
 def _sdk_ms(client: Client) -> float:
     started_s = perf_counter()
-    client.submit(model=_MODEL, messages=[_QUESTION], max_tokens=_MAX_TOKENS, cache="none").result(_TIMEOUT_S)
+    client.submit(model=MODEL, messages=[_QUESTION], max_tokens=_MAX_TOKENS, cache="none").result(_TIMEOUT_S)
     return (perf_counter() - started_s) * 1_000

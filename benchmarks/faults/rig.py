@@ -5,7 +5,7 @@ takes over and the blow proves little. Of an engine its consumer must say that i
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +25,18 @@ from deploy.local.process import ProcessView, State
 from deploy.local.procfs import ProcessId
 from deploy.local.run_record import RunRecord
 from deploy.local.stack import LocalStack
+from fairlane import names
 from fairlane.kafka_config import connection
 from fairlane.names import backfill_topic, priority_topic, recorder_group, replies_topic, requests_topic
 from fairlane.outcomes import Priority, Task
+from fairlane.settings import Settings
 
 _TIMEOUT_S = 10.0
 
 Place = tuple[str, int]
 """Topic and partition."""
+Owners = Mapping[str, frozenset[str]]
+"""Tenants by the member id of their dispatcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,34 @@ def is_without(admin: AdminClient, group: str, name: str) -> bool:
         and described.state in settled
         and all(member.client_id != name for member in described.members)
     )
+
+
+def owners(settings: Settings, tenants: Sequence[str]) -> Owners:
+    """The dispatchers of these tenants. Empty while the group rebalances or the broker does not answer."""
+    tenant_of = {requests_topic(tenant): tenant for tenant in tenants}
+    return {
+        member.member_id: frozenset(tenant_of[topic] for topic, _ in member.partitions if topic in tenant_of)
+        for member in members(AdminClient(connection(settings)), names.dispatcher_group(settings.group_prefix))
+    }
+
+
+def wait_owned(settings: Settings, tenants: Sequence[str], dispatchers: int, timeout_s: float = 60.0) -> Owners:
+    """Wait until ``are_shared``, and return the owners. Raises TimeoutError."""
+    found: Owners = {}
+
+    def problem() -> str | None:
+        nonlocal found
+        found = owners(settings, tenants)
+        return None if are_shared(found, tenants, dispatchers) else str(found)
+
+    wait_while(problem, timeout_s, f"sharing {len(tenants)} tenants among {dispatchers} dispatchers")
+    return found
+
+
+def are_shared(found: Owners, tenants: Sequence[str], dispatchers: int) -> bool:
+    """Whether this number of dispatchers shares all of these tenants, and each has some."""
+    counts = [len(own) for own in found.values()]
+    return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
 
 
 def _described(admin: AdminClient, group: str) -> Any:
@@ -129,10 +161,10 @@ class Rig:
         """
         found: dict[str, Member] = {}
         groups = {**self._groups, **(self._recorders if self.cast.recorder in victims else {})}
-        for group, names in groups.items():
+        for group, expected in groups.items():
             here = members(self._admin, group)
             present = sorted(member.name for member in here)
-            if present != sorted(names):
+            if present != sorted(expected):
                 return f"the stable members of {group} are {present}"
             if idle := [member.name for member in here if not member.partitions or member.member_id in self._dead]:
                 return f"{idle} of {group} own nothing, or are dead"
@@ -194,7 +226,7 @@ class Rig:
 
     def _wake_after_the_session(self, name: str, timeout_s: float) -> None:
         groups = {**self._groups, **self._recorders}
-        group = next(group for group, names in groups.items() if name in names)
+        group = next(group for group, expected in groups.items() if name in expected)
         try:
             wait_until(lambda: is_without(self._admin, group, name), timeout_s, f"the end of {name}'s session")
         finally:

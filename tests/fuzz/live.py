@@ -22,7 +22,7 @@ import httpx
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from benchmarks.attacks import raw_produce
-from benchmarks.attacks.neighbour import peak_bytes
+from benchmarks.processes import peak_bytes
 from fairlane.kafka_config import connection
 from fairlane.names import requests_topic
 from fairlane.outcomes import Outcome as ReplyOutcome

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from benchmarks.attacks.neighbour import peak_bytes
+from benchmarks.processes import peak_bytes
 from fairlane import headers, names
 from fairlane.codec import DecodeProblem
 from fairlane.outcomes import Code, Outcome

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from benchmarks.attacks.neighbour import resident_bytes
+from benchmarks.processes import resident_bytes
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report, said
 from tests.stack import PostgresServer

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from benchmarks.attacks.neighbour import resident_bytes
+from benchmarks.processes import resident_bytes
 from fairlane_server.api_keys.api_key import new_key
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.http_kit import PeakMemory, bound_ms, honest, report

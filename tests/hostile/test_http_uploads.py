@@ -9,7 +9,7 @@ from itertools import cycle
 import httpx
 import pytest
 
-from benchmarks.attacks.neighbour import resident_bytes
+from benchmarks.processes import resident_bytes
 from producers.gateway.openai.batch_deps import MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report

@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from benchmarks.attacks.neighbour import resident_bytes
+from benchmarks.processes import resident_bytes
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.http_kit import PeakMemory, bound_ms, connected, honest, report
 from tests.stack import PostgresServer

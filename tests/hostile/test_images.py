@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks.attacks.neighbour import peak_bytes
+from benchmarks.processes import peak_bytes
 from deploy.local.services import Service
 from deploy.models.prepare import prepare, recipes
 from fairlane.outcomes import Code, Outcome, Task

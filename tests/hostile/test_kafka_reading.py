@@ -9,7 +9,8 @@ from confluent_kafka import Producer
 
 from benchmarks.attacks import raw_produce
 from benchmarks.attacks.batches import CODECS, Written, batch, deflated, gzip_of_zeros, record_bytes, varint
-from benchmarks.attacks.neighbour import Neighbour, peak_bytes, quantile, reset_peak
+from benchmarks.attacks.neighbour import Neighbour, quantile
+from benchmarks.processes import peak_bytes, reset_peak
 from fairlane import headers, names
 from fairlane.clock import now_ms
 from fairlane.codec import DecodeProblem

@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from benchmarks.attacks.neighbour import peak_bytes
+from benchmarks.processes import peak_bytes
 from fairlane import names
 from fairlane.codec import DecodeProblem
 from fairlane.outcomes import Outcome

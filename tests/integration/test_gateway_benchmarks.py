@@ -9,6 +9,8 @@ from benchmarks import gateway, http_load, http_services, profiles, sync_call
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.http_load import Order
 from benchmarks.http_services import HttpService
+from benchmarks.processes import cpu_s
+from benchmarks.simulated_pool import INSTANT_SERVICES
 from producers.replay.profiles import PROFILES
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
@@ -18,7 +20,7 @@ pytestmark = [pytest.mark.full, pytest.mark.broker]
 def running() -> Iterator[Cluster]:
     """What both want, since its start takes most of a short run."""
     with cluster(
-        sync_call.SERVICES,
+        INSTANT_SERVICES,
         parts=("kafka", "redis", "postgres"),
         tenants=(gateway.TENANT,),
         topics=(gateway.BARE_TOPIC,),
@@ -87,7 +89,7 @@ def test_a_load_that_is_not_accepted_is_no_figure(served: HttpService) -> None:
     assert set(measured.statuses) == {"400"}
     assert measured.others > 0
     assert measured.per_s == 0
-    assert http_services.cpu_s(served.pid) > 0
+    assert cpu_s(served.pid) > 0
 
     with pytest.raises(RuntimeError, match="not every call was accepted"):
         gateway.loaded(gateway.Side("gateway", "/nowhere", served), 0.2, rate_per_s=50)

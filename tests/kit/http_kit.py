@@ -16,7 +16,7 @@ from typing import Final
 
 import httpx
 
-from benchmarks.attacks.neighbour import resident_bytes
+from benchmarks.processes import resident_bytes
 from tests.kit.gateway_kit import CALL_TIMEOUT_S, Served
 from tests.waiting import PATIENCE_S, eventually
 

@@ -16,7 +16,6 @@ from benchmarks.batching import (
     Batch,
     Bucketed,
     ByArrival,
-    OneByOne,
     PaddedByArrival,
     Request,
     Tally,
@@ -114,7 +113,7 @@ class Metered(Bucketed):
 def test_all_ways_answer_every_request_once(requests: list[Request], limits: BatchLimits, pads: bool) -> None:
     engine = CountingEngine(pads=pads)
     ways: dict[str, Way] = {
-        ONE: OneByOne(requests),
+        ONE: ByArrival(requests, replace(limits, max_items=1)),
         BUCKETED: Metered(requests, limits),
         ARRIVAL: ByArrival(requests, limits),
         PADDED: PaddedByArrival(requests, limits, FourLettersAToken()),
@@ -143,9 +142,9 @@ def test_by_arrival_means_in_order_and_within_the_bounds(requests: list[Request]
     assert all(cost > limits.max_tokens for cost in following), "each is as large as it can be"
 
 
-def test_a_way_that_gives_nothing_out_is_a_failure(requests: list[Request]) -> None:
+def test_a_way_that_gives_nothing_out_is_a_failure(requests: list[Request], limits: BatchLimits) -> None:
     with pytest.raises(RuntimeError, match="only 3 of 4"):
-        take_turns(CountingEngine(), {"one": OneByOne(requests[:3])}, 4)
+        take_turns(CountingEngine(), {"one": ByArrival(requests[:3], limits)}, 4)
 
 
 def test_the_figures_are_ratios_of_the_same_run() -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import fairness, isolation
+from benchmarks.faults.rig import are_shared
 from benchmarks.load import MAX_LAG_MS, LoadGenerator, Offered, plan, text_of
 from benchmarks.observed import (
     Observed,
@@ -21,9 +22,10 @@ from benchmarks.observed import (
     submitted_within,
     waits,
 )
-from benchmarks.overload import growth, rss_mib, sampled_rss_mib
+from benchmarks.overload import growth, sampled_rss_mib
+from benchmarks.processes import resident_bytes
 from benchmarks.service_curve import Completion
-from benchmarks.simulated_pool import SimulatedPool, are_shared, dispatchers
+from benchmarks.simulated_pool import SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.names import backfill_topic, requests_topic
 from fairlane.outcomes import Outcome
@@ -129,7 +131,7 @@ def test_growth_leaves_out_the_filling_up() -> None:
 
 
 def test_memory_of_a_process_can_be_read() -> None:
-    assert 10 < rss_mib(os.getpid()) < 10_000
+    assert 10 < resident_bytes(os.getpid()) / 1024**2 < 10_000
 
 
 def test_the_death_of_the_process_is_an_error_of_the_measurement() -> None:

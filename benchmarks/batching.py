@@ -68,7 +68,7 @@ _SPARE_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, and what the dispatcher makes of it; ``prompt_tokens`` is its true length."""
+    """A request as the dispatcher hands it on; ``prompt_tokens`` is its true length."""
 
     work: ReceivedWork
     prompt_tokens: int
@@ -114,7 +114,7 @@ class Way(Protocol):
 
 
 class ByArrival:
-    """Whoever came next, as long as the batch is within its bounds: these count what items cost, not the padding."""
+    """Requests in order of arrival, up to the bounds of a batch. The bounds count the cost of items without padding."""
 
     def __init__(self, requests: Sequence[Request], limits: BatchLimits) -> None:
         self._left = list(reversed(requests))
@@ -154,7 +154,7 @@ class PaddedByArrival(ByArrival):
 
 
 class Bucketed:
-    """By the micro-batcher, which learns from the runs what a consumer's would."""
+    """Batches of the micro-batcher, which learns from the runs as in a consumer."""
 
     def __init__(self, requests: Sequence[Request], limits: BatchLimits) -> None:
         self._batcher = MicroBatcher(limits)
@@ -194,7 +194,7 @@ class _FirstTexts(Outcomes):
 
 @dataclass(slots=True)
 class Tally:
-    """What one way took, and what it gave."""
+    """Time and tokens of one way."""
 
     seconds: float = 0.0
     prefill_s: float = 0.0

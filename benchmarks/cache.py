@@ -76,7 +76,7 @@ class Asked:
 
 
 def run() -> Result:
-    """Three streams of questions and what they cost, then the intruders, on one Postgres and one Redis."""
+    """Measure three streams of questions, then the intruders, on one Postgres and one Redis."""
     settings = Settings()
     embedder = StaticEmbedder(settings.models_dir / settings.retrieval_embedder_path)
     with (

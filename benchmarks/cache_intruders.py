@@ -45,7 +45,7 @@ _INTRUDERS = ("globex", "acme-", "acme2", "acm", "acme-acme", "a", "acme-0", "in
 
 @dataclass(frozen=True, slots=True)
 class Intruders:
-    """What became of it: ``hits`` is what other tenants found, ``own_hits`` what the owner does."""
+    """Counts of look-ups: ``hits`` by other tenants, ``own_hits`` by the owner."""
 
     look_ups: int
     planted: int

@@ -20,7 +20,7 @@ from fairlane_server.processes.restarts import RestartPolicy
 
 _CREATE_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
-# A benchmark that kills a process every few seconds must not look like a crash loop.
+# Deliberate kills every few seconds must not count as a crash loop.
 _KILLED_ON_PURPOSE = RestartPolicy(window_s=3.0)
 
 

@@ -71,7 +71,7 @@ def _measure() -> dict[str, float]:
 
 
 def publish_backlog(settings: Settings, tenants: Sequence[str], requests: int) -> None:
-    """So many requests, in turn from each tenant, that nobody will find too late."""
+    """Publish requests of each tenant in turn, with a deadline that none exceeds."""
     producer = Producer(idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000, "linger.ms": 20})
     codec = default_codec()
     content = RequestInput(messages=(Message("user", "What is the capital of France, and why? " * 5),))

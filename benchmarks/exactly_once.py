@@ -55,7 +55,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What was done and what came of it."""
+    """The faults of a run and its findings."""
 
     blows: list[Blow]
     findings: Findings

@@ -37,7 +37,7 @@ WEIGHTED: Mapping[str, float] = {"one": 1.0, "two": 2.0, "four": 4.0}
 _FLOOD = 10.0
 """What the first of the equal tenants sends, in shares."""
 _ABOVE_SHARE = 1.5
-"""What everybody else sends. Half a share more than they get: what they are ahead with never runs out."""
+"""Load of each other tenant, in shares: half a share above its service, so that its backlog never runs out."""
 _AHEAD_S = 4.0
 """What each has waiting at the start, in seconds of its share: silences in the trace are shorter."""
 _WARM_UP_S = 5.0

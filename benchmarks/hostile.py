@@ -1,4 +1,4 @@
-"""hostile: an honest tenant beside one that sends what nobody should, and the dispatcher's memory meanwhile.
+"""hostile: latency of an honest tenant beside hostile records of another, and the dispatcher's peak memory.
 
 The honest tenant sends 50 small requests a second. For every kind of attack, seconds of calm and seconds of attack take
 turns, so that a change of the machine's load affects both; the figure is the p99 beside the attack divided by

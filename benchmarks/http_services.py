@@ -68,7 +68,7 @@ def gateway(running: Cluster, tenant: str) -> Iterator[HttpService]:
 
 
 def api_key(running: Cluster, tenant: str) -> str:
-    """A new key of the tenant. Raises RuntimeError, with what the command said."""
+    """Create a key of the tenant. Raises RuntimeError with the command's standard error."""
     command = ("-m", "fairlane_server.cli", "keys", "create", "--tenant", tenant, "--name", "benchmark", "--json")
     done = subprocess.run(
         [sys.executable, *command],

@@ -112,7 +112,7 @@ def text_of(tokens: int) -> str:
 
 
 class LoadGenerator:
-    """Publishes plans and watches what becomes of their requests, on two threads of its own.
+    """Publishes plans and follows their replies, on two threads of its own.
 
     with LoadGenerator(settings, tenants) as load:
         load.start(plan(...))

@@ -18,8 +18,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
 REQUEST_TIMEOUT_MS = 3_600_000
-"""So long that nothing of a backlog is refused: of an engine that has not run a full batch yet nobody knows how fast it
-is."""
+"""Long enough that no request of a backlog is refused while the speed of an engine is still unknown."""
 
 _TIMEOUT_S = 10.0
 
@@ -52,7 +51,7 @@ class Answer:
 
 
 class Backlog:
-    """Publishes requests all at once and collects what they are answered.
+    """Publishes requests all at once and collects their replies.
 
     with Backlog(settings, "acme") as backlog:
         answers = backlog.run(requests, timeout_s=60)

@@ -93,7 +93,7 @@ def _figures(
 
 
 def growth(samples: Sequence[float]) -> float:
-    """The mean of the last quarter of the samples divided by that of the second: what comes before is filling up."""
+    """Mean of the last quarter of the samples divided by that of the second; queues still fill during the first."""
     quarter = max(1, len(samples) // 4)
     return fmean(samples[-quarter:]) / fmean(samples[quarter : 2 * quarter] or samples[-quarter:])
 

@@ -1,4 +1,4 @@
-"""profiles: users in four shapes of load before one gateway, and what becomes of their calls.
+"""profiles: outcomes of calls to one gateway under four shapes of load.
 
 ``python -m producers.replay profile all`` against a pool of one simulated engine of a declared speed: what is shed,
 degraded or late is decided by that speed and not by the machine, as long as gateway, dispatcher and users have the
@@ -56,7 +56,7 @@ def run() -> Result:
 
 
 def _profiles(running: Cluster, service: HttpService) -> dict[str, Any]:
-    """The reports by profile; their table goes to stderr. Raises RuntimeError, with what the command said."""
+    """Reports by profile; prints their table to stderr. Raises RuntimeError with the command's standard error."""
     table = running.folder / "profiles.md"
     command = ("-m", "producers.replay", "profile", "all", "--url", service.url, "--json", *OPTIONS)
     done = subprocess.run(

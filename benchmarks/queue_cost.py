@@ -1,4 +1,4 @@
-"""queue-cost: what one waiting request costs the fair queue in time and memory, beside a bare heap of the same.
+"""queue-cost: time and memory of the fair queue per waiting request, beside a bare heap of the same requests.
 
 100,000 requests wait over 1,000 tenants all the time: one leaves, the next arrives. The heap holds the same requests by
 deadline and knows nothing of tenants, classes, sums and removals. Time is of the processor: others do not count.

@@ -1,4 +1,4 @@
-"""recovery: seconds until replies flow again after a SIGKILL, the supervisor restarting what died.
+"""recovery: seconds until replies flow again after a SIGKILL and the supervisor's restart.
 
 One dispatcher and one consumer, so that nobody stands in. Requests of three tenants are published all the time; replies
 flow again when one published after the kill has been answered for every tenant.

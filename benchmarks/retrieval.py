@@ -76,7 +76,7 @@ class Query:
 
 
 def sizes(tenants: int, passages: int) -> list[int]:
-    """How many passages each tenant has: the n-th one an n-th of what the first has."""
+    """Passages of each tenant, by Zipf's law: the n-th has an n-th of the first's."""
     whole = sum(1 / rank for rank in range(1, tenants + 1))
     found = [max(1, round(passages / rank / whole)) for rank in range(1, tenants + 1)]
     return [passages - sum(found[1:]), *found[1:]]

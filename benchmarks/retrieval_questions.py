@@ -1,4 +1,4 @@
-"""Questions on the standard library, asked of its own documentation: what the static embedder gives up for its speed.
+"""Recall and speed of the static embedder on questions about the standard library, beside the model it was made from.
 
 The documentation is cut into passages as ingestion does it, and embedded twice: by the static embedder that ships, and
 by all-MiniLM-L6-v2, which that one was made from, in the engine that serves it. Nearest passages are found exactly, by

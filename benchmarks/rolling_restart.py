@@ -1,4 +1,4 @@
-"""rolling-restart: what tenants see of it when a pool's consumers are restarted one after another.
+"""rolling-restart: latency and throughput of tenants while a pool's consumers restart one after another.
 
 Three consumers whose simulated engines take a fixed time for a batch, and a steady load of equal requests at 60 % of
 what the three can do: with one away it is 90 % of what the others can. Each consumer is asked to end (SIGTERM), must

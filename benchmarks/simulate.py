@@ -272,7 +272,7 @@ class Simulation:
 
 
 def claim_of(tenant: str, number: int) -> Claim:
-    """Where the request with this number would stand."""
+    """The place in the log of the request with this number."""
     return Claim(PartitionId(requests_topic(tenant), 0), number, 1)
 
 
@@ -400,7 +400,7 @@ def _common_waits(first: Sequence[tuple[int, bool]], second: Sequence[tuple[int,
 
 
 def _sizes(seconds: float, scale_up: int) -> Iterator[tuple[float, RequestSize]]:
-    """When, and how much: each row of the trace stands for ``scale_up`` requests in the gap before the next."""
+    """Arrival times in seconds, and sizes: a row of the trace becomes ``scale_up`` requests up to the next row."""
     rows = [row for row in load_trace() if row.arrived_at_s < seconds]
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         gap_s = (seconds if following is None else following.arrived_at_s) - row.arrived_at_s

@@ -1,4 +1,4 @@
-"""sync-call: what a blocking chat completion over HTTP takes beyond the client SDK's own call for the same work.
+"""sync-call: latency that a blocking chat completion over HTTP adds to the client SDK's call for the same work.
 
 The same question is asked one at a time, in turn: as an OpenAI chat completion of the gateway over one connection that
 stays open, and through the SDK. Both go through the same dispatcher and the same consumer with a simulated engine that

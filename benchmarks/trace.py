@@ -1,4 +1,4 @@
-"""Load that nobody here made up: sizes and arrival gaps of real requests to a production LLM service.
+"""Sizes and arrival gaps of real requests to a production LLM service.
 
 The rows are those of ``data/azure_llm_code_2023.csv`` (attribution in ``data/README.md``). Sizes are drawn with
 replacement from all rows and multiplied by one factor, so that a request of the trace's longest context fits the

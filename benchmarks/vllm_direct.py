@@ -1,4 +1,4 @@
-"""vLLM's own asynchronous engine with nothing around it, in a process of its environment: what others are held against.
+"""Baseline of pipeline-efficiency: vLLM's asynchronous engine alone, in a process of its environment.
 
 ``python -m benchmarks.vllm_direct MODEL_JSON MODELS_DIR``, started by :class:`DirectVllm`, loads a model as our engine
 does and answers lines of requests with lines of :class:`Took`. All requests of a line are given to vLLM at once, and
@@ -46,7 +46,7 @@ class Took(msgspec.Struct, frozen=True):
 
 
 def check_python(python: Path) -> None:
-    """Raises VllmMissingError, which says what to do, when this is no Python."""
+    """Raises VllmMissingError, with the remedy, when this file does not exist."""
     if not python.exists():
         raise VllmMissingError(f"{python} is missing: run `make vllm`, or set SKIP_VLLM=1 to leave vLLM out")
 

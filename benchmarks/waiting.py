@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, instead of sleeping and hoping."""
+"""Wait for a condition, up to a deadline."""
 
 from collections.abc import Callable
 from time import monotonic, sleep

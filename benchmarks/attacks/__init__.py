@@ -1,1 +1,1 @@
-"""Hostile records, and an honest tenant beside who sends them; shared by the benchmark and the tests."""
+"""Hostile records and an honest neighbour, shared by the benchmark and the tests."""

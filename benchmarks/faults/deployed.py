@@ -33,7 +33,7 @@ class Deployed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One that nobody else describes."""
+    """A pipeline described by its values."""
 
     settings: KafkaSettings
     tenants: tuple[str, ...]
@@ -64,7 +64,7 @@ def work_group(deployed: Deployed) -> str:
 
 
 def source_topics(deployed: Deployed) -> list[str]:
-    """What its dispatchers read: requests, offline requests, and what consumers hand back."""
+    """Topics that its dispatchers read: requests, offline requests, and work handed back by consumers."""
     return [
         *(names.requests_topic(tenant) for tenant in deployed.tenants),
         *(names.backfill_topic(tenant) for tenant in deployed.tenants),

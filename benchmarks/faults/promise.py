@@ -64,7 +64,7 @@ def examine(deployed: Deployed, expected: Mapping[str, str], *, postgres_dsn: st
 
 
 def _examine_replies(deployed: Deployed, expected: Mapping[str, str], findings: Findings) -> set[str]:
-    """Returns the requests that were answered with what was answered before."""
+    """Returns the ids of requests that got an earlier answer again."""
     final: dict[str, list[InferenceReply]] = {}
     for record in _records(deployed, [names.replies_topic(tenant) for tenant in deployed.tenants]):
         reply = deployed.codec.decode_as(InferenceReply, record.value())

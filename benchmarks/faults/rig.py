@@ -1,4 +1,4 @@
-"""Strikes the services that a supervisor runs: what dies comes back, as in a deployment.
+"""Sends faults to the services of a supervisor, which restarts them as in a deployment.
 
 Before a blow the broker must say that all that share work own partitions, and the victim with them; otherwise nobody
 takes over and the blow proves little. Of an engine its consumer must say that it works.
@@ -51,7 +51,7 @@ class Member:
 def members(admin: AdminClient, group: str) -> list[Member]:
     """The members of a stable group. Empty while it is rebalancing or the broker does not know it or does not answer.
 
-    A member that was killed or stopped stands here, with its partitions, until its session times out.
+    A member that was killed or stopped is included, with its partitions, until its session times out.
     """
     described = _described(admin, group)
     if described is None or described.state != ConsumerGroupState.STABLE:
@@ -70,7 +70,7 @@ def members(admin: AdminClient, group: str) -> list[Member]:
 
 
 def is_without(admin: AdminClient, group: str, name: str) -> bool:
-    """Whether the broker counts this member no more and the group has settled without it. False while nobody knows."""
+    """Whether the group is settled without this member. False if the broker does not answer."""
     described = _described(admin, group)
     settled = (ConsumerGroupState.STABLE, ConsumerGroupState.EMPTY)
     return (

@@ -27,7 +27,7 @@ _REFUSED_SHARE = 0.05
 _EMBED_SHARE = 0.3
 """Two models share each partition, so that work is done out of order: the done sets matter then."""
 _CACHED_SHARE = 0.15
-"""Few kinds of them, so that many are answered with what was answered before."""
+"""Few distinct ones, so that many get an earlier answer again."""
 _UNKNOWN_MODEL = "no-such-model"
 
 

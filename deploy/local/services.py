@@ -9,7 +9,7 @@ import yaml
 
 from deploy.local import probes
 from deploy.local.endpoints import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE, Endpoints
-from deploy.local.kafka_cluster import part_of
+from deploy.local.kafka import part_of
 from deploy.local.layout import PROJECT_ROOT, StackError
 from deploy.local.process import ProcessSpec
 

@@ -19,7 +19,7 @@ from deploy.local.endpoints import (
     REDIS_VARIABLE,
     Endpoints,
 )
-from deploy.local.kafka_cluster import compose_kafka
+from deploy.local.kafka import compose_kafka
 from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir, StackError
 from deploy.local.logs import LineSink
 from deploy.local.ports import PortClaims

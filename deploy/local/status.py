@@ -7,7 +7,7 @@ from functools import partial
 
 from deploy.local import kafka, postgres, probes, redis
 from deploy.local.endpoints import Endpoints, mask
-from deploy.local.kafka_cluster import part_of
+from deploy.local.kafka import part_of
 from deploy.local.layout import DataDir
 from deploy.local.process import State
 from deploy.local.run_record import ProcessRecord, RunRecord

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from deploy.local.kafka_cluster import node_names
+from deploy.local.kafka import node_names
 from deploy.local.stack import LocalStack
 
 BROKERS = dict(enumerate(node_names(3), 1))

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.kafka import BROKER_SETTINGS, HEAP, REPLICATED_SETTINGS, Kafka
-from deploy.local.kafka_cluster import KafkaCluster, compose_kafka, node_names, part_of
+from deploy.local.kafka import (
+    BROKER_SETTINGS,
+    HEAP,
+    REPLICATED_SETTINGS,
+    Kafka,
+    KafkaCluster,
+    compose_kafka,
+    node_names,
+    part_of,
+)
 from deploy.local.layout import StackError
 from deploy.local.ports import PortClaims
 from deploy.local.process import ProcessSpec

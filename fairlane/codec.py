@@ -24,7 +24,7 @@ MAGIC_BYTE = 0
 _FRAME = struct.Struct(">bI")
 _UNSCANNED_BYTES = MOST_INPUT_ITEMS
 """Records up to this size are decoded without a scan, which would cost more than it could save: a list item takes at
-least one byte (``judge`` ensures that), so they hold no more items than a request may have."""
+least one byte (``check_schema`` ensures that), so they hold no more items than a request may have."""
 
 _FIELD_IN_MESSAGE = re.compile(r"on field (\w+)$")
 

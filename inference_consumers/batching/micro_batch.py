@@ -1,7 +1,7 @@
 """Micro-batcher: which items run together, and when. Pure: items and ``now`` in, a batch out.
 
 A batch holds one model version. It closes at its item bound, its token bound or its time bound, whichever comes first;
-an engine that was idle takes what is there at once, and so does one that nobody joins in time (``arrival_pace.py``).
+an engine that was idle takes what is there at once, and so does one that nobody joins in time (``model_queue.py``).
 How many items are worth it is found out (``size.py``), and lowered when memory does not hold them
 (``limits.py``).
 
@@ -11,7 +11,7 @@ led by nobody younger of its priority, however lonely its length. **Who joins** 
 own priority first, the nearest lengths first, while padding stays small (``length_buckets.py``), or where a run of
 their own would cost more than the padding does.
 
-**Deadlines.** From the time that runs took (``run_times.py``), a start is known that is just early enough.
+**Deadlines.** From the time that runs took (``model_queue.py``), a start is known that is just early enough.
 
 - An item whose latest start has come is not held for company.
 - One that could not finish behind the batch that is due goes first, if that one can wait for it; once between two turns

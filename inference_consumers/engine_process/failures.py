@@ -56,7 +56,7 @@ def is_end_of_engine(error: BaseException) -> bool:
 
 
 def name_of_end(error: BaseException) -> str:
-    """The type of what the engine ended by, for ``engine_ends.end_by_error``."""
+    """The type of what the engine ended by, for ``end_by_error``."""
     cause = error.__cause__ if isinstance(error, EngineGoneError) else None
     return type(cause or error).__name__
 

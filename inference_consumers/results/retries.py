@@ -4,9 +4,9 @@ The failure of one item is the failure of one item: an engine that fails on a ba
 item that fails alone; one that dies is given the batch once more, then its items one by one, so that the item that
 kills engines is found. What may pass is tried up to three times, as long as its deadline allows.
 
-An item is poison by proof alone: it ran by itself, and the engine failed on it, or ended in a way that nobody but the
-item can have brought about (``engine_ends``). What it went through beside others, or by somebody else's hand, makes it
-run again and is never held against it; after ``MAX_ENDS`` of all kinds it is given up, as what was tried too often.
+An item is poison only by proof: it ran alone, and the engine failed on it, or ended in a way that only the item can
+have caused (``engine_process/failures.py``). Failures beside other items, or caused from outside, make it run again and
+do not count against it; after ``MAX_ENDS`` ends of all kinds it is given up as tried too often.
 """
 
 from collections.abc import Callable, Sequence, Set

@@ -1,14 +1,14 @@
 """The dispatcher's pipeline: every record passes these stages in order, and leaves as settlements to be committed.
 
-1. ``intake``: decoded and validated, or refused;
-2. ``deduplication``: a request id that was accepted before leaves the batch;
-3. ``response_cache``: a request that may be answered from the cache leaves the batch for its look-up;
-4. ``admission``: queued in the ``scheduler``, degraded if need be, or rejected;
-5. ``scheduler``: waits for its turn in the fair queue, while ``enrichment`` looks up its context;
-6. ``dispatch``: its work item is written to the pool's priority topic.
+- ``intake``: decoded and validated, or refused;
+- ``deduplication``: a request id that was accepted before leaves the batch;
+- ``response_cache``: a request that may be answered from the cache leaves the batch for its look-up;
+- ``admission``: queued in the ``scheduler``, degraded if need be, or rejected;
+- ``scheduler``: waits for its turn in the fair queue, while ``enrichment`` looks up its context;
+- ``dispatch``: output; its work item is written to the pool's priority topic.
 
-Requests that left the batch return later: through the inbox of admission (stages 2 and 3), or through ``ready`` of
-enrichment. ``cancellation`` finds a request in whichever stage it waits.
+Requests that left the batch return later: duplicates and cache misses through the inbox of admission, others through
+``ready`` of enrichment. ``cancellation`` finds a request in whichever stage it waits.
 """
 
 import asyncio

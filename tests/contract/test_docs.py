@@ -35,6 +35,7 @@ OTHER_VARIABLES = frozenset(
 )
 ROOMS = (
     "fairlane",
+    "fairlane_server",
     "stream_processors",
     "inference_consumers",
     "producers",
@@ -83,6 +84,19 @@ def test_every_path_that_is_named_exists(document: Path) -> None:
     for span in code_spans(document):
         if span.startswith(tuple(f"{room}/" for room in ROOMS)) and re.fullmatch(r"[\w./-]+", span):
             assert span in MADE_WHEN_NEEDED or (PROJECT_ROOT / span).exists(), f"{document.name}: {span}"
+
+
+def test_every_module_that_prose_names_exists() -> None:
+    """By its file name, in documents and in docstrings and comments of the packages."""
+    sources = [source for room in ROOMS for source in (PROJECT_ROOT / room).rglob("*.py")]
+    known = {source.name for source in sources}
+    gone = [
+        f"{file.relative_to(PROJECT_ROOT)}: {name}"
+        for file in (*DOCUMENTS, *sources)
+        for name in re.findall(r"`[a-z_/]*?(\w+\.py)`", file.read_text(encoding="utf-8"))
+        if name not in known
+    ]
+    assert gone == []
 
 
 def test_every_row_of_the_threat_model_names_a_test_and_every_hostile_test_is_named() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from deploy.local.layout import PROJECT_ROOT
 from tests.run_report import PROCESSES_VARIABLE, read_processes, read_results, report
-from tests.stack import CHOICE_VARIABLE
+from tests.kit.stack import CHOICE_VARIABLE
 from tests.tiers import Tier
 
 PYTEST = (sys.executable, "-m", "pytest")

@@ -20,7 +20,7 @@ from deploy.local.kafka import BROKER_SETTINGS, HEAP, find_java
 from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
 from deploy.local.redis import SETTINGS
 from fairlane.settings import IDEMPOTENCY_TTL_S, Settings
-from tests import stack
+from tests.kit import stack
 from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, our_services, services
 
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.

@@ -24,7 +24,7 @@ from fairlane.records import InferenceRequest, RequestInput, SourceCoordinate, W
 from fairlane.schema_files import default_codec
 from tests.kit.doc_blocks import DocumentedCommand, commands, fenced
 from tests.kit.local_stack import running, user_environment
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

@@ -6,7 +6,7 @@ from time import monotonic
 import pytest
 
 from benchmarks.faults import fault_seed
-from tests.stack import choose_stack
+from tests.kit.stack import choose_stack
 
 
 @pytest.fixture(scope="package")

@@ -19,8 +19,8 @@ from producers.backfill.row import RowIds
 from tests.kit.backfill_bench import BackfillBench, backfill_bench, read_lines
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

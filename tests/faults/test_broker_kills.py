@@ -14,7 +14,7 @@ from deploy.local.stack import LocalStack
 from fairlane_server.processes.restarts import RestartPolicy
 from tests.kit.pipeline import Pipeline
 from tests.kit.rig import Rig
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 KILLS = 3
 _REQUESTS = 600

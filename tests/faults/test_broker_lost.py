@@ -25,8 +25,8 @@ from tests.kit.deployment import write_tenants
 from tests.kit.duties import BROKERS, Duties, all_in_sync, badly_kept, duties
 from tests.kit.pipeline import Pipeline
 from tests.kit.rig import CONSUMERS, DISPATCHERS, Rig
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

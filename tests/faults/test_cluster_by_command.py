@@ -16,7 +16,7 @@ from fairlane.settings import KafkaSettings
 from tests.kit.duties import BROKERS, badly_kept
 from tests.kit.log_reader import LogReader
 from tests.kit.up_command import running
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.long]
 

@@ -19,7 +19,7 @@ from fairlane.records import InferenceReply
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from tests.kit.load_kit import ENV, NO_ENGINE_TIME, POOL, Load, check_promise
 from tests.kit.pipeline import Pipeline
-from tests.waiting import eventually, until_ms
+from tests.kit.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
 

@@ -25,7 +25,7 @@ from tests.kit.fair_again import (
 )
 from tests.kit.load_kit import ENV, NO_ENGINE_TIME, POOL, SESSION_TIMEOUT_MS, Load, check_promise
 from tests.kit.pipeline import Pipeline
-from tests.waiting import eventually, until_ms
+from tests.kit.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
 

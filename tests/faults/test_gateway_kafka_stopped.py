@@ -13,8 +13,8 @@ from tests.kit.gateway_kit import Served, serving
 from tests.kit.gateway_traffic import CALLERS, Traffic, check_promise
 from tests.kit.own_part import START_S, OwnPart
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.waiting import eventually, until_ms
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 

@@ -17,8 +17,8 @@ from producers.openai_api.errors import REQUEST_ID_HEADER
 from tests.kit.gateway_kit import LONG_MS, Served, serving
 from tests.kit.gateway_traffic import CALL_PATIENCE_S, Traffic, check_promise, until_taken
 from tests.kit.log_reader import LogReader
-from tests.stack import PostgresServer
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ from fairlane_server.postgres.migrations import upgrade
 from producers.gateway.openai.batch_deps import BatchDeps
 from tests.kit.native_kit import authenticate
 from tests.kit.openapi_kit import FILES, HEALTH, NATIVE, OPENAI, Probe, gateway, modes, probing, scripted
-from tests.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, empty_database
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 

@@ -13,7 +13,7 @@ from producers.openai_api.errors import UNAVAILABLE
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.gateway_traffic import Traffic, check_promise, degraded
 from tests.kit.own_postgres import OwnPostgres
-from tests.waiting import eventually, until_ms
+from tests.kit.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 

@@ -12,8 +12,8 @@ from fairlane.settings import Settings
 from tests.kit.gateway_kit import LONG_MS, Served, serving
 from tests.kit.gateway_traffic import Traffic, check_promise, degraded, until_taken, wait_found
 from tests.kit.own_redis import OwnRedis, own_redis_server
-from tests.stack import PostgresServer
-from tests.waiting import eventually, until_ms
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 

@@ -14,7 +14,7 @@ from benchmarks.faults.promise import examine
 from benchmarks.faults.traffic import Traffic
 from tests.kit.pipeline import Pipeline
 from tests.kit.rig import CONSUMERS, DISPATCHERS, RECORDER, Rig
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.broker
 

@@ -13,7 +13,7 @@ from fairlane.records import InferenceRequest, Parameters
 from tests.kit.log_reader import LogReader
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

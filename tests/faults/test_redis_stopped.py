@@ -18,7 +18,7 @@ from tests.kit.load_kit import ENV, POOL, Load, check_promise
 from tests.kit.own_redis import OwnRedis, own_redis_server
 from tests.kit.pgvector_kit import with_tables
 from tests.kit.pipeline import Pipeline
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.model, pytest.mark.alone]
 

@@ -29,8 +29,8 @@ from fairlane.outcomes import Outcome as ReplyOutcome
 from tests.fuzz import corpus, hostile_calls, hostile_records
 from tests.fuzz.report import Outcome
 from tests.kit.gateway_kit import Served, serving
-from tests.stack import choose_stack
-from tests.waiting import eventually
+from tests.kit.stack import choose_stack
+from tests.kit.waiting import eventually
 
 HOSTILE, HONEST = "a", "b"
 KINDS = (*hostile_records.KINDS, *hostile_calls.KINDS)

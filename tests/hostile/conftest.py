@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack import CHOICE_VARIABLE, EmbeddedStack, ServerStack
+from tests.kit.stack import CHOICE_VARIABLE, EmbeddedStack, ServerStack
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from tests.kit.broker_log import (
     noise,
     records_filling,
 )
-from tests.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

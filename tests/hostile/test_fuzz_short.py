@@ -22,7 +22,7 @@ from tests.fuzz.__main__ import main
 from tests.fuzz.mutation import mutated_bytes, mutated_json
 from tests.kit.dispatcher_bench import request
 from tests.kit.gateway_kit import serving
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.full
 

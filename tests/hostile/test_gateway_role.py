@@ -7,7 +7,7 @@ from fairlane.settings import Settings
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import RIGHTS, upgrade
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.broker
 

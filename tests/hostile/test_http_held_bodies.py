@@ -10,8 +10,8 @@ import pytest
 from benchmarks.processes import resident_bytes
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report, said
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone, pytest.mark.timeout(600)]
 

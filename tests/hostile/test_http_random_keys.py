@@ -11,8 +11,8 @@ from benchmarks.processes import resident_bytes
 from fairlane_server.api_keys.api_key import new_key
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.http_kit import PeakMemory, bound_ms, honest, report
-from tests.stack import PostgresServer
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone, pytest.mark.timeout(600)]
 

@@ -13,8 +13,8 @@ from benchmarks.processes import resident_bytes
 from producers.gateway.openai.batch_deps import MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.http_kit import MEBIBYTE, PeakMemory, bound_ms, connected, honest, report
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone, pytest.mark.timeout(900)]
 

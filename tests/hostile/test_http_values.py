@@ -13,8 +13,8 @@ import pytest
 from benchmarks.processes import resident_bytes
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.http_kit import PeakMemory, bound_ms, connected, honest, report
-from tests.stack import PostgresServer
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone, pytest.mark.timeout(900)]
 

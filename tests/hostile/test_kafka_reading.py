@@ -21,7 +21,7 @@ from stream_processors.dispatcher.reading.bounded_fetcher import IDLE_WAIT_MS
 from tests.kit.broker_log import GZIP, Batch, PartitionLog, noise
 from tests.kit.log_reader import LogReader
 from tests.kit.pipeline import Pipeline, header, unique_name
-from tests.waiting import until_ms
+from tests.kit.waiting import until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -21,7 +21,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from tests.kit import recorder_kit
 from tests.kit.pool_reader import Pool
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -16,7 +16,7 @@ from tests.kit.log_reader import LogReader, Replies
 from tests.kit.pipeline import Pipeline, header, unique_name
 from tests.kit.processes import ServiceProcess
 from tests.kit.work_items import work_item
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -28,7 +28,7 @@ from tests.kit.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topi
 from tests.kit.log_reader import LogReader
 from tests.kit.pipeline import header
 from tests.kit.recorder_kit import delete_reply_topics, delete_topics, make_topics
-from tests.waiting import PATIENCE_S, eventually, eventually_async
+from tests.kit.waiting import PATIENCE_S, eventually, eventually_async
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

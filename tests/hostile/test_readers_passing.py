@@ -13,7 +13,7 @@ from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import BAD_HEADERS, SkippedRange, SkippingConsumer, message_headers
 from tests.kit.broker_log import PartitionLog
 from tests.kit.damage import DAMAGES, UNREADABLE, Damage, KeyAndValue, make_topic, write_batch
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -16,8 +16,8 @@ from tests.kit.broker_log import PartitionLog
 from tests.kit.damage import DAMAGES, Damage, KeyAndValue, write_batch
 from tests.kit.processes import ServiceProcess
 from tests.kit.recorder_kit import Tables, delete_reply_topics, make_topics, reply_to
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -23,7 +23,7 @@ from producers.gateway.limits.rate_limits import LocalRateLimits, RedisRateLimit
 from stream_processors.dispatcher.deduplication.accepted_ids import RedisAcceptedIds
 from tests.kit.own_redis import OwnRedis, own_redis_server
 from tests.kit.pipeline import Pipeline
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 pytestmark = pytest.mark.broker
 

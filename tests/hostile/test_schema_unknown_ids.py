@@ -19,7 +19,7 @@ from fairlane.schema_registry import subject_of
 from tests.contract.registry_double import RegistryDouble, running_registry
 from tests.kit.hostile_kit import assert_undisturbed, calm_p99_s, fill, neighbour, requests_topic, under, warm
 from tests.kit.pipeline import Pipeline, header
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
 

@@ -18,7 +18,7 @@ from tests.kit.deployment import model_per_task
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.waiting import eventually, until_ms
+from tests.kit.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -7,7 +7,7 @@ import pytest
 from fairlane.names import backfill_topic, requests_topic, returned_topic
 from fairlane.settings import Settings
 from tests.kit.stream_member import StreamMember, create_topics, joined
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 pytestmark = pytest.mark.broker
 

@@ -18,8 +18,8 @@ from producers.backfill.job import Format, Job, Status, Tally, Wanted
 from producers.backfill.job_store import JobStore
 from tests.kit.backfill_bench import LEASE_S, BackfillBench, Command, backfill_bench, read_lines
 from tests.kit.pipeline import Pipeline, unique_name
-from tests.s3_storage import keys_in, s3_storage
-from tests.stack import PostgresServer
+from tests.kit.s3_storage import keys_in, s3_storage
+from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.broker
 

@@ -14,8 +14,8 @@ from fairlane.names import backfill_topic
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

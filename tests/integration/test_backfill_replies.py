@@ -12,7 +12,7 @@ from producers.backfill.job_store import new_job_id
 from producers.backfill.kafka import KafkaReplies, reply_partitions
 from producers.backfill.row import RowIds
 from tests.kit.recorder_kit import LogWriter, make_topics
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

@@ -23,7 +23,7 @@ from producers.backfill.job import (
 from producers.backfill.job_store import JobStore, PostgresJobLog, new_job_id
 from producers.backfill.ports import JobFailedError
 from tests.kit.pipeline import unique_name
-from tests.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, empty_database
 
 LEASE_S = 600.0
 

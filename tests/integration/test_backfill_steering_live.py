@@ -20,8 +20,8 @@ from tests.kit.backfill_bench import BackfillBench, Command, backfill_bench, rea
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

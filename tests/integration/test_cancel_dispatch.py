@@ -16,7 +16,7 @@ from fairlane.records import AuditEvent, Cancellation, CancelRequest, InferenceR
 from inference_consumers.cancellation.cancellations import CancellationFeed, Cancellations
 from tests.kit.log_reader import LogReader, Replies
 from tests.kit.pipeline import Pipeline, unique_name
-from tests.waiting import eventually, until_ms
+from tests.kit.waiting import eventually, until_ms
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

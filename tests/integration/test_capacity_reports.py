@@ -17,7 +17,7 @@ from tests.kit.log_reader import LogReader, Replies
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
 from tests.kit.work_items import work_item, write_work
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

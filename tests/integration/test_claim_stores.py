@@ -14,7 +14,7 @@ from fairlane_server.redis.availability import RedisAvailability
 from producers.gateway.claim_stores import RedisClaims
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.own_redis import own_redis_server
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 # Only bounds a hang.
 TIMEOUT_S = 10.0

@@ -34,7 +34,7 @@ from fairlane.record_bounds import MAX_REQUEST_BYTES, MAX_REQUEST_VALUE_BYTES
 from fairlane.records import InferenceReply, InferenceRequest, Output
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

@@ -22,8 +22,8 @@ from fairlane_server.retrieval.store import CollectionStore
 from tests.kit.collection_store_suite import CollectionStoreSuite
 from tests.kit.memory_collections import LetterEmbedder
 from tests.kit.pdf_kit import pdf
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 

@@ -10,7 +10,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.work_items import work_item, write_work
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

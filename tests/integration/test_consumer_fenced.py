@@ -10,7 +10,7 @@ from fairlane.kafka_config import transactional_producer
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent
 from tests.kit.pipeline import Pipeline
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -10,7 +10,7 @@ from benchmarks.faults.promise import examine
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters
 from tests.kit.pipeline import Pipeline
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
 

@@ -11,7 +11,7 @@ from fairlane.records import Parameters, UsageEvent, WorkItem
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
 from tests.kit.work_items import work_item, write_work
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

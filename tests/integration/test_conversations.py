@@ -30,7 +30,7 @@ from stream_processors.recorder.retention import OldRows, Rule
 from stream_processors.recorder.store import Store
 from stream_processors.recorder.tables import TURNS
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 T = TypeVar("T")
 ENOUGH = 100_000

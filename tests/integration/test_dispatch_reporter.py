@@ -16,7 +16,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from stream_processors.dispatcher.output.heartbeat_publisher import HeartbeatPublisher
 from tests.kit.log_reader import LogReader
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 pytestmark = pytest.mark.alone
 

@@ -20,7 +20,7 @@ from fairlane.records import InferenceReply, ModelVersion, SourceCoordinate, Ten
 from tests.kit.deployment import write_tenants
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline, header, unique_name
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

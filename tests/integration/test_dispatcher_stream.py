@@ -13,7 +13,7 @@ from fairlane.settings import Settings
 from inference_consumers.group import parse_group_metadata
 from stream_processors.dispatcher.reading.fenced_thread import group_metadata
 from tests.kit.stream_member import StreamMember, create_topics, joined, stays
-from tests.waiting import eventually_async, eventually_awaited
+from tests.kit.waiting import eventually_async, eventually_awaited
 
 pytestmark = pytest.mark.broker
 

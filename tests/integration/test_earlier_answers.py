@@ -11,7 +11,7 @@ from fairlane.outcomes import CacheMode, Decision, Outcome, Task
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, Parameters, TenantSpec, UsageEvent, WorkItem
 from tests.kit.log_reader import LogReader, Replies
 from tests.kit.pipeline import Pipeline, unique_name
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

@@ -26,7 +26,7 @@ from inference_consumers.engine_process.process_facts import OomKills
 from inference_consumers.engines.protocol import Cancelled, EngineItem, Failure, ItemOutcome, Success
 from tests.kit.continuous_engine import UNJOINABLE
 from tests.kit.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, POISON, TOO_LARGE
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 MODEL = ModelVersion("m", "1", "p", "simulated", ("generate",), "m", 2048, 512)
 SLOW = EngineSpec(MODEL, "models", "simulated", simulated_decode_tokens_per_s=20)

@@ -30,7 +30,7 @@ from tests.kit.troubled_engine import (
     POISON,
     TOO_LARGE,
 )
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -24,7 +24,7 @@ from fairlane_server.cli import main
 from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 ID = "5f0c2f2e-1f43-4b3e-9f5e-6f6e2b8a0001"
 SECRET = "the text of the answer"

@@ -15,8 +15,8 @@ from fairlane.names import GATEWAY_REPLIES, requests_topic
 from fairlane.records import CancelRequest, InferenceRequest
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.broker
 

@@ -32,8 +32,8 @@ from tests.kit.identity_kit import (
     with_body,
 )
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.broker
 

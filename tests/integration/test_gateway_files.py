@@ -31,7 +31,7 @@ from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router
 from producers.openai_api.errors import GatewayError, error_response
-from tests.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, empty_database
 
 DAY_S = 86_400
 NAME = "q.jsonl"

@@ -13,8 +13,8 @@ from websockets.sync.client import connect
 from fairlane.names import requests_topic
 from fairlane.records import CancelRequest
 from tests.kit.gateway_kit import LONG_MS, Served, serving
-from tests.stack import PostgresServer
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.broker
 

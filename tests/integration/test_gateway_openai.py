@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.openai_suite import QUESTION, OpenAISuite, Service
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.broker
 

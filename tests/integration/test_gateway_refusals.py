@@ -13,8 +13,8 @@ from fairlane.records import TenantSpec
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.log_reader import LogReader
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -14,8 +14,8 @@ from fairlane.names import chunks_topic
 from fairlane.records import ReplyChunk
 from tests.kit.gateway_kit import LONG_MS, Served, serving
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(900)]
 

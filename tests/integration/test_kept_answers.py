@@ -25,7 +25,7 @@ from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.kit.own_redis import OwnRedis
 from tests.kit.pipeline import Pipeline
 from tests.kit.work_items import work_item, write_work
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

@@ -9,8 +9,8 @@ from psycopg.conninfo import make_conninfo
 
 from fairlane_server.postgres.connection import DsnError, ReconnectingConnection, connect
 from tests.kit.pgvector_kit import PATIENT_S, paused
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 NAME = "kept-connection-test"
 OURS = "SELECT pid, state FROM pg_stat_activity WHERE application_name = %s AND datname = current_database()"

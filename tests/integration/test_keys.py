@@ -34,7 +34,7 @@ from producers.gateway.identity.refusals import AuthRefusal, RefusedError
 from producers.gateway.limits.rate_buckets import FailedKeys, failure_policy
 from tests.kit.identity_kit import MemoryIdentityStore
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
-from tests.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, empty_database
 
 T = TypeVar("T")
 HOUR_MS = 3_600_000

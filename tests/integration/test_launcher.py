@@ -9,7 +9,7 @@ import pytest
 from deploy.local.services import Service
 from fairlane.outcomes import Outcome
 from tests.kit.pipeline import Pipeline
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

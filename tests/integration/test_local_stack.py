@@ -24,7 +24,7 @@ from deploy.local.services import Service, Step
 from deploy.local.stack import LocalStack
 from deploy.local.status import read_status
 from tests.kit.up_command import running
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

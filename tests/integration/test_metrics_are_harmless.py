@@ -13,7 +13,7 @@ from fairlane.outcomes import Outcome
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

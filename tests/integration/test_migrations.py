@@ -16,7 +16,7 @@ from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.store import Store, StoreUnavailableError
 from stream_processors.recorder.tables import ALL_TABLES
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 TENANT_TABLES = (
     *("results", "usage", "audit_logs", "tenants"),

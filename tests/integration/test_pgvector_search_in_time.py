@@ -29,7 +29,7 @@ from tests.kit.pgvector_kit import (
     unit_vectors,
     with_tables,
 )
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.full
 

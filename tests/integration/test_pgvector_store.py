@@ -16,8 +16,8 @@ from fairlane_server.retrieval.store import CollectionNotFoundError, NewDocument
 from fairlane_server.store_error import StoreError
 from tests.kit.collection_store_suite import CollectionStoreSuite
 from tests.kit.pgvector_kit import DIMENSIONS, document, number_of, numbered, paused, unit_vectors, with_tables
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 
 @pytest.fixture

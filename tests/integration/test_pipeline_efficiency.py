@@ -20,7 +20,7 @@ from fairlane.settings import Settings
 from tests.kit.engine_kit import LANGUAGE_MODEL, save_tiny_model
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.model]
 

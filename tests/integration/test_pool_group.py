@@ -14,7 +14,7 @@ from tests.kit.hasty_consumer import POLL_INTERVAL_S
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
 from tests.kit.work_items import work_item, write_work
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
 

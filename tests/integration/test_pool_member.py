@@ -10,7 +10,7 @@ from fairlane.outcomes import Priority
 from fairlane.ownership import Ownership
 from fairlane.settings import Settings
 from inference_consumers.group import PoolMember
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 @pytest.fixture

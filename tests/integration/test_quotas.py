@@ -22,7 +22,7 @@ from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from tests.kit.nobody_is_asked import NobodyIsAsked
 from tests.kit.own_redis import OwnRedis
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 pytestmark = pytest.mark.broker
 

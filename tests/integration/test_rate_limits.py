@@ -16,7 +16,7 @@ from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
 from producers.gateway.limits.rate_limits import MOST_CALLS, PACE_S, LocalRateLimits, RateLimits, RedisRateLimits
 from tests.kit.identity_kit import Clock
 from tests.kit.own_redis import OwnRedis
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 CLIENT_TIMEOUT_S = 30.0
 """Of the connection: who waits as long was not left to the limits' own."""

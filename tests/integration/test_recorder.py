@@ -39,8 +39,8 @@ from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.store import Store, StoreTimeoutError, StoreUnavailableError, SupersededError
 from tests.kit.processes import ServiceProcess
 from tests.kit.recorder_kit import LogWriter, Tables, delete_reply_topics, make_topics, proxied, reply_to
-from tests.stack import PostgresServer, choose_stack
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer, choose_stack
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

@@ -13,7 +13,7 @@ import pytest
 
 from fairlane.names import requests_topic
 from tests.kit.gateway_kit import Served, serving
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.broker
 

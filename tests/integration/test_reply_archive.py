@@ -20,7 +20,7 @@ from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
 from tests.kit.recorder_kit import LogWriter, delete_reply_topics, make_topics, reply_to
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.broker
 

@@ -34,8 +34,8 @@ from tests.kit.native_kit import ID, place, recorded
 from tests.kit.pgvector_kit import paused
 from tests.kit.pipeline import unique_name
 from tests.kit.request_store_suite import Requests, RequestStoreSuite, reply_of
-from tests.stack import PostgresServer, empty_database
-from tests.waiting import PATIENCE_S, eventually_awaited
+from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.waiting import PATIENCE_S, eventually_awaited
 
 TABLES = ("results", "audit_logs")
 

@@ -21,8 +21,8 @@ from stream_processors.recorder.retention import INTERVAL_S, OldRows, Removal, R
 from stream_processors.recorder.store import Store
 from stream_processors.recorder.tables import RESULTS
 from tests.kit.recorder_kit import Tables
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

@@ -19,8 +19,8 @@ from fairlane_server.retrieval.store import Collection, NewDocument, NewPassage
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.recorder_kit import Proxy, proxied
-from tests.stack import PostgresServer, empty_database
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.model]
 

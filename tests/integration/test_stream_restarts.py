@@ -15,7 +15,7 @@ from fairlane.outcomes import Outcome, Task
 from fairlane.records import InferenceReply
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

@@ -22,8 +22,8 @@ from tests.kit.log_reader import LogReader
 from tests.kit.pipeline import unique_name
 from tests.kit.processes import ServiceProcess
 from tests.kit.recorder_kit import Tables
-from tests.stack import PostgresServer, empty_database
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -15,7 +15,7 @@ from fairlane.offsets import MAX_METADATA_CHARS, CommitPoint
 from fairlane.ownership import Claim, Membership, Ownership
 from fairlane_server.kafka.transactions import FatalTransactionError, OutputRecord, Settlement, TransactionLoop
 from tests.kit.pool_reader import TRANSACTION_TIMEOUT_MS, Pool, Worker
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

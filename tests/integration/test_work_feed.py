@@ -33,7 +33,7 @@ from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, Reserved, WorkId
 from tests.kit.pipeline import Pipeline
 from tests.kit.work_log import COST, Follower, WorkLog, following
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

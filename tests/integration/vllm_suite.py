@@ -36,7 +36,7 @@ from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vllm_engine import VllmEngine
 from tests.integration import test_engines as behaviour
 from tests.kit.engine_kit import FARES, MODELS_DIR, PROJECT, THREADS, save_tiny_model, text_of
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 PATIENCE_S = 60.0
 

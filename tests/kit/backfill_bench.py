@@ -23,7 +23,7 @@ from producers.backfill.kafka import reply_partitions
 from producers.backfill.submission import submit, survey
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, empty_database
 
 LEASE_S = 2.0
 

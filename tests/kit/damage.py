@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from fairlane.skipping_consumer import BAD_CHECKSUM, BAD_COMPRESSION, UNKNOWN_FORMAT
 from tests.kit.broker_log import GZIP, Batch, PartitionLog, Record, noise, records_filling
-from tests.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S
 
 KeyAndValue = tuple[bytes, bytes]
 

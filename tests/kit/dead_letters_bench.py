@@ -17,7 +17,7 @@ from fairlane_server.cli import dlq_options, main
 from fairlane_server.cli.dlq_options import DeadLetters
 from tests.kit.pipeline import Pipeline
 from tests.kit.work_items import work_item
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 Run = Callable[..., tuple[int, str, str]]
 

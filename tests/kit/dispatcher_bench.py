@@ -41,7 +41,7 @@ from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery
 from tests.kit.fake_passages import FakeEmbedder, FakePassages
 from tests.kit.fake_turns import FakeTurns
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 NOW_MS = 1_000_000
 SECRET = "a prompt nobody may see"

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from producers.gateway.edge.connections import Connections
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
 from producers.gateway.edge.timeouts import CloseReason
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 LARGE_BYTES = 64 * 1024 * 1024
 _PIECE = b"x" * 65_536

@@ -25,8 +25,8 @@ from fairlane_server.postgres.migrations import upgrade
 from tests.kit.deployment import model_per_task
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.stack import PostgresServer, empty_database
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.waiting import eventually
 
 CALL_TIMEOUT_S = 60.0
 LONG_MS = 600_000

@@ -25,7 +25,7 @@ from producers.openai_api.errors import REQUEST_ID_HEADER, UNAVAILABLE, UNCERTAI
 from tests.kit.gateway_kit import LONG_MS, Served
 from tests.kit.log_reader import Replies
 from tests.kit.recorder_kit import Tables
-from tests.waiting import INTERVAL_S, PATIENCE_S, eventually
+from tests.kit.waiting import INTERVAL_S, PATIENCE_S, eventually
 
 CALLERS = 6
 PASSING = frozenset({"overloaded", "no_capacity", "deadline_unmeetable", UNAVAILABLE, UNCERTAIN, IN_FLIGHT})

@@ -12,7 +12,7 @@ from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from fairlane_server.retrieval.store import NewDocument, NewPassage
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 BUDGET_MS = 150
 """As it is by default. What a store does that is gone or hangs costs a request no more."""

@@ -18,7 +18,7 @@ import httpx
 
 from benchmarks.processes import resident_bytes
 from tests.kit.gateway_kit import CALL_TIMEOUT_S, Served
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 MEBIBYTE: Final = 1024 * 1024
 SAMPLES: Final = 300

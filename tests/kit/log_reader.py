@@ -10,7 +10,7 @@ from fairlane.codec import Codec, DecodeError
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.records import InferenceReply
 from fairlane.settings import KafkaSettings
-from tests.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S
 
 _METADATA_TIMEOUT_S = 10.0
 

@@ -34,7 +34,7 @@ from producers.gateway.results.results import Results
 from producers.openai_api.errors import GatewayError, was_not_run
 from tests.kit.cache_kit import DictRedis
 from tests.kit.openai_kit import MODEL, ScriptedSubmitter, ScriptedWaiting
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 T = TypeVar("T")
 

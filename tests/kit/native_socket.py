@@ -9,7 +9,7 @@ import httpx
 from websockets.sync.client import ClientConnection, connect
 
 from tests.kit.native_kit import ID, KEY
-from tests.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S
 
 Told = tuple[str, Any]
 

@@ -22,7 +22,7 @@ from producers.gateway.identity.identity import Identity, Role, Scope
 from producers.gateway.openai.inference_calls import OpenAIDeps
 from producers.gateway.openai.router import router
 from producers.openai_api.errors import GatewayError, error_response
-from tests.waiting import eventually, eventually_async
+from tests.kit.waiting import eventually, eventually_async
 
 MODEL = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"

@@ -19,7 +19,7 @@ from deploy.local.layout import StackError
 from deploy.local.process import State
 from deploy.local.stack import LocalStack
 from fairlane_server.processes.restarts import RestartPolicy
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 # Once killed it comes back when it is told to, and not by itself.
 _POLICY = RestartPolicy(max_deaths=20, first_delay_s=3_600.0, max_delay_s=3_600.0, jitter=0.0)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.kit.own_part import OwnPart
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 
 class OwnPostgres(OwnPart):

@@ -10,7 +10,7 @@ from pathlib import Path
 from deploy.local import probes
 from deploy.local.ports import PortClaims
 from deploy.local.redis import NAME, Redis
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.store import NewDocument, NewPassage
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 DIMENSIONS = 8
 PATIENT_S = 60.0

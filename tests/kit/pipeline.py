@@ -51,7 +51,7 @@ from fairlane_server.topics.plan import plan
 from tests.kit.deployment import default_model, write_models, write_tenants
 from tests.kit.log_reader import LogReader, Replies
 from tests.kit.processes import ServiceProcess
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 _FLUSH_TIMEOUT_S = 30.0
 _ADMIN_TIMEOUT_S = 10.0

@@ -13,7 +13,7 @@ from typing import Any
 from deploy.local import probes
 from deploy.local.process import Instance, ProcessSpec
 from deploy.local.services import HOST, Service
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0

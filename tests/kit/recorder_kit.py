@@ -20,8 +20,8 @@ from fairlane_server.postgres.connection import ALL_TENANTS, act_for
 from fairlane_server.topics.admin import apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan
-from tests.stack import PostgresServer
-from tests.waiting import eventually
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 _READ_BY_RECORDER = ("replies.", "gateway.replies", "jobs.replies", "ledger.", "control.tenants", "control.models")
 _TIMEOUT_S = 20.0

@@ -14,7 +14,7 @@ from deploy.local.services import Service, Step
 from deploy.local.stack import LocalStack
 from fairlane_server.processes.restarts import RestartPolicy
 from tests.kit.pipeline import Pipeline
-from tests.stack import PostgresServer
+from tests.kit.stack import PostgresServer
 
 DISPATCHERS = ("dispatcher-1", "dispatcher-2")
 CONSUMERS = ("consumer-1", "consumer-2")

@@ -15,7 +15,7 @@ from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from stream_processors.dispatcher.reading.stream import RequestStream
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 _INTERVAL_S = 0.02
 _STOP_TIMEOUT_S = 30.0

@@ -21,7 +21,7 @@ from producers.backfill.outputs import FileParts
 from producers.backfill.ports import InputChangedError, JobFailedError, NoSuchInputError, Source
 from producers.backfill.row import BadRow, RowContent
 from producers.backfill.submission import TooExpensiveError, survey
-from tests.s3_storage import s3_storage
+from tests.kit.s3_storage import s3_storage
 
 BUCKET = "batches"
 

@@ -16,7 +16,7 @@ from producers.backfill.job import Status
 from producers.backfill.job_turns import WaitingJob
 from producers.backfill.ports import AwayError, JobFailedError
 from producers.backfill.service import CONDITIONS, JobService
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 @dataclass

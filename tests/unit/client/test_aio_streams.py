@@ -11,7 +11,7 @@ from fairlane.client import AsyncClient, AsyncTextStream, TextDelta
 from fairlane.errors import PublishFailed, Rejected, Timeout
 from tests.kit.client_fakes import FakeConnector
 from tests.kit.stream_replies import answer, cancelled, chunk
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 WAIT_S = 10
 

@@ -13,7 +13,7 @@ from fairlane.errors import Backpressure, Cancelled, ClientClosed, PublishFailed
 from fairlane.records import CancelRequest, InferenceReply
 from fairlane.schema_files import default_codec
 from tests.kit.client_fakes import FakeConnector, FakeProducer, Sent, reply_message
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 WAIT_S = 10
 

@@ -10,7 +10,7 @@ from fairlane.errors import Rejected, Timeout
 from fairlane.records import ConversationTurn, InferenceReply, InferenceRequest, Message, Output
 from fairlane.schema_files import default_codec
 from tests.kit.client_fakes import FakeConnector, reply_message
-from tests.waiting import eventually, eventually_async
+from tests.kit.waiting import eventually, eventually_async
 
 WAIT_S = 10
 

@@ -33,7 +33,7 @@ from tests.kit.client_fakes import (
     no_broker,
     reply_message,
 )
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 WAIT_S = 10
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from fairlane.client.handle import Future
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 @pytest.fixture

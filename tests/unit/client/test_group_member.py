@@ -14,7 +14,7 @@ from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
 from fairlane.schema_registry import RegistryError
 from tests.kit.client_fakes import FakeMember, error_message, reply_message
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 @pytest.fixture

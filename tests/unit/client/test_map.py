@@ -18,7 +18,7 @@ from fairlane.errors import FairlaneError, PublishFailed, Timeout
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
 from fairlane.schema_files import default_codec
 from tests.kit.client_fakes import MODEL_FIELDS, FakeConnector, reply_message
-from tests.waiting import eventually, eventually_async
+from tests.kit.waiting import eventually, eventually_async
 
 WAIT_S = 20
 

@@ -11,7 +11,7 @@ from fairlane.errors import Backpressure, PublishFailed, Rejected
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest, Output, SourceCoordinate
 from fairlane.schema_files import default_codec
 from tests.kit.client_fakes import MODEL_FIELDS, FakeConnector, FakeProducer, reply_message
-from tests.waiting import eventually, eventually_async
+from tests.kit.waiting import eventually, eventually_async
 
 WAIT_S = 20
 PATIENT = RetryPolicy(tries=3)

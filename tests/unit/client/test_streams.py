@@ -12,7 +12,7 @@ from fairlane.records import InferenceRequest, ReplyChunk
 from fairlane.schema_files import default_codec
 from tests.kit.client_fakes import FakeConnector, chunk_message, error_message, no_broker
 from tests.kit.stream_replies import answer, cancelled, chunk
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 WAIT_S = 10
 

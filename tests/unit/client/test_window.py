@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fairlane.client.window import Ticket, Window
 from fairlane.errors import ClientClosed
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 def nothing() -> None:

@@ -18,7 +18,7 @@ from fairlane_server.caching.entries import MOST_ENTRY_BYTES, unseal
 from fairlane_server.caching.responses import decode_answer, response_key
 from inference_consumers.results.cache_writer import CacheWriter, CacheWriterLimits, entry_of, kept_answers_for
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 WORK = work(request(), cache_answer=True)
 SECRET = "what only this tenant's user said"

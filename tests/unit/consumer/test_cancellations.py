@@ -16,7 +16,7 @@ from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from inference_consumers.cancellation.cancellations import KNOWN_FOR_MS, CancellationFeed, Cancellations
 from tests.kit.late_schemas import LateSchemas, late
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 NOW_MS = 1_000_000
 CODEC = default_codec()

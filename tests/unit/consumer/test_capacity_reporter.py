@@ -12,7 +12,7 @@ from fairlane import metrics, names
 from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
 from inference_consumers.capacity.reporter import CapacityReporter
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 CODEC = default_codec()
 REPORT = CapacityReport("consumer-1", "pool", ("words",), "healthy", False, 1, 2, 32, 16_384, 0.5, 3, 30, 1_000, 5)

@@ -19,7 +19,7 @@ from inference_consumers.results.chunk_writer import StreamedText, chunk_of
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.retries import MAX_ENDS
 from tests.kit.driver_bench import KILLED, OK, DriverBench, named, streaming
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 BROKEN = Problem("RuntimeError")
 NO_MEMORY = Problem("MemoryError", out_of_memory=True)

@@ -10,7 +10,7 @@ import pytest
 
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_by_error, end_of, oom_kills
 from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from inference_consumers.schema_waits import SchemaWaits
 from tests.kit.driver_bench import DriverBench
 from tests.kit.late_schemas import LateSchemas, late
 from tests.kit.micro_batch_kit import work
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 PARTITION = PartitionId("priority.gpu.normal", 0)
 

@@ -36,7 +36,7 @@ from inference_consumers.engines.protocol import (
 )
 from inference_consumers.engines.vllm_client import Position, Progress, RequestRefusedError, ServedModel
 from inference_consumers.engines.vllm_engine import VllmEngine
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 LIMITS = EngineLimits(max_batch_size=4, max_batch_tokens=64, max_context_tokens=16, max_output_tokens=8)
 WORDS = ("a", "b", "c", "d", "<end>")

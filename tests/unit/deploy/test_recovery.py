@@ -19,7 +19,7 @@ from deploy.local.run_record import (
     own_identity,
     stop_running,
 )
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 SUPERVISED = """
 import sys

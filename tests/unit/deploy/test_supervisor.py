@@ -15,7 +15,7 @@ from deploy.local.procfs import ProcessId, identify
 from deploy.local.run_record import RunRecord
 from deploy.local.supervisor import Supervisor
 from fairlane_server.processes.restarts import RestartPolicy
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)
 FOREVER = "while :; do sleep 60; done"

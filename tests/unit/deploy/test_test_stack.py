@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.stack import EmbeddedStack, PostgresServer, StackChoiceError, choose_stack
+from tests.kit.stack import EmbeddedStack, PostgresServer, StackChoiceError, choose_stack
 
 EXTERNAL = {
     "FAIRLANE_TEST_STACK": "external",

@@ -15,7 +15,7 @@ from fairlane.records import SourceCoordinate
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.state import TENANT_COUNTER_FUNCTIONS
 from stream_processors.dispatcher.deduplication.accepted_ids import NoAcceptedIds, RedisAcceptedIds
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 HERE = SourceCoordinate("requests.acme", 0, 7)
 THERE = SourceCoordinate("requests.acme", 0, 3)

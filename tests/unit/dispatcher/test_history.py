@@ -13,7 +13,7 @@ from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadH
 from tests.kit.dispatcher_bench import MODEL, Bench, encoded, handed_back, request
 from tests.kit.fake_passages import collection, hit
 from tests.kit.fake_turns import FakeTurns, turn, turn_id
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 WORK = "priority.pool.normal"
 BUDGET_S = 1.0

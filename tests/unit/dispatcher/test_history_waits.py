@@ -19,7 +19,7 @@ from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadH
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.kit.fake_passages import collection
 from tests.kit.fake_turns import FakeTurns, turn, turn_id
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 BUDGET_S = 0.5
 MISSING = turn_id(99)

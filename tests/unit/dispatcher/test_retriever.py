@@ -16,7 +16,7 @@ from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved, Retriever
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from tests.kit.fake_passages import FakeEmbedder, FakePassages, FakeRetrievalCache, collection, hit
-from tests.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S
 
 WANTED = Retrieval("handbook", 2)
 QUERY = "who may open the vault?"

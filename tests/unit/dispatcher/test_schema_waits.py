@@ -17,7 +17,7 @@ from fairlane.schema_registry import RegistryError
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from tests.kit.dispatcher_bench import Bench, encoded
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 ACME = PartitionId("requests.acme", 0)
 OTHER = PartitionId("requests.other", 0)

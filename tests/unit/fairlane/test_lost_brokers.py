@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from fairlane.cluster import BrokersWatch, LostBrokersError, with_broker_check
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "group.id": "nobody", "log_level": 0, "statistics.interval.ms": 20}
 

@@ -15,7 +15,7 @@ from fairlane.schema_files import default_codec
 from producers.gateway.pipeline import chunk_reader
 from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
 from producers.gateway.pipeline.loop_bridge import MOST_BATCHES
-from tests.waiting import eventually, eventually_async
+from tests.kit.waiting import eventually, eventually_async
 
 TOPIC = "chunks.acme"
 END = 40

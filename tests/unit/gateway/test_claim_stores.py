@@ -13,7 +13,7 @@ from producers.gateway.claim_stores import RedisClaims
 from producers.gateway.idempotency import Idempotency
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.openai_kit import ScriptedSubmitter
-from tests.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S
 
 
 class SwapRedis:

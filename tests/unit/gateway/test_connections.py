@@ -24,7 +24,7 @@ from producers.gateway.edge.limited_protocol import (
 )
 from producers.gateway.edge.timeouts import CloseReason, ConnectionTimeouts, Inflow, Outflow, ReceiveStage
 from tests.kit.edge_kit import cut, drip, edge, everything
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 LONG = ConnectionTimeouts(head_s=600.0, idle_s=600.0, span_s=600.0, taken_span_s=600.0, look_s=0.02)
 HEAD = b"GET /nothing HTTP/1.1\r\nhost: gateway\r\n"

@@ -22,7 +22,7 @@ from producers.gateway.identity.jwks import (
 )
 from producers.gateway.identity.signing_keys import MOST_KEYS, KeySetError, parse_key_set
 from tests.kit.identity_kit import Clock, FakeIssuer, ec_key, http_server, key_set, public_jwk, rsa_key, with_body
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 RSA, EC = public_jwk(rsa_key(), kid="rsa-1"), public_jwk(ec_key(), kid="ec-1")
 

@@ -26,7 +26,7 @@ from producers.gateway.identity.lookups import (
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.limits.rate_buckets import FailedKeys, failure_policy
 from tests.kit.identity_kit import Clock, MemoryIdentityStore
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 T = TypeVar("T")
 GRACE_MS = 300_000

@@ -12,7 +12,7 @@ from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.load_board import LoadView
 from producers.gateway.pipeline import load_watch
 from producers.gateway.pipeline.load_watch import LoadWatch
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 class Feed:

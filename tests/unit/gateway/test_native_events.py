@@ -24,7 +24,7 @@ from producers.gateway.native.unclaimed_streams import KeptStreams
 from tests.kit.native_kit import ID, KEY, OTHER_KEY, QUESTION, WORK_KEY, Bench, decided, recorded, served
 from tests.kit.native_socket import client, following, said, socket
 from tests.kit.openai_kit import Gate, Script, ScriptedWaiting
-from tests.waiting import PATIENCE_S, eventually, eventually_async
+from tests.kit.waiting import PATIENCE_S, eventually, eventually_async
 
 STREAMED = QUESTION | {"parameters": {"stream": True}}
 

@@ -28,7 +28,7 @@ from producers.gateway.results.results import (
 )
 from producers.openai_api.errors import GatewayError
 from tests.kit.native_kit import ID, Bench, decided, recorded
-from tests.waiting import eventually_async, eventually_awaited
+from tests.kit.waiting import eventually_async, eventually_awaited
 
 SEEN = recorded(1, request_id=ID)
 ASKED = InferenceRequest(ID, "a-model", "generate", RequestInput(prompt="q"))

@@ -33,7 +33,7 @@ from tests.kit.native_kit import (
     recorded,
 )
 from tests.kit.openai_kit import MODEL, Gate, Script
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 PNG = b"\x89PNG\r\n"
 DAY_MS = 86_400_000

@@ -15,7 +15,7 @@ from producers.gateway.native.follow import Event, EventName
 from producers.openai_api.errors import GatewayError
 from tests.kit.native_kit import Bench, authenticate, decided, recorded, served
 from tests.kit.native_socket import following, said, socket
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 STATUS = Event(EventName.STATUS)
 

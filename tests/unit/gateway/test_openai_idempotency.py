@@ -17,7 +17,7 @@ from producers.gateway.idempotency import MOST_KEY_CHARS, Idempotency, KeyClaim,
 from producers.openai_api.errors import UNCERTAIN, GatewayError
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, OTHER_KEY, Gate, Script, ScriptedSubmitter, build
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 ROUTE, BODY = "/v1/chat/completions", b"{}"
 PLANTED = "planted-key"

@@ -15,7 +15,7 @@ from fairlane.records import Output
 from producers.gateway.openai.streams import Deltas
 from tests.kit.openai_kit import KEY, MODEL, Gate, Script, ScriptedSubmitter, build, serving
 from tests.kit.openai_suite import QUESTION
-from tests.waiting import PATIENCE_S, eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 
 KEEP_ALIVE_S = 0.05
 HEADERS = {"authorization": f"Bearer {KEY}"}

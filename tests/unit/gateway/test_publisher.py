@@ -11,7 +11,7 @@ from fairlane.client.ports import KafkaHeaders
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, DeliveryReport, Publisher, PublishLimits
 from producers.openai_api.errors import UNAVAILABLE, UNCERTAIN, GatewayError
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 LIMITS = PublishLimits(8, 2_000)
 Report = tuple[DeliveryReport, KafkaError | None]

@@ -17,7 +17,7 @@ from fairlane.schema_files import committed_schemas
 from fairlane.schema_registry import RegistryError
 from producers.gateway.pipeline import record_decoder
 from producers.gateway.pipeline.record_decoder import REGISTRY_UNAVAILABLE, RecordDecoder
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 TOPIC = "gateway.replies"
 NEW_ID = 7_001

@@ -6,7 +6,7 @@ import asyncio
 from fairlane.settings import Settings
 from producers.gateway.app import Gateway
 from producers.gateway.limits.rate_buckets import RatePolicy
-from tests.waiting import PATIENCE_S, eventually_async
+from tests.kit.waiting import PATIENCE_S, eventually_async
 
 SILENCE_S = 1.0
 """Longer than the product waits where the setting does not say otherwise."""

@@ -18,7 +18,7 @@ from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
 from producers.gateway.pipeline import reply_reader
 from producers.gateway.pipeline.reply_reader import ReplyReader
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 END = 40
 

@@ -32,7 +32,7 @@ from tests.kit.native_kit import ID, Bench, decided
 from tests.kit.native_socket import following, said, socket
 from tests.kit.openai_kit import KEY, MODEL, ScriptedCatalog, authenticate
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 # Only bounds a hang.
 TIMEOUT_S = 60.0

@@ -31,7 +31,7 @@ from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, not_confirmed
 from producers.gateway.pipeline.submitter import KafkaSubmitter
 from producers.openai_api.errors import GatewayError
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 WAIT_S = 20.0
 PARTITIONS = 12

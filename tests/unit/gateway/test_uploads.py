@@ -31,7 +31,7 @@ from producers.gateway.openai.batch_deps import (
 from producers.gateway.openai.batch_router import router
 from producers.gateway.openai.files import stored_name
 from producers.openai_api.errors import GatewayError, error_response
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 TENANT = "acme"
 NOW_MS = 1_760_000_000_000

@@ -24,7 +24,7 @@ from stream_processors.recorder.retention import (
     rules_of,
 )
 from stream_processors.recorder.tables import ALL_TABLES, MODELS, RESULTS, TENANTS, USAGE
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 
 def projected(*at_ms: int) -> Projection:

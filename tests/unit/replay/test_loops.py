@@ -13,7 +13,7 @@ from producers.replay.load import Caller, Users, play, run
 from producers.replay.profiles import Profile, Stage
 from producers.replay.report import Report, Tallies
 from producers.replay.trace import Call
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 _PATIENCE_S = 60.0
 

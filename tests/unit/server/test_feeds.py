@@ -15,7 +15,7 @@ from fairlane.schema_files import committed_schemas, default_codec
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.feeds import Feed, FeedUnavailableError
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 TOPIC = "control.tenants"
 CODEC = default_codec()

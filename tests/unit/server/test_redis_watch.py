@@ -16,7 +16,7 @@ from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
 from stream_processors.dispatcher.admission.quotas import Ask
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.deduplication.accepted_ids import RedisAcceptedIds
-from tests.waiting import eventually_async
+from tests.kit.waiting import eventually_async
 
 SOON = Backoff(first_s=0.001, longest_s=0.002)
 NEVER = Backoff(first_s=3_600, longest_s=3_600)

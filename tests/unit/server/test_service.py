@@ -13,7 +13,7 @@ import pytest
 
 from fairlane_server.processes import service
 from fairlane_server.processes.service import MOST_SCRAPES, HealthServer, Readiness, StopSignal
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 HOST = "127.0.0.1"
 

@@ -15,7 +15,7 @@ from fairlane.offsets import CommitPoint
 from fairlane.ownership import Claim, Membership
 from fairlane_server.kafka.transactions import FatalTransactionError, OutputRecord, Settlement
 from tests.kit.scripted_producer import BUFFER_FULL, ME, OTHER, WORK, Bench
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 REACH = 23_832
 

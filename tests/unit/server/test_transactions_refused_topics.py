@@ -11,7 +11,7 @@ from fairlane.offsets import CommitPoint
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from tests.kit.scripted_producer import ME, OTHER, WORK, Bench
-from tests.waiting import eventually
+from tests.kit.waiting import eventually
 
 NEIGHBOUR = PartitionId("neighbour", 0)
 MISSING = KafkaError.UNKNOWN_TOPIC_OR_PART

@@ -85,7 +85,7 @@ class CallLog:
             if not status:
                 await shutdown_error(scope["path"], caller.request_id)(scope, receive, send_named)
             raise
-        except Exception as error:  # noqa: BLE001 - of whatever kind: it is told without its text
+        except Exception as error:  # noqa: BLE001 - any kind; logged without its text
             frames = [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-4:]]
             log.error("call_failed", path=_route(scope), error=type(error).__name__, frames=frames)
             if not status:
@@ -95,15 +95,15 @@ class CallLog:
         finally:
             self.open_calls -= 1
             present.reset(token)
-            _tell(scope, caller, status, close_code, monotonic() - began)
+            _record(scope, caller, status, close_code, monotonic() - began)
 
 
-def _tell(scope: Scope, caller: CallContext, status: int, close_code: int | None, took_s: float) -> None:
+def _record(scope: Scope, caller: CallContext, status: int, close_code: int | None, took_s: float) -> None:
     route, reply = _route(scope), caller.reply
     calls, seconds = _meters(route, status)
     calls.inc()
     seconds.observe(took_s)
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         # A WebSocket's scope has no method; its handshake is a GET.
         "method": scope.get("method", "GET"),
         "route": route,
@@ -116,24 +116,24 @@ def _tell(scope: Scope, caller: CallContext, status: int, close_code: int | None
     }
     if scope["type"] == "websocket":
         # None: the client closed it, or was lost.
-        told["close_code"] = close_code
+        fields["close_code"] = close_code
     if caller.object_id is not None:
-        told["object_id"] = caller.object_id
+        fields["object_id"] = caller.object_id
     if caller.answer_id is not None:
-        told["answer_id"] = caller.answer_id
+        fields["answer_id"] = caller.answer_id
     if reply is not None:
         usage = reply.usage
         is_free = caller.is_repeat or reply.cache_use is not None
-        told |= {
+        fields |= {
             "outcome": reply.outcome,
             "code": caller.code or reply.code,
             "cost_tokens": 0 if is_free else cost_tokens(usage.prompt_tokens, usage.completion_tokens),
         }
         if caller.is_repeat:
-            told["is_repeat"] = True
+            fields["is_repeat"] = True
     elif caller.code is not None:
-        told |= {"outcome": _OUTCOMES.get(caller.code, _REFUSED), "code": caller.code}
-    log.info("call", **told)
+        fields |= {"outcome": _OUTCOMES.get(caller.code, _REFUSED), "code": caller.code}
+    log.info("call", **fields)
 
 
 @lru_cache(maxsize=256)

@@ -59,8 +59,8 @@ async def watched(
                 await _allowed(check)
                 check_at = _later(check_s)
             if coming.done():
-                told, coming = coming, None
-                if (event := told.result()) is None:
+                done, coming = coming, None
+                if (event := done.result()) is None:
                     return
                 yield event
             elif ends.done():
@@ -95,14 +95,14 @@ _POLICY = 1008
 _FAILED = 1011
 _EVENT_SCHEMA = {
     "type": "object",
-    "description": "Each event; a comment comes where nothing has happened for a while.",
+    "description": "One event; a comment follows a long silence.",
     "properties": {
         "event": {"type": "string", "enum": [name.value for name in EventName if name is not EventName.PING]},
         "data": {
             "type": "string",
-            "description": "JSON: of `status` as GET /v1/requests/{id} tells it, of `delta` an object with `text`, "
-            "`restarted` (all text before is void) and `attempt`, of `result` as GET /v1/results/{id} tells it, of "
-            "`timeout` nothing: the request goes on, come again.",
+            "description": "JSON. `status`: the body of GET /v1/requests/{id}. `delta`: `text`, `restarted` "
+            "(all earlier text is void) and `attempt`. `result`: the body of GET /v1/results/{id}. `timeout`: empty; "
+            "the request continues, and the client may reconnect.",
         },
     },
     "required": ["event", "data"],
@@ -117,7 +117,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
     async def events(request: Request, request_id: RequestId, caller: Caller) -> Response:
         """`status` first and on every change, `delta` with text as it is generated, `result` at the end."""
         status = await _known(deps, caller, request_id)
-        return EventStream(_lines(deps, _Listener(request, caller.tenant, status)), dict(HEADERS), _nothing)
+        return EventStream(_lines(deps, _Listener(request, caller.tenant, status)), dict(HEADERS), _no_cleanup)
 
     async def socket(websocket: WebSocket, request_id: str) -> None:
         """The same events as `{"event": …, "data": …}`, one per message."""
@@ -166,7 +166,7 @@ async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> Request
     return status
 
 
-async def _nothing() -> None:
+async def _no_cleanup() -> None:
     """No cleanup: the event generator does all of it."""
 
 
@@ -177,7 +177,7 @@ class _Listener:
     status: RequestStatus
 
 
-async def _told(deps: NativeDeps, who: _Listener) -> AsyncGenerator[Event, None]:
+async def _permitted_events(deps: NativeDeps, who: _Listener) -> AsyncGenerator[Event, None]:
     """The events. Raises GatewayError: no stream slot is left, or the caller has lost its permission."""
 
     async def check() -> None:
@@ -189,15 +189,15 @@ async def _told(deps: NativeDeps, who: _Listener) -> AsyncGenerator[Event, None]
     with deps.slots.taken(who.tenant):
         async with (
             aclosing(follow(deps, who.tenant, who.status)) as events,
-            aclosing(watched(events, deps.slots.ending, check, deps.events.check_s)) as told,
+            aclosing(watched(events, deps.slots.ending, check, deps.events.check_s)) as checked,
         ):
-            async for event in told:
+            async for event in checked:
                 yield event
 
 
 async def _lines(deps: NativeDeps, who: _Listener) -> AsyncGenerator[bytes, None]:
     try:
-        async with aclosing(_told(deps, who)) as events:
+        async with aclosing(_permitted_events(deps, who)) as events:
             async for event in events:
                 yield _line(event)
     except GatewayError as error:
@@ -231,7 +231,7 @@ async def _talk(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
 async def _tell(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
     code = 1000
     try:
-        async with aclosing(_told(deps, who)) as events:
+        async with aclosing(_permitted_events(deps, who)) as events:
             async for event in events:
                 data = b"{}" if event.body is None else event.body.as_json()
                 await websocket.send_text(f'{{"event":"{event.name}","data":{data.decode()}}}')

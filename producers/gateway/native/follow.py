@@ -81,15 +81,15 @@ async def _text(
     waiting: PendingReply, status: RequestStatus, policy: EventPolicy, *, is_done: bool
 ) -> AsyncGenerator[Event, None]:
     deltas = Deltas(waiting, _LATE_TEXT_S if is_done else policy.longest_s)
-    told = RequestState.RUNNING if is_done else status.status
+    sent = RequestState.RUNNING if is_done else status.status
     try:
         while (delta := await deltas.next(policy.ping_s)) is not None:
             if isinstance(delta, NoDelta):
                 yield _PING
                 continue
-            if told is not RequestState.RUNNING:
-                told = RequestState.RUNNING
-                yield Event(EventName.STATUS, status_answer(replace(status, status=told)))
+            if sent is not RequestState.RUNNING:
+                sent = RequestState.RUNNING
+                yield Event(EventName.STATUS, status_answer(replace(status, status=sent)))
             yield Event(EventName.DELTA, DeltaAnswer.model_validate(delta))
     except TimeoutError:
         # Status changes can still be sent.
@@ -102,7 +102,7 @@ async def _text(
 async def _changes(
     deps: NativeDeps, tenant: str, status: RequestStatus, arrival: Arrival
 ) -> AsyncGenerator[Event, None]:
-    policy, told = deps.events, _told(status)
+    policy, sent = deps.events, _version(status)
     looks = 0
     now = monotonic()
     ends_at, ping_at, look_at = now + policy.longest_s, now + policy.ping_s, now + policy.first_look_s
@@ -124,8 +124,8 @@ async def _changes(
                 return
             now = monotonic()
             look_at = now + _pause_s(deps, looks)
-            if current is not None and _told(current) != told:
-                told, ping_at = _told(current), now + policy.ping_s
+            if current is not None and _version(current) != sent:
+                sent, ping_at = _version(current), now + policy.ping_s
                 yield Event(EventName.STATUS, status_answer(current))
         if now >= ping_at:
             ping_at = now + policy.ping_s
@@ -133,7 +133,7 @@ async def _changes(
     yield Event(EventName.TIMEOUT)
 
 
-def _told(status: RequestStatus) -> tuple[RequestState, int]:
+def _version(status: RequestStatus) -> tuple[RequestState, int]:
     """The part of a status whose change is an event."""
     return status.status, len(status.events)
 

@@ -22,18 +22,18 @@ from producers.gateway.native.response_bodies import (
 from producers.gateway.results.request_status import RequestState
 from producers.openai_api.errors import GatewayError
 
-RequestId = Annotated[str, Path(description="Of the request", examples=[openapi.EXAMPLE_ID])]
+RequestId = Annotated[str, Path(description="Id of the request", examples=[openapi.EXAMPLE_ID])]
 
 _ERRORS = openapi.errors(*openapi.READING)
 _RESULT = {
     **openapi.answers(200, ResultAnswer, "The final reply, whatever its outcome"),
-    **openapi.answers(202, AcceptedAnswer, "There is none yet"),
+    **openapi.answers(202, AcceptedAnswer, "No final reply so far"),
     **_ERRORS,
 }
-_STATUS = {**openapi.answers(200, StatusAnswer, "Where it stands"), **_ERRORS}
+_STATUS = {**openapi.answers(200, StatusAnswer, "Its status"), **_ERRORS}
 _CANCEL = {
-    **openapi.answers(200, StatusAnswer, "It was done before, and stays as it is"),
-    **openapi.answers(202, AcceptedAnswer, "It is told; the final reply comes as ever"),
+    **openapi.answers(200, StatusAnswer, "The request had ended; nothing was cancelled"),
+    **openapi.answers(202, AcceptedAnswer, "The cancellation was sent; the final reply follows"),
     **_ERRORS,
 }
 

@@ -22,18 +22,18 @@ Responses = dict[int | str, dict[str, Any]]
 EXAMPLE_ID = "0b0f1b52-6a3f-4f0e-9a55-0c6f6f5d8a11"
 
 _DESCRIPTIONS: Mapping[int, str] = {
-    400: "A field is wrong; `field` names it",
-    401: "No identity, or none that counts",
-    403: "This identity may not do this",
-    404: "There is no such request, or its result is no longer told",
+    400: "A field is invalid; `field` names it",
+    401: "No identity, or an invalid one",
+    403: "The identity lacks the permission",
+    404: "No such request, or its result has expired",
     409: "A request with this Idempotency-Key is in flight",
     413: "The body is too large",
     422: "This Idempotency-Key was used with another body",
-    429: "Too much at once; `Retry-After` says when trying again makes sense",
+    429: "A limit is reached; retry after `Retry-After`",
     499: "The request was cancelled",
     500: "The request failed",
-    503: "Not now; `Retry-After` says when trying again makes sense",
-    504: "No answer in time; `request_id` names the request, which goes on, unless it has expired",
+    503: "Unavailable; retry after `Retry-After`",
+    504: "No answer in time; the request in `request_id` continues, unless it has expired",
 }
 _EXAMPLES: Mapping[int, Mapping[str, Any]] = {
     400: {"code": "invalid", "message": "must be from 1 to 4096, not 9000", "field": "parameters.max_tokens"},
@@ -166,21 +166,21 @@ class Ready(BaseModel):
     """Whether requests can be accepted."""
 
     status: Literal["ready", "not_ready"]
-    conditions: dict[str, str | None] = Field(description="What it needs, and why that is missing; null: it is there")
-    degraded: dict[str, str] = Field(description="What is missing that it does without, and what that means")
+    conditions: dict[str, str | None] = Field(description="Each dependency, and why it is missing; null: available")
+    degraded: dict[str, str] = Field(description="Each missing optional dependency, and the effect")
 
 
 ALIVE: Responses = {
     200: {
         "model": Alive,
-        "description": "It answers",
+        "description": "The process answers",
         "content": {"application/json": {"example": {"status": "alive"}}},
     }
 }
 READY: Responses = {
     200: {
         "model": Ready,
-        "description": "Requests can be taken",
+        "description": "Requests can be accepted",
         "content": {
             "application/json": {
                 "example": {"status": "ready", "conditions": {"log": None, "serving": None}, "degraded": {}}
@@ -189,7 +189,7 @@ READY: Responses = {
     },
     503: {
         "model": Ready,
-        "description": "They cannot",
+        "description": "Requests cannot be accepted",
         "content": {
             "application/json": {
                 "example": {

@@ -22,7 +22,7 @@ class File(_Part):
 
     id: str
     object: Literal["file"] = "file"
-    bytes: int | None = Field(description="Null where a batch has yet to write it")
+    bytes: int | None = Field(description="Null until the batch has written it")
     created_at: int
     expires_at: int | None = Field(description="Null until the batch that writes it has ended")
     filename: str
@@ -37,7 +37,7 @@ class FileList(_Part):
     object: Literal["list"] = "list"
     data: list[File]
     first_id: str | None
-    last_id: str | None = Field(description="`after` of the page behind this one")
+    last_id: str | None = Field(description="`after` of the next page")
     has_more: bool
 
 
@@ -83,8 +83,10 @@ class BatchAnswer(_Part):
     input_file_id: str
     completion_window: Literal["24h"]
     status: JobStatus
-    output_file_id: str | None = Field(description="The answers; null until it has ended, or where there are none")
-    error_file_id: str | None = Field(description="What was not answered; null until it has ended, or if all was")
+    output_file_id: str | None = Field(description="The answers; null until the batch has ended, or if there are none")
+    error_file_id: str | None = Field(
+        description="The lines without an answer; null until the batch has ended, or if there are none"
+    )
     created_at: int
     in_progress_at: int | None
     expires_at: int | None
@@ -104,7 +106,7 @@ class BatchList(_Part):
     object: Literal["list"] = "list"
     data: list[BatchAnswer]
     first_id: str | None
-    last_id: str | None = Field(description="`after` of the page behind this one")
+    last_id: str | None = Field(description="`after` of the next page")
     has_more: bool
 
 
@@ -159,7 +161,7 @@ BATCH = success(BatchAnswer, dict(_BATCH))
 BATCHES = success(BatchList, _page(_BATCH))
 CONTENT: Responses = {
     200: {
-        "description": "The bytes as they were uploaded, or as the batch wrote them",
+        "description": "The bytes that were uploaded, or that the batch wrote",
         "content": {
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}, "example": f"{_LINE}\n"}
         },
@@ -167,19 +169,19 @@ CONTENT: Responses = {
 }
 
 _AWAY = ErrorDoc(
-    "Files and batches cannot be reached now; `retry-after` says when to try again",
+    "Files and batches are unavailable; retry after `retry-after`",
     "service_unavailable",
     "files and batches cannot be reached now",
 )
 _BUSY = ErrorDoc(
-    "Too much at once; `retry-after` says when to try again",
+    "A limit is reached; retry after `retry-after`",
     "overloaded",
     "at most 18 calls about files and batches are under way at a time",
 )
-SAID_OF_FILES: Mapping[int, ErrorDoc] = {
-    400: ErrorDoc("A field is wrong; `param` names it", "invalid", "purpose: only batch is supported", "purpose"),
+FILE_ERRORS: Mapping[int, ErrorDoc] = {
+    400: ErrorDoc("A field is invalid; `param` names it", "invalid", "purpose: only batch is supported", "purpose"),
     403: ErrorDoc(
-        "This identity may not do it, or keeps as many files as it may",
+        "The identity lacks the permission, or the quota of stored files is used up",
         "insufficient_quota",
         "file: a tenant keeps at most 10000 uploaded files, and 10000 are there",
         "file",
@@ -188,8 +190,8 @@ SAID_OF_FILES: Mapping[int, ErrorDoc] = {
     429: _BUSY,
     503: _AWAY,
 }
-SAID_OF_BATCHES: Mapping[int, ErrorDoc] = {
-    400: ErrorDoc("A field is wrong; `param` names it", "invalid", "endpoint: must be given", "endpoint"),
+BATCH_ERRORS: Mapping[int, ErrorDoc] = {
+    400: ErrorDoc("A field is invalid; `param` names it", "invalid", "endpoint: must be given", "endpoint"),
     404: ErrorDoc("No such batch, or no such file", "not_found", "there is no such batch", "batch_id"),
     429: _BUSY,
     503: _AWAY,

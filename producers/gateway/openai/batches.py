@@ -48,8 +48,8 @@ class BatchBody(BaseModel):
 def routes(deps: BatchDeps) -> APIRouter:
     """The routes."""
     api = APIRouter()
-    said = answers.SAID_OF_BATCHES
-    read = errors((*READ_STATUSES, 400), said)
+    documented_errors = answers.BATCH_ERRORS
+    read = errors((*READ_STATUSES, 400), documented_errors)
     reader = require(deps.authenticate, Scope.BATCHES)
     writer = require(deps.authenticate, Scope.BATCHES, writes=True)
 
@@ -57,7 +57,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         "/batches",
         summary="Start a batch",
         response_model=None,
-        responses=errors((*READ_STATUSES, 400, 413, 422), said) | answers.BATCH,
+        responses=errors((*READ_STATUSES, 400, 413, 422), documented_errors) | answers.BATCH,
         openapi_extra=documented(BatchBody, {"A batch": _EXAMPLE}) | IDEMPOTENCY_KEY,
     )
     async def create(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
@@ -84,7 +84,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         "/batches/{batch_id}/cancel",
         summary="Cancel a batch",
         response_model=None,
-        responses=errors((*READ_STATUSES, 400, 409), {**said, **answers.ENDED}) | answers.BATCH,
+        responses=errors((*READ_STATUSES, 400, 409), {**documented_errors, **answers.ENDED}) | answers.BATCH,
     )
     async def cancel(batch_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
         """Lines already answered are kept. Cancelling a cancelled batch again returns it unchanged."""

@@ -98,7 +98,7 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 def routes(deps: BatchDeps) -> APIRouter:
     """The routes."""
     api = APIRouter()
-    read = errors((*READ_STATUSES, 400), answers.SAID_OF_FILES)
+    read = errors((*READ_STATUSES, 400), answers.FILE_ERRORS)
     reader = require(deps.authenticate, KeyScope.FILES)
     writer = require(deps.authenticate, KeyScope.FILES, writes=True)
 
@@ -106,7 +106,7 @@ def routes(deps: BatchDeps) -> APIRouter:
         "/files",
         summary="Upload a file",
         response_model=None,
-        responses=errors((*READ_STATUSES, 400, 408, 411, 413), answers.SAID_OF_FILES) | answers.FILE,
+        responses=errors((*READ_STATUSES, 400, 408, 411, 413), answers.FILE_ERRORS) | answers.FILE,
         openapi_extra=answers.upload_body(INPUT_PURPOSE, _ANCHOR, LEAST_TTL_S, deps.limits.ttl_s),
     )
     async def upload(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:

@@ -21,7 +21,7 @@ def routes(deps: OpenAIDeps) -> APIRouter:
 
     @api.get(
         "/models",
-        summary="The models there are",
+        summary="The available models",
         responses={200: {"content": {"application/json": {"example": {"object": "list", "data": [_MODEL]}}}}},
     )
     async def list_models(identity: Annotated[Identity, Depends(deps.authenticate)]) -> ModelList:

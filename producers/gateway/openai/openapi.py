@@ -23,15 +23,15 @@ class ErrorDoc(NamedTuple):
 
 _ERRORS: Mapping[int, ErrorDoc] = {
     400: ErrorDoc(
-        "The body is not what it should be, or too long for the model; `param` is the field",
+        "The body is invalid, or too long for the model; `param` is the field",
         "unsupported_parameter",
         "n: only 1 is supported",
         "n",
     ),
     401: ErrorDoc("No identity", "invalid_api_key", "This API key or token is not valid."),
-    403: ErrorDoc("This identity may not do it", "insufficient_scope", "This API key lacks the scope for this."),
+    403: ErrorDoc("The identity lacks the permission", "insufficient_scope", "This API key lacks the scope for this."),
     404: ErrorDoc("No such model", "model_not_found", "no such model, or not for this tenant", "model"),
-    408: ErrorDoc("The body did not come in time", "invalid", "the body took more than 3600 s"),
+    408: ErrorDoc("The body did not arrive in time", "invalid", "the body took more than 3600 s"),
     409: ErrorDoc(
         "The request with this Idempotency-Key is in flight; `x-request-id` is its id",
         "request_in_flight",
@@ -39,7 +39,7 @@ _ERRORS: Mapping[int, ErrorDoc] = {
         _KEY,
     ),
     411: ErrorDoc(
-        "The head does not say how long the body is",
+        "The request has no Content-Length",
         "length_required",
         "the length of the body must be given",
         "content-length",
@@ -52,18 +52,18 @@ _ERRORS: Mapping[int, ErrorDoc] = {
         _KEY,
     ),
     429: ErrorDoc(
-        "Too much at once; `retry-after` says when to try again",
+        "A limit is reached; retry after `retry-after`",
         "rate_limit_exceeded",
         "Too many calls with this key or of this user.",
     ),
-    500: ErrorDoc("The request was run and failed", "engine_error", "the request failed"),
+    500: ErrorDoc("The request ran and failed", "engine_error", "the request failed"),
     503: ErrorDoc(
-        "Nothing is accepted now; `retry-after` says when to try again",
+        "Nothing is accepted now; retry after `retry-after`",
         "unavailable",
         "the log does not take requests at present; nothing was accepted",
     ),
     504: ErrorDoc(
-        "No answer in time; `x-request-id` is the id to ask for",
+        "No answer in time; `x-request-id` is the id for a lookup",
         "timeout",
         "no answer within 60 s; the request goes on",
     ),
@@ -95,7 +95,7 @@ IDEMPOTENCY_KEY: dict[str, Any] = {
             "name": _KEY,
             "in": "header",
             "required": False,
-            "description": "The same key with the same body is done once, for 24 hours at the least.",
+            "description": "Calls with the same key and body run once, for at least 24 hours.",
             "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
         }
     ]
@@ -106,31 +106,31 @@ _RESPONSE_HEADERS = {
 _EVENT = {
     "type": "object",
     "properties": {
-        "event": {"description": "`error` for what went wrong after the first event", "type": "string"},
+        "event": {"description": "`error` for a failure after the first event", "type": "string"},
         "data": {"description": "A chunk as JSON, `[DONE]`, or the body of an error", "type": "string"},
     },
     "required": ["data"],
 }
 
 
-def errors(statuses: tuple[int, ...], said: Mapping[int, ErrorDoc] | None = None) -> Responses:
+def errors(statuses: tuple[int, ...], own: Mapping[int, ErrorDoc] | None = None) -> Responses:
     """OpenAPI error responses: the given statuses, and a default of the same shape.
 
     Args:
         statuses: error statuses of the route.
-        said: rows that replace or extend the common ones.
+        own: rows that replace or extend the common ones.
     """
-    rows = {**_ERRORS, **(said or {})}
-    told: Responses = {}
+    rows = {**_ERRORS, **(own or {})}
+    documented: Responses = {}
     for status in statuses:
         row = rows[status]
         error = {"message": row.message, "type": error_type(status), "param": row.param, "code": row.code}
-        told[status] = {
+        documented[status] = {
             "model": ErrorBody,
             "description": row.description,
             "content": {"application/json": {"example": {"error": error}}},
         }
-    return told | {"default": {"model": ErrorBody, "description": "Any other error"}}
+    return documented | {"default": {"model": ErrorBody, "description": "Any other error"}}
 
 
 def success(model: type[object], example: dict[str, Any], streamed: str | None = None) -> Responses:

@@ -18,8 +18,8 @@ from types import FrameType
 import pytest
 
 from deploy.local.layout import PROJECT_ROOT
-from tests.run_report import PROCESSES_VARIABLE, read_processes, read_results, report
 from tests.kit.stack import CHOICE_VARIABLE
+from tests.run_report import PROCESSES_VARIABLE, read_processes, read_results, report
 from tests.tiers import Tier
 
 PYTEST = (sys.executable, "-m", "pytest")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.run_report import PROCESSES_VARIABLE, program_name
 from tests.kit.stack import PostgresServer, ServerStack, StackChoiceError, choose_stack, empty_database
+from tests.run_report import PROCESSES_VARIABLE, program_name
 from tests.tiers import Tier, may_hold, tiers_of
 
 # Property tests: few examples in the core, many in the full tier. How long one takes depends on the machine.

@@ -20,8 +20,8 @@ from deploy.local.kafka import BROKER_SETTINGS, HEAP, find_java
 from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
 from deploy.local.redis import SETTINGS
 from fairlane.settings import IDEMPOTENCY_TTL_S, Settings
-from tests.kit import stack
 from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, our_services, services
+from tests.kit import stack
 
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.
 WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}

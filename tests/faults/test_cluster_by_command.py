@@ -15,8 +15,8 @@ from fairlane.kafka_config import idempotent_producer
 from fairlane.settings import KafkaSettings
 from tests.kit.duties import BROKERS, badly_kept
 from tests.kit.log_reader import LogReader
-from tests.kit.up_command import running
 from tests.kit.stack import PostgresServer
+from tests.kit.up_command import running
 
 pytestmark = [pytest.mark.broker, pytest.mark.long]
 

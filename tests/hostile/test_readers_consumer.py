@@ -15,8 +15,8 @@ from tests.kit.damage import DAMAGES, Damage, KeyAndValue, write_batch
 from tests.kit.log_reader import LogReader, Replies
 from tests.kit.pipeline import Pipeline, header, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.kit.work_items import work_item
 from tests.kit.waiting import PATIENCE_S, eventually
+from tests.kit.work_items import work_item
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -16,8 +16,8 @@ from tests.kit.deployment import model_per_task
 from tests.kit.log_reader import LogReader, Replies
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.kit.work_items import work_item, write_work
 from tests.kit.waiting import eventually
+from tests.kit.work_items import work_item, write_work
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -16,8 +16,8 @@ from tests.kit.log_reader import LogReader, Replies
 from tests.kit.pipeline import Pipeline, header, unique_name
 from tests.kit.processes import ServiceProcess
 from tests.kit.troubled_engine import POISON
-from tests.kit.work_items import work_item, write_work
 from tests.kit.waiting import eventually
+from tests.kit.work_items import work_item, write_work
 
 pytestmark = pytest.mark.broker
 

@@ -9,8 +9,8 @@ from fairlane import names
 from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent
 from tests.kit.pipeline import Pipeline, unique_name
-from tests.kit.work_items import work_item, write_work
 from tests.kit.waiting import eventually
+from tests.kit.work_items import work_item, write_work
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

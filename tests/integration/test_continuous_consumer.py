@@ -10,8 +10,8 @@ from fairlane.outcomes import Outcome
 from fairlane.records import Parameters, UsageEvent, WorkItem
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
-from tests.kit.work_items import work_item, write_work
 from tests.kit.waiting import eventually
+from tests.kit.work_items import work_item, write_work
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 

@@ -24,8 +24,8 @@ from stream_processors.dispatcher.response_cache.caches import ResponseCache
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.kit.own_redis import OwnRedis
 from tests.kit.pipeline import Pipeline
-from tests.kit.work_items import work_item, write_work
 from tests.kit.waiting import eventually
+from tests.kit.work_items import work_item, write_work
 
 pytestmark = pytest.mark.broker
 

@@ -13,8 +13,8 @@ from fairlane.records import Parameters, UsageEvent
 from tests.kit.hasty_consumer import POLL_INTERVAL_S
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
-from tests.kit.work_items import work_item, write_work
 from tests.kit.waiting import eventually
+from tests.kit.work_items import work_item, write_work
 
 pytestmark = [pytest.mark.broker, pytest.mark.alone]
 

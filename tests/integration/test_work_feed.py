@@ -32,8 +32,8 @@ from stream_processors.dispatcher.feedback.work_records import (
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, Reserved, WorkId
 from tests.kit.pipeline import Pipeline
-from tests.kit.work_log import COST, Follower, WorkLog, following
 from tests.kit.waiting import eventually
+from tests.kit.work_log import COST, Follower, WorkLog, following
 
 pytestmark = pytest.mark.broker
 

@@ -16,8 +16,8 @@ from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
 from fairlane_server.cli import dlq_options, main
 from fairlane_server.cli.dlq_options import DeadLetters
 from tests.kit.pipeline import Pipeline
-from tests.kit.work_items import work_item
 from tests.kit.waiting import eventually
+from tests.kit.work_items import work_item
 
 Run = Callable[..., tuple[int, str, str]]
 

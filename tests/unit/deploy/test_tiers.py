@@ -14,10 +14,10 @@ import pytest
 
 from deploy.local.layout import PROJECT_ROOT
 from tests import __main__ as command
-from tests.run_report import Result, program_name, read_processes, read_results, report
 from tests.kit.stack import CHOICE_VARIABLE
-from tests.tiers import Tier, may_hold, tiers_of
 from tests.kit.waiting import eventually
+from tests.run_report import Result, program_name, read_processes, read_results, report
+from tests.tiers import Tier, may_hold, tiers_of
 
 PASSED, FAILED, ENDED, NONE = 0, 1, 2, 5
 PROPERTIES = "tests/unit/fairlane/test_offsets.py"

@@ -233,14 +233,15 @@ class BatchStore:
             connection.execute("DELETE FROM files WHERE file_id = %s", (file_id,))
 
     def add_batch(self, batch: Batch) -> bool:
-        """Queue the job of a batch; its outputs are files that are not there yet. False: neither is its input."""
+        """Queue the job of a batch, with its output files. False: its input is gone, or its job exists already."""
         job = batch.job
         with self._database.transaction() as connection:
             # Nobody removes it until the batch is there.
             values = {"file_id": batch.input_file_id, "now_ms": job.created_at_ms}
             if connection.execute(_HOLD_FILE.encode(), values).fetchone() is None:
                 return False
-            connection.execute(INSERT, inserted(job, 0.0))
+            if not connection.execute(INSERT, inserted(job, 0.0)).rowcount:
+                return False
             for file_id, what in ((batch.output_file_id, "output"), (batch.error_file_id, "errors")):
                 name = f"{batch.batch_id}_{what}.jsonl"
                 file = StoredFile(file_id, job.tenant, OUTPUT_PURPOSE, name, None, job.created_at_ms)

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
@@ -327,8 +327,8 @@ def test_of_many_calls_under_one_key_at_once_all_have_one_batch(bench: Bench) ->
 
     async def start_all() -> set[str]:
         # One event loop, as in the gateway: its slots are counted there.
-        transport = httpx.ASGITransport(bench.app())
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        transport = httpx2.ASGITransport(bench.app())
+        async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as http:
             client = AsyncOpenAI(base_url="http://gateway/v1", api_key="acme", http_client=http, max_retries=0)
             calls = [
                 client.batches.create(
@@ -366,7 +366,7 @@ def test_a_client_that_tries_again_by_itself_has_one_batch(bench: Bench) -> None
             answer = super().send(request, **options)
             if request.method == "POST" and request.url.path == "/v1/batches" and not lost:
                 lost.append(answer.json()["id"])
-                raise httpx.ReadError("the connection broke")
+                raise httpx2.ReadError("the connection broke")
             return answer
 
     with bench.client(client_class=Losing, max_retries=1) as client:

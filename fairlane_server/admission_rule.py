@@ -64,12 +64,10 @@ class PoolCapacity:
 
     @property
     def max_batch_items(self) -> int:
-        """Items that run at once when every live consumer runs a full batch."""
         return sum(limits.items for limits in self.batches)
 
     @property
     def max_batch_tokens(self) -> int:
-        """Cost tokens that run at once at most."""
         return sum(limits.tokens for limits in self.batches)
 
 

@@ -5,5 +5,4 @@ OUTPUT_WEIGHT = 2
 
 
 def cost_tokens(prompt_tokens: int, output_tokens: int) -> int:
-    """Prompt tokens plus twice the output tokens."""
     return prompt_tokens + OUTPUT_WEIGHT * output_tokens

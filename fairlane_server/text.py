@@ -27,7 +27,6 @@ def clean_text(text: str) -> str:
 
 
 def without_nul(text: str) -> str:
-    """The text in the form that Postgres can store."""
     return text.replace(NUL, NUL_PICTURE) if NUL in text else text
 
 
@@ -50,6 +49,5 @@ _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def span_ms(text: str) -> int | None:
-    """Milliseconds of ``90s``, ``30m``, ``2h`` or ``7d``; None for any other text."""
     found = _SPAN.fullmatch(text)
     return None if found is None else int(found[1]) * _UNIT_MS[found[2]]

@@ -20,7 +20,6 @@ LevelT = TypeVar("LevelT")
 
 
 def refilled(capacity: float, per_ms: float, amount: float, elapsed_ms: float) -> float:
-    """Amount in a bucket ``elapsed_ms`` after it held ``amount``."""
     return min(capacity, amount + elapsed_ms * per_ms)
 
 
@@ -33,7 +32,6 @@ def wait_ms(capacity: float, per_ms: float, missing: float, clock_is_behind_ms: 
 
 
 def full_in_ms(capacity: float, per_ms: float, amount: float) -> int:
-    """Milliseconds until a bucket with this amount is full."""
     return math.ceil((capacity - amount) / per_ms) if amount < capacity else 0
 
 

@@ -94,7 +94,6 @@ class ConsumerApp:
         return self.run_here()
 
     def stop(self) -> None:
-        """Drain and end, as on SIGTERM."""
         self._stop.stop()
 
     def run_here(self) -> int:

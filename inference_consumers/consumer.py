@@ -207,7 +207,6 @@ class InferenceConsumer:
         self.driver.submit([Settled(work, Failure(Code.UNKNOWN_MODEL, problem), run)])
 
     def _drop(self, unwanted: Sequence[ReceivedWork], now_ms: int) -> None:
-        """Answer what was cancelled before it ran."""
         run = EngineRun("none", 0, now_ms, now_ms)
         self.driver.submit([Settled(work, Cancelled(TokenUsage()), run) for work in unwanted])
 

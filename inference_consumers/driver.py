@@ -106,7 +106,6 @@ class EngineDriver:
         return True
 
     def stop(self) -> None:
-        """Start no more runs; what runs finishes."""
         with self.changed:
             self._stopping = True
             self.changed.notify_all()
@@ -119,13 +118,11 @@ class EngineDriver:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing runs and nothing waits."""
         with self.changed:
             return not self.engines.runs and not self.waiting and not self._telling
 
     @property
     def lost_engines(self) -> list[str]:
-        """Models that cannot be run until their engines are started again."""
         with self.changed:
             return self.engines.lost
 
@@ -149,7 +146,6 @@ class EngineDriver:
             self.transactions.submit_many(settlements)
 
     def is_cancelled(self, work: ReceivedWork) -> bool:
-        """Whether the item was cancelled."""
         return self.cancellations.is_cancelled(work.item.tenant, work.request_id, work.item.submitted_at_ms)
 
     def count_dead(self, tenant: str | None, *, dead: bool) -> bool:
@@ -163,7 +159,6 @@ class EngineDriver:
         return exceeded is None
 
     def engine_loaded(self, host: Host, loaded: Loaded) -> None:
-        """It can run something now."""
         with self.changed:
             state = self.engines.by_key[host.key]
             state.name, state.is_continuous, state.life = loaded.name, loaded.continuous, host.life
@@ -172,7 +167,6 @@ class EngineDriver:
         log.info("engine_ready", model=host.key[0], version=host.key[1], engine=loaded.name, seconds=loaded.seconds)
 
     def engine_stepped(self, host: Host, step: Step) -> None:
-        """Texts go out, outcomes are settled."""
         now_ms = self.clock()
         with self.changed:
             state = self.engines.by_key[host.key]
@@ -258,12 +252,10 @@ class EngineDriver:
         self._tell(settled)
 
     def engine_failed(self, host: Host, reason: str) -> None:
-        """Handle an engine that cannot start: the consumer ends."""
         log.error("engine_unusable", model=host.key[0], version=host.key[1], reason=reason)
         self.on_fatal(EngineFailedError(reason))
 
     def _tell(self, settled: Sequence[Settled]) -> None:
-        """Hand on what a run came to: it is not over before."""
         self.submit(settled)
         with self.changed:
             self._telling -= 1

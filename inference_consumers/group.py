@@ -51,7 +51,6 @@ class PoolMember:
         self._paused: set[PartitionId] = set()
 
     def join(self) -> None:
-        """Subscribe; partitions arrive during ``poll``."""
         self._consumer.subscribe(
             list(self._topics),
             on_assign=self._on_assign,
@@ -77,7 +76,6 @@ class PoolMember:
         self._apply_pauses()
 
     def close(self) -> None:
-        """Leave the group."""
         self._consumer.close()
 
     def _claim(self, message: Message | SkippedRange) -> Claim | None:

@@ -56,7 +56,6 @@ class PresentedKey:
 
 
 def new_key() -> NewKey:
-    """Generate a key."""
     key_id, secret = secrets.token_hex(_KEY_ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
     return NewKey(key_id, f"{_PREFIX}{key_id}_{secret}", _hash(secret))
 

@@ -22,6 +22,7 @@ from fairlane.logs import get_logger
 from fairlane.names import is_name
 from fairlane_server.api_keys.api_key import Role, Scope, new_key
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, describe, reason
+from fairlane_server.store_error import ReportableError
 
 APPLICATION_NAME = "fairlane-keys"
 CALL_TIMEOUT_S = 30.0
@@ -71,8 +72,8 @@ INSERT INTO identity_events (tenant, event, key_id, subject, operator, details) 
 """
 
 
-class ApiKeysError(Exception):
-    """The operation failed. The message is one line without secrets."""
+class ApiKeysError(ReportableError):
+    """The operation failed."""
 
 
 class KeyNotFoundError(ApiKeysError):
@@ -128,7 +129,6 @@ class ApiKeys:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next call opens another."""
         self._kept.close()
 
     def create(
@@ -241,7 +241,6 @@ class ApiKeys:
 
 
 def _operator() -> str:
-    """User and host that run this process."""
     user = f"uid {os.getuid()}"
     # A container may have no user with this uid.
     with suppress(KeyError, OSError, ImportError):

@@ -48,7 +48,6 @@ class CacheKey:
 
     @property
     def name(self) -> str:
-        """The key in Redis."""
         return f"cache:{self.tenant}:{self.cache}:{self.digest.hex()}"
 
 
@@ -61,7 +60,6 @@ def cache_key(cache: CacheName, tenant: str, *parts: Canonical) -> CacheKey:
 
 
 def embedding_key(tenant: str, embedder: str, text: str) -> CacheKey:
-    """The vector of one query, as one embedder makes it."""
     return cache_key(CacheName.EMBEDDING, tenant, embedder, text)
 
 

@@ -185,7 +185,6 @@ _decoder = msgspec.msgpack.Decoder(CachedAnswer)
 
 
 def encode_answer(answer: CachedAnswer) -> bytes:
-    """Encode the payload of a cache entry."""
     return _encoder.encode(answer)
 
 

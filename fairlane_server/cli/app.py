@@ -24,7 +24,8 @@ from fairlane_server.cli import (
     users,
 )
 from fairlane_server.cli.output import FAILURE, fail
-from fairlane_server.postgres.migrations import DatabaseError
+from fairlane_server.postgres.migrations import missing_extra
+from fairlane_server.store_error import ReportableError
 
 app = typer.Typer(
     name="fairlane",
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             typer.echo(message, err=True)
             sys.exit(FAILURE)
         fail(f"{message} (see --help)")
-    except (ConfigError, ClusterError, RegistryError, DatabaseError, OSError) as error:
+    except (ConfigError, ClusterError, RegistryError, ReportableError, OSError) as error:
         fail(str(error))
+    except ImportError as error:
+        fail(str(missing_extra(error)))
     sys.exit(code if isinstance(code, int) else 0)

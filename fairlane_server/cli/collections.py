@@ -4,15 +4,29 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairlane.names import is_name
-from fairlane_server.cli.output import FAILURE, AsJson, fail, printable, say, settings_with, show_json, show_table, warn
+from fairlane_server.cli.output import (
+    FAILURE,
+    AsJson,
+    Yes,
+    checked_tenant,
+    confirm,
+    fail,
+    printable,
+    say,
+    settings_with,
+    show,
+    show_json,
+    show_list,
+    utc,
+    warn,
+)
 from fairlane_server.cli.progress import progress_bar
+from fairlane_server.retrieval.extra import require_extra
 
 if TYPE_CHECKING:
     from fairlane_server.retrieval.collections import Collections
@@ -20,36 +34,19 @@ if TYPE_CHECKING:
     from fairlane_server.retrieval.store import Collection
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the collection.", show_default=False)]
-Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose collection it is.", show_default=False)]
+Tenant = Annotated[
+    str, typer.Option("--tenant", metavar="TENANT", help="Whose collection it is.", callback=checked_tenant)
+]
 
 
 @contextmanager
 def opened(tenant: str, options: "IngestOptions | None" = None) -> "Iterator[Collections]":
-    """Open the tenant's collections; an error that the operator can fix ends the command with one line."""
-    if not is_name(tenant):
-        fail(f"--tenant {printable(tenant)}: no tenant can have this name")
-    needs_extra()
+    # The libraries of the extra are imported where they are used.
+    require_extra()
     from fairlane_server.retrieval.collections import open_collections
-    from fairlane_server.retrieval.embedder import EmbedderError
-    from fairlane_server.retrieval.ingestion import IngestError
-    from fairlane_server.retrieval.sources import SourcesError
-    from fairlane_server.store_error import StoreError
 
-    try:
-        with open_collections(settings_with(), tenant, options) as collections:
-            yield collections
-    except (StoreError, EmbedderError, SourcesError, IngestError, ValueError) as error:
-        fail(printable(str(error)))
-
-
-def needs_extra() -> None:
-    """Ends the command when the libraries it needs are not installed. They are loaded where they are used."""
-    from fairlane_server.retrieval.extra import MissingExtraError, require_extra
-
-    try:
-        require_extra()
-    except MissingExtraError as error:
-        fail(str(error))
+    with open_collections(settings_with(), tenant, options) as collections:
+        yield collections
 
 
 _MOST_SHOWN = 20
@@ -88,7 +85,7 @@ def ingest_command(
     A file that cannot be taken is named, and the others are taken; the exit status is 1 then. After Ctrl-C what was
     stored stays, and the same command goes on from there.
     """
-    needs_extra()
+    require_extra()
     options = _options(max_tokens, overlap_tokens, max_file_mb)
     from fairlane_server.retrieval.sources import find_sources
 
@@ -197,7 +194,6 @@ def _warn_of(failures: "Sequence[Failure]") -> None:
         warn(f"and {more:,} more files (--json names them)")
 
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 WithDocuments = Annotated[bool, typer.Option("--documents", help="Name the documents in it as well.")]
 
 app = typer.Typer(help="The collections of documents that requests are answered from.", no_args_is_help=True)
@@ -208,10 +204,8 @@ def create_command(name: Name, tenant: Tenant, *, as_json: AsJson = False) -> No
     """Create an empty collection of a tenant, for vectors of the embedder that RETRIEVAL_EMBEDDER names."""
     with opened(tenant) as collections:
         made = collections.create(name)
-    if as_json:
-        show_json(_as_json(made))
-    else:
-        say(f"created {made.name} of tenant {made.tenant}: {made.embedder}, {made.dimensions} dimensions")
+    text = f"created {made.name} of tenant {made.tenant}: {made.embedder}, {made.dimensions} dimensions"
+    show(_as_json(made), text, as_json=as_json)
 
 
 app.command("ingest")(ingest_command)
@@ -222,12 +216,9 @@ def list_command(tenant: Tenant, *, as_json: AsJson = False) -> None:
     """List the collections of a tenant."""
     with opened(tenant) as collections:
         found = collections.list()
-    if as_json:
-        show_json({"collections": [*map(_as_json, found)]})
-    elif not found:
-        say(f"tenant {tenant} has no collections")
-    else:
-        show_table(("collection", "documents", "passages", "version", "updated (UTC)", "embedder"), [*map(_row, found)])
+    columns = ("collection", "documents", "passages", "version", "updated (UTC)", "embedder")
+    empty = f"tenant {tenant} has no collections"
+    show_list("collections", found, columns, _row, to_json=_as_json, empty=empty, as_json=as_json)
 
 
 @app.command("show")
@@ -242,7 +233,7 @@ def show_command(name: Name, tenant: Tenant, *, with_documents: WithDocuments = 
     say(f"{found.name} of tenant {found.tenant}, version {found.version}")
     say(f"{found.documents:,} documents, {found.passages:,} passages")
     say(f"embedded by {printable(found.embedder)}, {found.dimensions} dimensions")
-    say(f"created {_time(found.created_at_ms)} UTC, updated {_time(found.updated_at_ms)} UTC")
+    say(f"created {utc(found.created_at_ms)} UTC, updated {utc(found.updated_at_ms)} UTC")
     for source in documents:
         say(f"  {printable(source)}")
 
@@ -253,13 +244,9 @@ def delete_command(name: Name, tenant: Tenant, *, yes: Yes = False, as_json: AsJ
     with opened(tenant) as collections:
         found = collections.get(name)
         what = f"{found.name} of tenant {tenant} with {found.documents:,} documents and {found.passages:,} passages"
-        if not yes:
-            typer.confirm(f"Delete {what}?", abort=True, err=True)
+        confirm(f"Delete {what}?", yes=yes)
         gone = collections.delete(name)
-    if as_json:
-        show_json({"deleted": _as_json(gone)})
-    else:
-        say(f"deleted {what}")
+    show({"deleted": _as_json(gone)}, f"deleted {what}", as_json=as_json)
 
 
 def _as_json(collection: "Collection") -> dict[str, object]:
@@ -275,10 +262,6 @@ def _row(collection: "Collection") -> tuple[str, ...]:
         f"{collection.documents:,}",
         f"{collection.passages:,}",
         str(collection.version),
-        _time(collection.updated_at_ms),
+        utc(collection.updated_at_ms),
         f"{collection.embedder} ({collection.dimensions})",
     )
-
-
-def _time(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"

@@ -3,14 +3,23 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairlane.names import is_name
-from fairlane_server.cli.output import AsJson, fail, printable, say, settings_with, show_json, show_table
-from fairlane_server.postgres.migrations import missing_extra
+from fairlane_server.cli.output import (
+    AsJson,
+    Yes,
+    checked_tenant,
+    confirm,
+    printable,
+    say,
+    settings_with,
+    show,
+    show_json,
+    show_list,
+    utc,
+)
 
 if TYPE_CHECKING:
     from fairlane_server.conversations.conversations import Conversations
@@ -18,10 +27,9 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="ID", help="Of the conversation.", show_default=False)]
 Tenant = Annotated[
-    str, typer.Option("--tenant", metavar="TENANT", help="Whose conversation it is.", show_default=False)
+    str, typer.Option("--tenant", metavar="TENANT", help="Whose conversation it is.", callback=checked_tenant)
 ]
 Most = Annotated[int, typer.Option("--last", metavar="N", min=1, help="At most so many, the newest.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 app = typer.Typer(help="What was said in conversations, that later turns are answered from.", no_args_is_help=True)
 
@@ -31,24 +39,18 @@ def list_command(tenant: Tenant, *, last: Most = 1_000, as_json: AsJson = False)
     """List the conversations of a tenant, the one that was gone on with last first."""
     with opened(tenant) as conversations:
         found = conversations.list(last)
-    if as_json:
-        show_json({"conversations": [asdict(one) for one in found]})
-    elif not found:
-        say(f"tenant {tenant} has no conversations")
-    else:
-        show_table(
-            ("conversation", "turns", "tokens", "first (UTC)", "last (UTC)"),
-            [
-                (
-                    one.conversation_id,
-                    f"{one.turns:,}",
-                    f"{one.tokens:,}",
-                    _time(one.first_at_ms),
-                    _time(one.last_at_ms),
-                )
-                for one in found
-            ],
-        )
+    show_list(
+        "conversations",
+        found,
+        ("conversation", "turns", "tokens", "first (UTC)", "last (UTC)"),
+        lambda one: (
+            *(one.conversation_id, f"{one.turns:,}", f"{one.tokens:,}"),
+            *(utc(one.first_at_ms), utc(one.last_at_ms)),
+        ),
+        to_json=asdict,
+        empty=f"tenant {tenant} has no conversations",
+        as_json=as_json,
+    )
 
 
 @app.command("show")
@@ -68,35 +70,22 @@ def delete_command(conversation: Name, tenant: Tenant, *, yes: Yes = False, as_j
     """Delete the turns of one conversation. Later requests start it anew."""
     with opened(tenant) as conversations:
         turns = len(conversations.turns(conversation))
-        if not yes:
-            question = f"Delete {printable(conversation)} of tenant {tenant} with {_counted(turns)}?"
-            typer.confirm(question, abort=True, err=True)
+        confirm(f"Delete {printable(conversation)} of tenant {tenant} with {_counted(turns)}?", yes=yes)
         gone = conversations.delete(conversation)
-    if as_json:
-        show_json({"deleted": {"conversation_id": conversation, "turns": gone}})
-    else:
-        say(f"deleted {printable(conversation)} of tenant {tenant} with {_counted(gone)}")
+    text = f"deleted {printable(conversation)} of tenant {tenant} with {_counted(gone)}"
+    show({"deleted": {"conversation_id": conversation, "turns": gone}}, text, as_json=as_json)
 
 
 @contextmanager
 def opened(tenant: str) -> "Iterator[Conversations]":
-    """Open the tenant's conversations; an error that the operator can fix ends the command with one line."""
-    if not is_name(tenant):
-        fail(f"--tenant {printable(tenant)}: no tenant can have this name")
-    try:
-        from fairlane_server.conversations.conversations import Conversations
-        from fairlane_server.store_error import StoreError
-    except ImportError as error:
-        fail(str(missing_extra(error)))
-    try:
-        with Conversations(settings_with().postgres_dsn.get_secret_value(), tenant) as conversations:
-            yield conversations
-    except (StoreError, ValueError) as error:
-        fail(printable(str(error)))
+    from fairlane_server.conversations.conversations import Conversations
+
+    with Conversations(settings_with().postgres_dsn.get_secret_value(), tenant) as conversations:
+        yield conversations
 
 
 def _show(turn: "StoredTurn") -> None:
-    say(f"--- {_time(turn.replied_at_ms)} UTC, request {printable(turn.request_id)}")
+    say(f"--- {utc(turn.replied_at_ms)} UTC, request {printable(turn.request_id)}")
     for message in turn.messages:
         _say_lines(message.role, message.content)
     _say_lines("assistant", turn.answer)
@@ -111,7 +100,3 @@ def _say_lines(role: str, text: str) -> None:
 
 def _counted(turns: int) -> str:
     return f"{turns:,} turn{'' if turns == 1 else 's'}"
-
-
-def _time(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"

@@ -1,7 +1,6 @@
 """``fairlane dlq``: look at dead letters."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -33,6 +32,7 @@ from fairlane_server.cli.output import (
     settings_with,
     show_json,
     show_table,
+    utc,
 )
 from fairlane_server.cli.progress import progress_bar
 from fairlane_server.dead_letters.describe import contents, facts, flat
@@ -120,7 +120,7 @@ def show_command(
     if as_json:
         show_json({**told, "headers": written, "content": content})
         return
-    say(f"{short_name(letter.place)}, died {_time(letter.died_at_ms)} UTC, {len(letter.record.value)} bytes")
+    say(f"{short_name(letter.place)}, died {utc(letter.died_at_ms)} UTC, {len(letter.record.value)} bytes")
     say(f"holds {letter.kind}" if letter.problem is None else f"cannot be read: {printable(letter.problem)}")
     for title, lines in (("headers", list(written.items())), ("content", flat(content))):
         if lines:
@@ -166,7 +166,7 @@ def _row(place: SourceCoordinate, row: Mapping[str, object]) -> tuple[str, ...]:
     replays = row["replayed_as"]
     return (
         short_name(place),
-        _time(row["died_at_ms"]),
+        utc(row["died_at_ms"] if isinstance(row["died_at_ms"], int) else None),
         *(_text(row[name]) for name in ("tenant", "model", "request_id")),
         _text(row["exception"]).rpartition(".")[2],
         _text(row["message"]),
@@ -176,8 +176,3 @@ def _row(place: SourceCoordinate, row: Mapping[str, object]) -> tuple[str, ...]:
 
 def _text(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _time(at_ms: object) -> str:
-    seconds = at_ms / 1_000 if isinstance(at_ms, int) else 0.0
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"

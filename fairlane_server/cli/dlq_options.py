@@ -71,7 +71,6 @@ def time_of(option: str, text: str | None) -> int | None:
 
 
 def topics_of(topic: DeadLetters | None) -> list[str]:
-    """The names of the topics that are meant."""
     return list(TOPICS.values()) if topic is None else [TOPICS[topic]]
 
 

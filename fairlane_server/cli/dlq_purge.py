@@ -7,7 +7,7 @@ import typer
 
 from fairlane.schema_registry import codec_for
 from fairlane_server.cli.dlq_options import DeadLetters, DryRun, Partition, Until, select, topics_of
-from fairlane_server.cli.output import AsJson, BootstrapServers, fail, say, settings_with, show_json
+from fairlane_server.cli.output import AsJson, BootstrapServers, Yes, confirm, fail, say, settings_with, show_json
 from fairlane_server.cli.progress import progress_bar
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.selection import OffsetRange, Selection, Survey
@@ -21,7 +21,6 @@ OneTopic = Annotated[
 ]
 Offsets = Annotated[str | None, typer.Option(metavar="RANGE", help="Up to and with an offset: -40.")]
 Refused = Annotated[str | None, typer.Option(hidden=True)]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,7 @@ def purge_command(
         letters, replayed = sum(cut.letters for cut in cuts), sum(cut.replayed for cut in cuts)
         what = f"{letters} dead letters of {topics_of(topic)[0]}, {letters - replayed} of them never replayed"
         if cuts and not dry_run:
-            if not yes:
-                typer.confirm(f"Delete {what}?", abort=True, err=True)
+            confirm(f"Delete {what}?", yes=yes)
             for cut in cuts:
                 log.delete_before(cut.topic, cut.partition, cut.before_offset)
     if as_json:

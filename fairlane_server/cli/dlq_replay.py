@@ -162,7 +162,6 @@ class _Run:
                 advance(self.replayed + self.failed + self.skipped)
 
     def report(self, *, dry_run: bool) -> None:
-        """Say what it came to."""
         if self.as_json:
             counts = {
                 "replayed": self.replayed,

@@ -2,13 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from fairlane.names import is_name
-from fairlane_server.cli.output import AsJson, fail, printable, say, settings_with, show_json, show_table
+from fairlane_server.cli.output import (
+    AsJson,
+    checked_tenant,
+    fail,
+    printable,
+    say,
+    settings_with,
+    show_json,
+    show_table,
+    utc,
+)
 from fairlane_server.postgres.request_history import read_history
 from fairlane_server.postgres.request_timeline import Publication, TimelineEvent, tell
 
@@ -27,7 +35,11 @@ _INSTANT = "_at_ms"
 RequestId = Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The id as it was published.", show_default=False)]
 Tenant = Annotated[
     str | None,
-    typer.Option(metavar="TENANT", help="Of this tenant alone; by default of every tenant that used the id."),
+    typer.Option(
+        metavar="TENANT",
+        help="Of this tenant alone; by default of every tenant that used the id.",
+        callback=checked_tenant,
+    ),
 ]
 
 
@@ -38,12 +50,10 @@ def explain_command(request_id: RequestId, tenant: Tenant = None, *, as_json: As
     """
     if not request_id:
         fail("REQUEST_ID must not be empty")
-    if tenant is not None and not is_name(tenant):
-        fail(f"--tenant {printable(tenant)}: no tenant can have this name")
     places = tell(read_history(settings_with(), request_id, tenant))
     if not places:
         of = "" if tenant is None else f" of tenant {tenant}"
-        fail(f"nothing is recorded of request {printable(request_id)}{of}: a wrong id, or the recorder is behind")
+        fail(f"nothing is recorded of request {request_id}{of}: a wrong id, or the recorder is behind")
     if as_json:
         show_json({"request_id": request_id, "places": [_as_json(place) for place in places]})
         return
@@ -65,16 +75,15 @@ def _as_json(place: Publication) -> dict[str, object]:
 
 
 def _event_as_json(event: TimelineEvent) -> dict[str, object]:
-    values = asdict(event)
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in asdict(event).items() if value is not None}
 
 
 def _show(request_id: str, place: Publication, which: str) -> None:
     source = place.source
-    began = datetime.fromtimestamp(place.began_at_ms / 1_000, UTC)
     where = f"{source.topic}-{source.partition}@{source.offset}" if source.topic else "a place that is not known"
     say(f"request {printable(request_id)}{which}")
-    say(f"tenant {printable(place.tenant)}, {printable(where)}, {began:%Y-%m-%d %H:%M:%S}.{began:%f}"[:-3] + " UTC")
+    began = f"{utc(place.began_at_ms)}.{place.began_at_ms % 1_000:03}"
+    say(f"tenant {printable(place.tenant)}, {printable(where)}, {began} UTC")
     say(f"state: {place.state}")
     show_table(
         ("ms", "event", "by", "what"),

@@ -3,17 +3,27 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fairlane import logs
 from fairlane.clock import now_ms
-from fairlane.names import is_name
 from fairlane_server.api_keys.api_key import Role, Scope
-from fairlane_server.cli.output import AsJson, fail, printable, say, settings_with, show_json, show_table, warn
-from fairlane_server.postgres.migrations import missing_extra
+from fairlane_server.cli.output import (
+    AsJson,
+    OneTenant,
+    checked_tenant,
+    fail,
+    printable,
+    say,
+    settings_with,
+    show,
+    show_json,
+    show_list,
+    utc,
+    warn,
+)
 from fairlane_server.text import span_ms
 
 if TYPE_CHECKING:
@@ -22,8 +32,7 @@ if TYPE_CHECKING:
 _LONGEST_MS = 3_660 * 86_400_000
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Of the key: 16 digits and letters.", show_default=False)]
-Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose key it is.", show_default=False)]
-OneTenant = Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.")]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose key it is.", callback=checked_tenant)]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="What it is for.", show_default=False)]
 OfRole = Annotated[Role, typer.Option("--role", help="What it may do.")]
 Scopes = Annotated[
@@ -57,7 +66,6 @@ def create_command(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it. It is shown this once: only a hash of it is kept."""
-    checked_tenant(tenant)
     expires_in_ms = _span("--expires", expires, least_ms=1)
     with opened() as keys:
         issued = keys.create(tenant, name, role, scope or (), user=user, expires_in_ms=expires_in_ms)
@@ -67,19 +75,10 @@ def create_command(
 @app.command("list")
 def list_command(tenant: OneTenant = None, *, ended: Ended = False, as_json: AsJson = False) -> None:
     """List the keys, without their secrets, which are not stored."""
-    if tenant is not None:
-        checked_tenant(tenant)
     with opened() as keys:
         found = keys.list(tenant, ended=ended)
-    if as_json:
-        show_json({"keys": [asdict(key) for key in found]})
-    elif not found:
-        say("there are no keys")
-    else:
-        show_table(
-            ("key", "tenant", "name", "role", "scopes", "user", "state", "created (UTC)", "expires", "last used"),
-            [_row(key) for key in found],
-        )
+    columns = ("key", "tenant", "name", "role", "scopes", "user", "state", "created (UTC)", "expires", "last used")
+    show_list("keys", found, columns, _row, to_json=asdict, empty="there are no keys", as_json=as_json)
 
 
 @app.command("revoke")
@@ -87,10 +86,8 @@ def revoke_command(key_id: KeyId, *, as_json: AsJson = False) -> None:
     """End a key. Every gateway that reaches Postgres refuses it within about a second."""
     with opened() as keys:
         key = keys.revoke(key_id)
-    if as_json:
-        show_json({"revoked": asdict(key)})
-    else:
-        say(f"revoked {key.key_id} of tenant {key.tenant} ({printable(key.name)})")
+    text = f"revoked {key.key_id} of tenant {key.tenant} ({printable(key.name)})"
+    show({"revoked": asdict(key)}, text, as_json=as_json)
 
 
 @app.command("rotate")
@@ -107,26 +104,15 @@ def rotate_command(
 
 @contextmanager
 def opened() -> "Iterator[ApiKeys]":
-    """Open the key store as the tables' owner; an error that the operator can fix ends the command with one line."""
+    """Open the key store as the tables' owner."""
+    from fairlane_server.api_keys.key_store import ApiKeys
+
     settings = settings_with()
-    try:
-        from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
-    except ImportError as error:
-        fail(str(missing_extra(error)))
     # What is done to keys is logged, on stderr.
     logs.configure(settings, "keys")
     dsn = settings.postgres_owner_dsn or settings.postgres_dsn
-    try:
-        with ApiKeys(dsn.get_secret_value()) as keys:
-            yield keys
-    except ApiKeysError as error:
-        fail(printable(str(error)))
-
-
-def checked_tenant(tenant: str) -> None:
-    """Ends the command for what cannot be a tenant."""
-    if not is_name(tenant):
-        fail(f"--tenant {printable(tenant)}: no tenant can have this name")
+    with ApiKeys(dsn.get_secret_value()) as keys:
+        yield keys
 
 
 def _show_issued(issued: "IssuedKey", *, as_json: bool) -> None:
@@ -142,7 +128,7 @@ def _span(option: str, text: str | None, least_ms: int = 0) -> int | None:
         return None
     found = span_ms(text)
     if found is None or not least_ms <= found <= _LONGEST_MS:
-        fail(f"{option} {printable(text)}: no span of at most 3660 days (90s, 30m, 2h, 7d)")
+        fail(f"{option} {text}: no span of at most 3660 days (90s, 30m, 2h, 7d)")
     return found
 
 
@@ -155,9 +141,7 @@ def _row(key: "ApiKey") -> tuple[str, ...]:
         ", ".join(key.scopes) or "all",
         key.user or "-",
         _state(key),
-        _time(key.created_at_ms),
-        _time(key.expires_at_ms),
-        _time(key.last_used_at_ms),
+        *(utc(at_ms)[:16] for at_ms in (key.created_at_ms, key.expires_at_ms, key.last_used_at_ms)),
     )
 
 
@@ -165,7 +149,3 @@ def _state(key: "ApiKey") -> str:
     if key.revoked_at_ms is not None:
         return "revoked"
     return "expired" if key.expires_at_ms is not None and key.expires_at_ms <= now_ms() else "valid"
-
-
-def _time(at_ms: int | None) -> str:
-    return "-" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M}"

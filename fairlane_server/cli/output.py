@@ -2,16 +2,28 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO, TypeVar
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from fairlane.names import is_name
 from fairlane.settings import Settings
+
+ItemT = TypeVar("ItemT")
+
+
+def checked_tenant(tenant: str | None) -> str | None:
+    """Callback of ``--tenant``: end the command for a name that no tenant can have."""
+    if tenant is not None and not is_name(tenant):
+        fail(f"--tenant {tenant}: no tenant can have this name")
+    return tenant
+
 
 BootstrapServers = Annotated[
     str | None,
@@ -28,6 +40,10 @@ ReplicationFactor = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Copies of each new topic; by default 3, or 1 on fewer than 3 brokers."),
 ]
+OneTenant = Annotated[
+    str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.", callback=checked_tenant)
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Force = Annotated[bool, typer.Option("--force", help="Apply although the plan holds an error.")]
 
@@ -57,6 +73,44 @@ def show_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def show(value: object, text: str, *, as_json: bool) -> None:
+    """A result as JSON or as a line."""
+    if as_json:
+        show_json(value)
+    else:
+        say(text)
+
+
+def show_list(
+    name: str,
+    items: Sequence[ItemT],
+    columns: Sequence[str],
+    to_row: Callable[[ItemT], Sequence[str]],
+    *,
+    to_json: Callable[[ItemT], object],
+    empty: str,
+    as_json: bool,
+) -> None:
+    """Items as JSON under ``name`` or as a table; the line ``empty`` for no items."""
+    if as_json:
+        show_json({name: [*map(to_json, items)]})
+    elif not items:
+        say(empty)
+    else:
+        show_table(columns, map(to_row, items))
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on stderr unless ``yes``; end the command if the answer is no."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def utc(at_ms: int | None) -> str:
+    """A time to the second; a dash for None."""
+    return "-" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table on stdout; nothing in a cell is taken for markup, or for a command to the terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -73,7 +127,6 @@ def printable(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line on stdout."""
     _write(sys.stdout, text)
 
 
@@ -90,7 +143,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 def fail(text: str) -> NoReturn:
     """One line on stderr, exit status 1."""
-    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    typer.echo(f"error: {printable(' '.join(text.split()))}", err=True)
     sys.exit(FAILURE)
 
 

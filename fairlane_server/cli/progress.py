@@ -40,7 +40,6 @@ class Pace:
         self._begun_at, self._begun_s = self.done, self.now_s
 
     def step(self, done: int, now_s: float) -> None:
-        """So much is done now."""
         if done != self.done:
             self._longest_pause_s = max(self._longest_pause_s, now_s - self.now_s)
             self.done, self.now_s = done, now_s
@@ -135,12 +134,10 @@ def pace_text(per_s: float | None, remaining_s: float | None) -> str:
 
 
 def rate_text(per_s: float) -> str:
-    """In three digits or more."""
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def hours(seconds: float) -> str:
-    """Hours, minutes and seconds."""
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{left:02}"

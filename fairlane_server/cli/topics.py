@@ -142,7 +142,6 @@ def carry_out(cluster: Cluster, made: TopicPlan, *, force: bool) -> tuple[Applie
 
 
 def show_applied(applied: tuple[Applied, ...], topics: int) -> None:
-    """The applied changes, as a table."""
     if not applied:
         say(f"{topics} topics, nothing to change")
         return
@@ -162,7 +161,6 @@ def show_findings(findings: Iterable[Deviation]) -> None:
 
 
 def fail_if_any_failed(applied: tuple[Applied, ...]) -> None:
-    """End the command with the first failure."""
     failed = [item for item in applied if item.result == "failed"]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""

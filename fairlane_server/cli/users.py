@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from fairlane_server.api_keys.api_key import Role
-from fairlane_server.cli.keys import OneTenant, checked_tenant, opened
-from fairlane_server.cli.output import AsJson, printable, say, show_json, show_table
+from fairlane_server.cli.keys import opened
+from fairlane_server.cli.output import AsJson, OneTenant, checked_tenant, printable, show, show_list
 
 Subject = Annotated[
     str, typer.Argument(metavar="SUBJECT", help="`sub` of the tokens of this user.", show_default=False)
 ]
-Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose user it is.", show_default=False)]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose user it is.", callback=checked_tenant)]
 OfRole = Annotated[Role, typer.Option("--role", help="What the user may do, whatever the tokens say.")]
 Disabled = Annotated[bool, typer.Option("--disabled", help="Refuse the user's tokens and keys.")]
 
@@ -24,29 +24,24 @@ def set_command(
     subject: Subject, tenant: Tenant, role: OfRole = Role.TENANT, *, disabled: Disabled = False, as_json: AsJson = False
 ) -> None:
     """Set a user's role and status. Users without an entry have the permissions of their tokens."""
-    checked_tenant(tenant)
     with opened() as keys:
         user = keys.set_user(tenant, subject, role, disabled=disabled)
-    if as_json:
-        show_json({"user": asdict(user)})
-    else:
-        state = "disabled" if user.disabled else user.role
-        say(f"user {printable(user.subject)} of tenant {user.tenant}: {state}")
+    state = "disabled" if user.disabled else user.role
+    text = f"user {printable(user.subject)} of tenant {user.tenant}: {state}"
+    show({"user": asdict(user)}, text, as_json=as_json)
 
 
 @app.command("list")
 def list_command(tenant: OneTenant = None, *, as_json: AsJson = False) -> None:
     """List the users that something was said of."""
-    if tenant is not None:
-        checked_tenant(tenant)
     with opened() as keys:
         found = keys.users(tenant)
-    if as_json:
-        show_json({"users": [asdict(user) for user in found]})
-    elif not found:
-        say("there are no users")
-    else:
-        show_table(
-            ("tenant", "user", "role", "disabled"),
-            [(user.tenant, user.subject, user.role, "yes" if user.disabled else "no") for user in found],
-        )
+    show_list(
+        "users",
+        found,
+        ("tenant", "user", "role", "disabled"),
+        lambda user: (user.tenant, user.subject, user.role, "yes" if user.disabled else "no"),
+        to_json=asdict,
+        empty="there are no users",
+        as_json=as_json,
+    )

@@ -70,7 +70,6 @@ class Conversations:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next call opens another."""
         self._kept.close()
 
     def list(self, most: int = 1_000) -> Sequence[ConversationSummary]:
@@ -102,7 +101,6 @@ class Conversations:
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection]:
-        """A bounded transaction for the tenant; psycopg's errors become StoreError."""
         try:
             with self._kept.transaction(self._tenant) as connection:
                 yield connection

@@ -42,7 +42,6 @@ class PgTurnStore:
     async def turns(
         self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
     ) -> StoredTurns:
-        """See :class:`TurnStore`."""
         if not is_name(tenant):
             raise StoreError("this is no tenant's name")
         name = stored_name(conversation_id)
@@ -58,7 +57,6 @@ class PgTurnStore:
     async def turns_with(
         self, tenant: str, conversation_id: str, after: str, max_tokens: int, timeout_s: float
     ) -> StoredTurns | None:
-        """See :class:`TurnStore`."""
         if not is_name(tenant):
             raise StoreError("this is no tenant's name")
         name = stored_name(conversation_id)
@@ -81,7 +79,6 @@ def turn_of(row: Sequence[Any]) -> StoredTurn:
 
 
 def stored_name(name: str) -> str:
-    """The name as the recorder stores it."""
     return without_nul(clean_text(name))
 
 

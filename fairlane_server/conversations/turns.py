@@ -71,7 +71,6 @@ class TurnStore(Protocol):
 
 
 def turn_tokens(messages: Iterable[Message], answer: str) -> int:
-    """Token estimate of a turn."""
     return reserved_tokens(answer) + sum(reserved_tokens(message.content) for message in messages)
 
 

@@ -29,7 +29,6 @@ def shown(text: str | None) -> str | None:
 
 
 def facts(letter: Letter) -> dict[str, object]:
-    """Known facts of a letter; the same keys for every letter."""
     original = letter.original
     return {
         "topic": letter.place.topic,
@@ -77,7 +76,6 @@ def flat(value: object, name: str = "") -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> object:
-    """All values as they are, bytes in base64."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

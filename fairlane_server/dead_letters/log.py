@@ -48,7 +48,6 @@ class PartitionRange:
 
     @property
     def name(self) -> str:
-        """Topic and partition."""
         return f"{self.topic}-{self.partition}"
 
     def __len__(self) -> int:
@@ -77,7 +76,6 @@ class DeadLetterReader:
         self.close()
 
     def close(self) -> None:
-        """Disconnect."""
         self._consumer.close()
 
     def stretches(
@@ -165,7 +163,6 @@ class DeadLetterReader:
         return PartitionRange(topic, partition, first, end)
 
     def _end_of_everything(self, topic: str, partition: int) -> int:
-        """The end of the log, including open transactions."""
         place = TopicPartition(topic, partition)
         asked = self._cluster.admin.list_offsets(
             {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]  # confluent-kafka's, without types

@@ -80,7 +80,6 @@ def _why_not(letter: Letter) -> str:
 
 
 def request_record(replay: Replay, codec: Codec) -> OutputRecord:
-    """The record of the new request."""
     return OutputRecord(replay.topic, replay.request.request_id.encode(), codec.encode(replay.request))
 
 
@@ -132,9 +131,7 @@ class ReplayRate:
         self._next_at_s = float("-inf")
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next one may go."""
         return max(0.0, self._next_at_s - now_s)
 
     def went(self, now_s: float) -> None:
-        """Note that one went."""
         self._next_at_s = now_s + self._interval_s

@@ -44,11 +44,9 @@ class Selection:
 
     @property
     def is_everything(self) -> bool:
-        """Whether no filter is set."""
         return self == Selection()
 
     def takes(self, letter: Letter) -> bool:
-        """Whether this letter passes all filters."""
         return (
             self.takes_place(letter.place, letter.died_at_ms)
             and (self.tenant is None or letter.tenant == self.tenant)
@@ -58,7 +56,6 @@ class Selection:
         )
 
     def takes_place(self, place: SourceCoordinate, died_at_ms: int) -> bool:
-        """Whether offset and time pass."""
         return (
             place.offset in self.offsets
             and (self.since_ms is None or died_at_ms >= self.since_ms)
@@ -114,7 +111,6 @@ class OffsetSet:
         self._count += 1
 
     def discard(self, offset: int) -> None:
-        """Remove an offset if it is present."""
         if offset in self:
             index = offset - self._base
             self._bits[index // 8] &= ~(1 << index % 8)
@@ -128,7 +124,6 @@ class OffsetSet:
         return self._count
 
     def __iter__(self) -> Iterator[int]:
-        """The offsets in order."""
         for index, byte in enumerate(self._bits):
             for bit in range(8):
                 if byte & 1 << bit:
@@ -151,7 +146,6 @@ class Survey:
 
     @classmethod
     def begin(cls, selection: Selection, first_offset: int) -> "Survey":
-        """Begin a survey of a partition that is read from this offset on."""
         return cls(selection, OffsetSet(first_offset), OffsetSet(first_offset))
 
     def take(self, found: Letter | ReplayMark) -> bool:

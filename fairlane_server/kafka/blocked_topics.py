@@ -147,7 +147,6 @@ class BlockedTopics:
         self._lines[topic].size = max(1, size)
 
     def rest(self, topic: str, until: float) -> None:
-        """Do not try this topic before ``until``."""
         if topic in self._lines:
             self._lines[topic].due_at = until
 
@@ -226,7 +225,6 @@ class BlockedTopics:
 
     @property
     def excess_count(self) -> int:
-        """Settlements and notes beyond the bound."""
         return max(0, self.count - self.max_count)
 
     @property
@@ -297,7 +295,6 @@ class BlockedTopics:
         return instead
 
     def committed(self, settlements: Iterable[Settlement]) -> None:
-        """Forget the replacement counts of committed settlements."""
         if self._replaced:
             for one in settlements:
                 self._replaced.pop(one.claim, None)

@@ -38,12 +38,10 @@ class CatchUp(Generic[PlaceT]):
         return not self._behind
 
     def reached(self, place: PlaceT, position: int) -> None:
-        """Everything before this position was read."""
         if place in self._behind and position >= self._behind[place]:
             del self._behind[place]
 
     def ended(self, place: PlaceT) -> None:
-        """There is no more, for now."""
         self._behind.pop(place, None)
 
     def moved(self, place: PlaceT, end: int) -> None:
@@ -188,7 +186,6 @@ class TopicFollower(ABC):
                 raise FeedUnavailableError("the topic does not exist; run `fairlane topics apply`")
 
     def _bounds(self, consumer: Consumer, partition: int) -> tuple[int, int]:
-        """Its first offset and its end."""
         low, end = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=_METADATA_TIMEOUT_S)
         return low, end
 

@@ -133,7 +133,6 @@ class _Dispatcher:
         _drop_before(self.pool_samples, at_ms - RATE_WINDOW_MS)
 
     def rate(self, tenant: str, pool: str) -> float | None:
-        """Tokens per second served to the tenant in the pool; None if not known yet."""
         return _rate(self.samples.get((tenant, pool), ()))
 
     def pool_rate(self, tenant: str, pool: str) -> float:
@@ -189,7 +188,6 @@ class LoadBoard:
             known.pool_samples.clear()
 
     def view(self, now_ms: int) -> LoadView:
-        """The rows of this moment."""
         self._forget(now_ms)
         consumers = [one.report for one in self._consumers.values() if one.seen_at_ms >= now_ms - CAPACITY_TTL_MS]
         silent = [one.report for one in self._consumers.values() if one.seen_at_ms < now_ms - CAPACITY_TTL_MS]
@@ -310,7 +308,6 @@ def _rates(tenant: str, pool: str, dispatchers: list[_Dispatcher]) -> tuple[floa
 
 
 def _rate(samples: Iterable[_Sample]) -> float | None:
-    """Tokens per second from the first to the last; None without two."""
     known = list(samples)
     if len(known) < 2:
         return None

@@ -88,11 +88,9 @@ class LoadFeed:
             self._read(min(_POLL_S, left_s))
 
     def close(self) -> None:
-        """Disconnect."""
         self._consumer.close()
 
     def _place(self, topic: str, partition: int, deadline: float) -> tuple[TopicPartition, int]:
-        """Where to begin, and where it ends at present."""
         while True:
             try:
                 return self._ask(topic, partition)

@@ -10,7 +10,6 @@ from zlib import crc32
 
 
 def partition_of(request_id: str, partitions: int) -> int:
-    """Partition of the reply to this request, in a topic of ``partitions`` partitions."""
     return crc32(request_id.encode()) % partitions
 
 

@@ -31,11 +31,9 @@ class Settlement:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the outputs' values."""
         return sum(len(record.value) for record in self.outputs)
 
     def goes_to(self, topic: str) -> bool:
-        """Whether an output goes to this topic."""
         return any(record.topic == topic for record in self.outputs)
 
 

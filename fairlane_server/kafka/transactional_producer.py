@@ -109,7 +109,6 @@ class TransactionalProducer:
     """Topics that took a record, and refused none since."""
 
     def is_proven(self, topic: str) -> bool:
-        """Whether the topic is known to exist."""
         return topic in self._proven
 
     def commit(self, records: Sequence[OutputRecord], plan: CommitPlan | None) -> None:
@@ -223,7 +222,6 @@ class TransactionalProducer:
 
 
 def backoff_s(failures: int) -> float:
-    """Delay after so many consecutive failures, in seconds."""
     return _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
 
 

@@ -130,11 +130,9 @@ class TransactionLoop:
         self._watchdog.start()
 
     def submit(self, settlement: Settlement) -> None:
-        """Hand over a finished record, to be committed with the next transaction."""
         self.submit_many((settlement,))
 
     def submit_many(self, settlements: Sequence[Settlement]) -> None:
-        """Hand over several at once; they may be committed in different transactions."""
         with self._wake:
             self._pending.extend(settlements)
             self._wake.notify_all()
@@ -164,7 +162,6 @@ class TransactionLoop:
 
     @property
     def parked_count(self) -> int:
-        """Settlements and notes in the retry queue."""
         return self._parked.count
 
     @property
@@ -415,7 +412,6 @@ class TransactionLoop:
         self._wake.notify_all()
 
     def _passed(self, batch: TransactionBatch, committed: Sequence[Settlement], started: float) -> None:
-        """Handle a probe that was not refused."""
         done = {settlement.claim for settlement in committed}
         with self._wake:
             now = monotonic()

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from fairlane_server.processes.watchdog import called_if_late
+from fairlane_server.store_error import ReportableError
 
 if TYPE_CHECKING:
     import psycopg
@@ -25,7 +26,7 @@ CONNECT_TIMEOUT_S = 3
 _OF_VALUES = frozenset({"22", "23", "54"})
 
 
-class DsnError(ValueError):
+class DsnError(ValueError, ReportableError):
     """Invalid connection string. The message quotes nothing of it."""
 
 
@@ -112,7 +113,6 @@ class ReconnectingConnection:
         self._connection: psycopg.Connection | None = None
 
     def close(self) -> None:
-        """Close the connection; the next transaction opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -15,6 +15,7 @@ from typing import Any
 from fairlane.data_files import data_path
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import connect, describe, explain, role_of
+from fairlane_server.store_error import ReportableError
 
 RIGHTS = {
     "results": "SELECT",
@@ -53,12 +54,12 @@ _APPLICATION = "fairlane-db"
 _GRANT_LOCK = 4_602_678_820
 
 
-class DatabaseError(Exception):
+class DatabaseError(ReportableError):
     """The tables could not be looked at or changed. The message is one line and holds no secret."""
 
 
 def missing_extra(error: ImportError) -> DatabaseError:
-    """Message for a missing library of the extra ``db``."""
+    """The error for a missing library of the extra ``db``."""
     missing = (error.name or "").partition(".")[0]
     return DatabaseError(f"this needs the extra `db`: pip install 'fairlane[db]' ({missing} is missing)")
 

@@ -71,7 +71,6 @@ class DeadlinePool:
         await self._pool.open()
 
     async def close(self) -> None:
-        """Abort running calls and close the connections."""
         for connection in self._in_use:
             _cut(connection)
         # Before waiting for the calls, so that the pool replaces none of their connections.
@@ -153,7 +152,6 @@ async def rows_of(cursor: Cursor | None) -> Rows | None:
 
 
 def server_timeout(timeout_s: float) -> str:
-    """Format ``timeout_s`` for ``statement_timeout``."""
     return f"{max(1, round(timeout_s * 1000))}ms"
 
 
@@ -170,7 +168,6 @@ def failure_of(error: psycopg.Error | None, timeout_s: float) -> Exception:
 
 
 def _cut(connection: Connection) -> None:
-    """Shut down the socket, so that a pending call fails."""
     if not connection.closed:
         # Duplicate the descriptor: the connection closes its own itself.
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:

@@ -87,7 +87,6 @@ def read_history(settings: Settings, request_id: str, tenant: str | None = None)
 
 
 def history_of(decisions: Rows, usage: Rows, replies: Rows) -> History:
-    """Build a history from the rows of the three statements, which come newest first."""
     return History(
         tuple(map(_decision, reversed(decisions))),
         tuple(map(_usage, reversed(usage))),

@@ -76,7 +76,6 @@ class Publication:
 
     @property
     def began_at_ms(self) -> int:
-        """The time of the first event."""
         return self.events[0].at_ms
 
 
@@ -97,7 +96,6 @@ class _Gathered:
 
     @property
     def dispatched_at_ms(self) -> int | None:
-        """When it was first dispatched; None when it never was."""
         times = [event.occurred_at_ms for event in self.decisions if event.decision == Decision.DISPATCHED]
         if self.reply is not None and self.reply.reply.timings.dispatched_at_ms is not None:
             times.append(self.reply.reply.timings.dispatched_at_ms)

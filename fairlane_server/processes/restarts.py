@@ -65,5 +65,4 @@ class RestartPolicy:
         return Restart(delay_s * (1 - self.jitter + 2 * self.jitter * chance))
 
     def within_window(self, deaths: Sequence[float], now: float) -> list[float]:
-        """The deaths within the window before `now`."""
         return [death for death in deaths if now - death <= self.window_s]

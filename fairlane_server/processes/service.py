@@ -55,7 +55,6 @@ class Readiness:
                 self._degraded[part] = reason
 
     def degraded(self) -> Mapping[str, str]:
-        """The unavailable parts, and why."""
         with self._lock:
             return dict(self._degraded)
 
@@ -95,7 +94,6 @@ class _Server(ThreadingHTTPServer):
                 self._end(request)
 
     def _end(self, request: socket.socket) -> None:
-        """Shut the connection down; its thread then ends."""
         del self._open[request]
         with suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
@@ -115,7 +113,6 @@ class HealthServer:
 
     @property
     def port(self) -> int | None:
-        """The port it listens on; None when it does not listen."""
         return None if self._server is None else self._server.server_address[1]
 
     def start(self) -> None:

@@ -45,7 +45,6 @@ class RedisAvailability:
 
     @property
     def is_up(self) -> bool:
-        """Whether to call Redis."""
         # Not a flag: if the task ended unexpectedly, nothing would reset it.
         return self._task is None or self._task.done()
 
@@ -61,7 +60,6 @@ class RedisAvailability:
         self._task.add_done_callback(_ended)
 
     async def close(self) -> None:
-        """Stop checking for good."""
         self._closed = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -116,7 +114,6 @@ class RedisCaller:
         return monotonic() >= self._rests_until
 
     def succeeded(self) -> None:
-        """Report an answered call."""
         self.answered = True
 
     def failed(self, error: Exception) -> None:

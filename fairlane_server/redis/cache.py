@@ -119,7 +119,6 @@ class RedisCache:
 
     @property
     def is_available(self) -> bool:
-        """Whether Redis is configured and its circuit breaker is closed."""
         return self._redis is not None and not self._breaker.is_open
 
     async def look_up(self, key: CacheKey, decode: Callable[[bytes], ValueT | None]) -> LookUp[ValueT]:
@@ -250,7 +249,6 @@ class RedisCache:
 
 
 def count(cache: str, result: LookUpResult) -> None:
-    """Count a look-up."""
     metrics.CACHE_LOOKUPS.labels(cache=cache, result=result).inc()
 
 

@@ -87,13 +87,11 @@ def refusal_of(error: Exception) -> RefusedWrite | None:
 
 
 def count_refusal_of(kind: StateKind, error: Exception) -> None:
-    """Count the error if it is a refused write."""
     if (refusal := refusal_of(error)) is not None:
         count_refusals(kind, refusal)
 
 
 def count_refusals(kind: StateKind, refusal: RefusedWrite, writes: int = 1) -> None:
-    """Count refused writes."""
     if writes:
         metrics.REDIS_REFUSED_WRITES.labels(kind=kind, reason=refusal).inc(writes)
 

@@ -31,7 +31,6 @@ class Section:
 
     @property
     def path(self) -> str:
-        """The headings as one line."""
         return _SEPARATOR.join(self.headings)
 
 

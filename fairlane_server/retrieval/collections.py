@@ -18,8 +18,13 @@ from fairlane_server.retrieval.embedder import Embedder, FloatArray, OpenEmbedde
 from fairlane_server.retrieval.ingestion import Ingestion, IngestOptions, IngestReport
 from fairlane_server.retrieval.sources import find_sources
 from fairlane_server.retrieval.store import Collection, CollectionStore
+from fairlane_server.store_error import ReportableError
 
 Given = Sequence[str | os.PathLike[str]]
+
+
+class CollectionNameError(ValueError, ReportableError):
+    """No collection can have this name."""
 
 
 class Collections:
@@ -28,7 +33,6 @@ class Collections:
     def __init__(
         self, store: CollectionStore, embedder: Embedder, tenant: str, options: IngestOptions | None = None
     ) -> None:
-        """Raises ValueError for what cannot be a tenant's name."""
         if not is_name(tenant):
             raise ValueError(f"no tenant can have the name {tenant!r}")
         self._store = store
@@ -42,17 +46,15 @@ class Collections:
         Raises ValueError for what cannot be its name, CollectionExistsError, StoreError, EmbedderError.
         """
         if not is_name(name):
-            raise ValueError(
+            raise CollectionNameError(
                 f"no collection can have the name {name!r}: up to 39 of a-z, 0-9 and -, and no - at the beginning"
             )
         return self._store.create(self._tenant, name, self._embedder.name, self._embedder.dimensions)
 
     def get(self, name: str) -> Collection:
-        """Raises CollectionNotFoundError, StoreError."""
         return self._store.get(self._tenant, name)
 
     def list(self) -> Sequence[Collection]:
-        """By name. Raises StoreError."""
         return self._store.list(self._tenant)
 
     def documents(self, name: str) -> Sequence[str]:
@@ -126,7 +128,6 @@ class LazyEmbedder:
         return self._embedder().embed(texts)
 
     def close(self) -> None:
-        """Let go of what was made."""
         if self._made is not None:
             self._made.close()
 

@@ -6,10 +6,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fairlane_server.store_error import ReportableError
+
 FloatArray = NDArray[np.float32]
 
 
-class EmbedderError(Exception):
+class EmbedderError(ReportableError):
     """The texts were not embedded; the message says why, in one line and without the texts."""
 
 

@@ -2,11 +2,13 @@
 
 from importlib.util import find_spec
 
+from fairlane_server.store_error import ReportableError
+
 _LIBRARIES = ("numpy", "psycopg", "semantic_text_splitter", "markdown_it", "markdownify", "bs4", "pypdf")
 
 
-class MissingExtraError(Exception):
-    """The extra ``retrieval`` is not installed. The message is one line that says how to get it."""
+class MissingExtraError(ReportableError):
+    """The extra ``retrieval`` is not installed."""
 
 
 def require_extra() -> None:

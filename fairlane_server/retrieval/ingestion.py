@@ -23,14 +23,15 @@ from fairlane_server.retrieval.documents.reader import DocumentReader, check_siz
 from fairlane_server.retrieval.embedder import Embedder, TextRefusedError
 from fairlane_server.retrieval.sources import LeftOut, SourceFile, Sources
 from fairlane_server.retrieval.store import Collection, CollectionStore, NewDocument, NewPassage
+from fairlane_server.store_error import ReportableError
 
 Progress = Callable[[int], None]
 """Is told how many of the files are done."""
 _MOST_SOURCE_BYTES = 1_024
 
 
-class IngestError(Exception):
-    """The ingest as a whole cannot be done; the message is one line."""
+class IngestError(ReportableError):
+    """The ingest as a whole cannot be done."""
 
 
 class EmbedderMismatchError(IngestError):
@@ -81,7 +82,6 @@ class Plan:
 
     @property
     def due(self) -> tuple[SourceFile, ...]:
-        """The files to be stored, by name."""
         return tuple(sorted((*self.new, *self.changed), key=lambda file: file.source))
 
 
@@ -113,7 +113,6 @@ class IngestReport:
 
     @property
     def passages_per_s(self) -> float:
-        """Passages stored in a second of the run; 0 for none."""
         return self.passages / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -127,7 +126,6 @@ def check_embedder(collection: Collection, embedder: Embedder) -> None:
 
 
 def content_hash(data: bytes, chunking: Chunking, embedder_name: str) -> str:
-    """Hash of the bytes and of the settings for chunking and embedding."""
     made_by = f"{PARSER_REVISION}\n{chunking.max_tokens}\n{chunking.overlap_tokens}\n{embedder_name}\n"
     return hashlib.sha256(made_by.encode() + hashlib.sha256(data).digest()).hexdigest()
 
@@ -138,7 +136,6 @@ class Ingestion:
     def __init__(
         self, store: CollectionStore, embedder: Embedder, collection: Collection, options: IngestOptions | None = None
     ) -> None:
-        """Raises EmbedderMismatchError."""
         check_embedder(collection, embedder)
         self._store = store
         self._embedder = embedder
@@ -314,7 +311,6 @@ class _Asked:
 
 
 def _embedded_text(passage: NewPassage) -> str:
-    """Text of a passage that is embedded: its headings and its content."""
     return f"{passage.heading}\n{passage.text}" if passage.heading else passage.text
 
 

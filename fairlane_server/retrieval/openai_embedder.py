@@ -63,11 +63,9 @@ class OpenAiServer:
 
     @property
     def name(self) -> str:
-        """Name stored with a collection."""
         return f"openai:{self.model}"
 
     def request(self, client: "httpx.Client | httpx.AsyncClient", texts: Sequence[str]) -> httpx.Request:
-        """The vectors of these texts, none of them empty."""
         headers = {"Accept-Encoding": "identity"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -76,7 +74,6 @@ class OpenAiServer:
         return client.build_request("POST", f"{self.url.rstrip('/')}/embeddings", json=body, headers=headers)
 
     def most_bytes(self, texts: int) -> int:
-        """Of an answer."""
         return _BYTES_AROUND_THE_NUMBERS + texts * (self.dimensions * _MOST_BYTES_OF_A_NUMBER + 256)
 
 
@@ -107,11 +104,9 @@ class OpenAiEmbedder:
         return self._server.dimensions
 
     def embed(self, texts: Sequence[str]) -> FloatArray:
-        """See Embedder."""
         return embed_texts(texts, self.dimensions, self._embed)
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _embed(self, texts: list[str]) -> FloatArray:
@@ -170,7 +165,6 @@ class OpenAiQueryEmbedder:
         return self._server.dimensions
 
     async def embed_query(self, text: str) -> FloatArray:
-        """See QueryEmbedder."""
         if not text.strip():
             return np.zeros(self.dimensions, dtype=np.float32)
         answer = _Answer(self._server.most_bytes(1))
@@ -191,7 +185,6 @@ class OpenAiQueryEmbedder:
         return vector
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
 

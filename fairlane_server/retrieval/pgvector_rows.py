@@ -53,7 +53,6 @@ class WireDumper(Dumper):
     format = Format.BINARY
 
     def dump(self, obj: Buffer) -> Buffer:
-        """The same."""
         return obj
 
 
@@ -65,7 +64,6 @@ def half_precision(vectors: FloatArray) -> "np.ndarray[Any, Any]":
 
 
 def register(connection: psycopg.BaseConnection[Any]) -> None:
-    """Let the connection send ``Wire`` parameters."""
     connection.adapters.register_dumper(Wire, WireDumper)
 
 
@@ -81,14 +79,12 @@ def check_tenant(tenant: str) -> None:
 
 
 def collection_of(row: tuple[Any, ...] | None, name: str) -> Collection:
-    """A row of SELECT_COLLECTIONS. Raises CollectionNotFoundError for none."""
     if row is None:
         raise CollectionNotFoundError(f"there is no collection {name!r}")
     return Collection(*row)
 
 
 def partition(number: int) -> sql.Identifier:
-    """The table with the passages of one collection."""
     return sql.Identifier(f"passages_{number}")
 
 

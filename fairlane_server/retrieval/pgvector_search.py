@@ -62,11 +62,9 @@ class PgVectorSearch:
         await self.close()
 
     async def open(self) -> None:
-        """Begin to connect; Postgres need not be there."""
         await self.pool.open()
 
     async def close(self) -> None:
-        """End what is under way and give the connections back."""
         await self.pool.close()
 
     async def collection(self, tenant: str, name: str) -> Collection:
@@ -133,7 +131,6 @@ class PgVectorSearch:
 
 
 def search_settings(tenant: str, limit: int, timeout_s: float) -> tuple[str, str, str]:
-    """The parameters of SETTINGS."""
     candidates = min(max(_CANDIDATES, 2 * limit), _MAX_CANDIDATES)
     return tenant, server_timeout(timeout_s), str(candidates)
 

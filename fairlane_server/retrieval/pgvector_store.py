@@ -93,7 +93,6 @@ class PgVectorCollections:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back; the next call opens another."""
         with self._lock:
             self._kept.close()
 
@@ -113,31 +112,26 @@ class PgVectorCollections:
             return _one(connection, _BY_NAME, tenant, name)
 
     def get(self, tenant: str, name: str) -> Collection:
-        """Raises CollectionNotFoundError, StoreError."""
         with self._transaction(tenant) as connection:
             return _one(connection, _BY_NAME, tenant, name)
 
     def list(self, tenant: str) -> Sequence[Collection]:
-        """By name. Raises StoreError."""
         with self._transaction(tenant) as connection:
             return [Collection(*row) for row in connection.execute(_ALL, (tenant,))]
 
     def delete(self, tenant: str, name: str) -> Collection:
-        """The collection with everything in it, as it was. Raises CollectionNotFoundError, StoreError."""
         with self._transaction(tenant) as connection:
             collection = _one(connection, _LOCKED, tenant, name)
             connection.execute("SELECT delete_collection(%s)", (collection.name,))
             return collection
 
     def content_hashes(self, tenant: str, name: str) -> Mapping[str, str]:
-        """By source. Raises CollectionNotFoundError, StoreError."""
         with self._transaction(tenant) as connection:
             number = _one(connection, _BY_NAME, tenant, name).number
             query = "SELECT source, content_hash FROM documents WHERE collection_id = %s"
             return dict(connection.execute(query, (number,)).fetchall())
 
     def put(self, tenant: str, name: str, documents: Sequence[NewDocument], *, number: int | None = None) -> None:
-        """Replace or add these documents, all or none. Raises CollectionNotFoundError, StoreError."""
         with self._transaction(tenant) as connection:
             collection = _one(connection, _LOCKED, tenant, name, number)
             _check(documents, collection)
@@ -161,7 +155,6 @@ class PgVectorCollections:
     def remove(
         self, tenant: str, name: str, sources: Sequence[str] | Mapping[str, str], *, number: int | None = None
     ) -> int:
-        """Remove these documents; returns how many were there. Raises CollectionNotFoundError, StoreError."""
         hashes = sources if isinstance(sources, Mapping) else dict.fromkeys(sources)
         with self._transaction(tenant) as connection:
             collection = _one(connection, _LOCKED, tenant, name, number)
@@ -184,7 +177,6 @@ class PgVectorCollections:
 
     @contextmanager
     def _transaction(self, tenant: str, timeout_s: float | None = None) -> Iterator[psycopg.Connection]:
-        """A bounded transaction that acts for the tenant; psycopg's errors become ours."""
         with self._lock:
             check_tenant(tenant)
             try:
@@ -251,7 +243,6 @@ def _batches(documents: Sequence[NewDocument]) -> Iterator[Sequence[_Row]]:
 
 
 def _check(documents: Sequence[NewDocument], collection: Collection) -> None:
-    """Raise StoreError for documents that cannot be stored."""
     if len({document.source for document in documents}) != len(documents):
         raise StoreError("a source is given twice")
     for document in documents:

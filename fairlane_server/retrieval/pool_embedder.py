@@ -50,7 +50,6 @@ class PoolModel:
 
     @property
     def name(self) -> str:
-        """Name stored with a collection."""
         return f"pool:{self.model}"
 
     def vectors(self, reply: InferenceReply, count: int) -> FloatArray:
@@ -65,7 +64,6 @@ class PoolEmbedder:
     says so, a few times."""
 
     def __init__(self, client: Client, model: PoolModel, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """The client is closed with the embedder."""
         self._client = client
         self._model = model
         self._sleep = sleep
@@ -85,7 +83,6 @@ class PoolEmbedder:
         return embed_texts([clean_text(text) for text in texts], self.dimensions, self._embed)
 
     def close(self) -> None:
-        """Close the client."""
         self._client.close()
 
     def _embed(self, texts: list[str]) -> FloatArray:
@@ -139,7 +136,6 @@ class PoolQueryEmbedder:
     """Sends a request of high priority for each query, once."""
 
     def __init__(self, client: AsyncClient, model: PoolModel, *, timeout_ms: int = _QUERY_TIMEOUT_MS) -> None:
-        """The client is closed with the embedder."""
         self._client = client
         self._model = model
         self._timeout_ms = timeout_ms
@@ -173,7 +169,6 @@ class PoolQueryEmbedder:
         return vector
 
     async def aclose(self) -> None:
-        """Close the client."""
         await self._client.close()
 
     async def _wait(self, handle: AsyncHandle) -> InferenceReply:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from fairlane_server.retrieval.documents.document import SUFFIXES, Format, format_of
+from fairlane_server.store_error import ReportableError
 
 MOST_FILES = 200_000
 _MAGIC = frozenset("*?[")
@@ -15,8 +16,8 @@ _UNKNOWN = "of no known format"
 _OUTSIDE = "a link that leads out of the folder"
 
 
-class SourcesError(Exception):
-    """Nothing can be ingested from there; the message is one line that says why."""
+class SourcesError(ReportableError):
+    """Nothing can be ingested from there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,16 +56,13 @@ class StaticEmbedder:
 
     @property
     def name(self) -> str:
-        """The folder's name and a digest of what it was made from."""
         return self._name
 
     @property
     def dimensions(self) -> int:
-        """Of the vectors."""
         return int(self._table.shape[1])
 
     def embed(self, texts: Sequence[str]) -> FloatArray:
-        """See Embedder."""
         vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
         for start in range(0, len(texts), _TEXTS_AT_A_TIME):
             some = [clean_text(text[:MOST_CHARACTERS]) for text in texts[start : start + _TEXTS_AT_A_TIME]]

@@ -63,12 +63,10 @@ class TopicFamily:
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Placeholders in the name; empty for a static family."""
         return tuple(_PLACEHOLDER.findall(self.name))
 
     @property
     def config(self) -> dict[str, str]:
-        """Topic configuration, by Kafka's names."""
         config = {"cleanup.policy": self.cleanup, "message.timestamp.type": self.timestamp_type}
         if self.max_message_bytes is not None:
             config["max.message.bytes"] = str(self.max_message_bytes)
@@ -140,7 +138,6 @@ def of_scope(families: Iterable[TopicFamily], placeholder: str) -> tuple[TopicFa
 
 
 def static(families: Iterable[TopicFamily]) -> tuple[TopicFamily, ...]:
-    """The families with exactly one topic."""
     return tuple(family for family in families if not family.placeholders)
 
 

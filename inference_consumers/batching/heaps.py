@@ -56,7 +56,6 @@ class Entry:
 
     @property
     def arrival(self) -> tuple[int, int]:
-        """Oldest first."""
         return self.work.received_at_ms, self.number
 
 
@@ -87,7 +86,6 @@ class EntryHeap:
         return len(self._heap)
 
     def first(self) -> Entry | None:
-        """The entry with the least key; None when there is none."""
         while self._heap:
             entry = self._heap[0][2]
             if entry.standing in self._standings:
@@ -142,11 +140,9 @@ class CellLines:
             self.latest.push((-entry.deadline_at_ms, entry.number), entry)
 
     def first(self, standing: Standing, priority: str) -> Entry | None:
-        """The oldest of a standing and priority."""
         return self._lines.first(standing, priority)
 
     def count(self, entry: Entry, by: int) -> None:
-        """One more, or one less."""
         self.items += by
         self.prompt_tokens += by * entry.work.item.prompt_tokens
         self.cost_tokens += by * entry.cost_tokens
@@ -163,7 +159,6 @@ class ModelLines:
     _cells: dict[Cell, CellLines] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
-        """An item arrived."""
         self.items += 1
         self.cost_tokens += entry.cost_tokens
         cell = self._cells.setdefault(entry.cell, CellLines(entry.cell))
@@ -188,11 +183,9 @@ class ModelLines:
         self._lines.push(entry)
 
     def first(self, standing: Standing, priority: str) -> Entry | None:
-        """The oldest of a standing and priority."""
         return self._lines.first(standing, priority)
 
     def firsts(self, standings: Iterable[Standing] = WAITING) -> Iterator[Entry]:
-        """The oldest of each standing and priority."""
         for standing in standings:
             for priority in PRIORITY_WEIGHTS:
                 entry = self._lines.first(standing, priority)
@@ -201,5 +194,4 @@ class ModelLines:
 
     @property
     def cells(self) -> Iterable[CellLines]:
-        """Those that hold something."""
         return self._cells.values()

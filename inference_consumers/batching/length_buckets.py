@@ -63,7 +63,6 @@ def output_tokens(work: ReceivedWork) -> int:
 
 
 def cell_of(work: ReceivedWork) -> Cell:
-    """Where an item waits."""
     return Cell(
         bisect_right(_PROMPT_BOUNDARIES, work.item.prompt_tokens), bisect_right(_OUTPUT_BOUNDARIES, output_tokens(work))
     )
@@ -79,7 +78,6 @@ class Shape:
     cost_tokens: int = 0
 
     def plus(self, work: ReceivedWork) -> "Shape":
-        """With one item more."""
         prompt = work.item.prompt_tokens
         return Shape(
             self.items + 1,
@@ -89,7 +87,6 @@ class Shape:
         )
 
     def merged(self, other: "Shape") -> "Shape":
-        """Both in one batch."""
         return Shape(
             self.items + other.items,
             max(self.longest_prompt, other.longest_prompt),
@@ -107,7 +104,6 @@ class Shape:
 
     @property
     def prefill_tokens(self) -> int:
-        """All that is prefilled, padding included."""
         return self.items * self.longest_prompt
 
     def padding_share(self, weight: float = 1.0) -> float:
@@ -133,7 +129,6 @@ class PaddingRecord:
         return min(1.0, self._computed_tokens / self._rectangle_tokens)
 
     def made(self, batch: Shape) -> None:
-        """A batch was put together."""
         self._prefill_tokens, self._padding_tokens = self._with(batch)
         self._latest = batch
 

@@ -83,7 +83,6 @@ class SafeSize:
         self._tokens.ran(tokens, limits.max_tokens)
 
     def bounded(self, limits: BatchLimits) -> BatchLimits:
-        """The limits that hold now."""
         return replace(
             limits, max_items=self._items.of(limits.max_items), max_tokens=self._tokens.of(limits.max_tokens)
         )

@@ -72,7 +72,6 @@ class MicroBatcher:
     _requests: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, work: ReceivedWork) -> None:
-        """Raises KeyError for a priority that there is none of."""
         self._items[work.item.priority_class] += 1
         self._bytes[work.item.priority_class] += work.size_bytes
         self._requests[work.item.tenant, work.request_id] += 1
@@ -85,11 +84,9 @@ class MicroBatcher:
         self._by_deadline.push((entry.deadline_at_ms, entry.number), entry)
 
     def count(self, priority: str) -> int:
-        """Items held of a priority."""
         return self._items[priority]
 
     def size_bytes(self, priority: str) -> int:
-        """Of the items held of a priority."""
         return self._bytes[priority]
 
     @property
@@ -97,7 +94,6 @@ class MicroBatcher:
         return self._tokens
 
     def holds(self, tenant: str, request_id: str) -> bool:
-        """Whether work of this request is held."""
         return (tenant, request_id) in self._requests
 
     def __len__(self) -> int:
@@ -108,7 +104,6 @@ class MicroBatcher:
         return len(self.take(lambda work: not is_current(work.claim)))
 
     def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
-        """Remove what is held and meets the condition."""
         # Judged once each: the answer may change meanwhile.
         return [self._remove(entry) for entry in [one for one in self._entries.values() if condition(one.work)]]
 
@@ -190,7 +185,6 @@ class MicroBatcher:
         return model
 
     def _waiting(self, runnable: Set[ModelKey] | None) -> Iterator[ModelQueue]:
-        """Models that something waits for."""
         return (
             model for key, model in self._models.items() if model.lines.items and (runnable is None or key in runnable)
         )

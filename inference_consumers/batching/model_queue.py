@@ -24,7 +24,6 @@ class ArrivalPace:
     _gap_ms: float | None = None
 
     def arrived(self, at_ms: int) -> None:
-        """An item did."""
         if self._last_at_ms is not None:
             gap_ms = max(0, at_ms - self._last_at_ms)
             past_ms = gap_ms if self._gap_ms is None else self._gap_ms
@@ -58,7 +57,6 @@ class RunTimes:
     _tokens_seconds: float = 0.0
 
     def ran(self, tokens: int, seconds: float) -> None:
-        """A run came back."""
         if self._weight > 0:
             seconds = min(seconds, LONGEST_RUN * max(self.predicted_s(tokens), 1e-6))
         self._weight = KEPT_PER_RUN * self._weight + 1

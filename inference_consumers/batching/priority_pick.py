@@ -48,7 +48,6 @@ class PriorityPick:
         )
 
     def took(self, priority: str) -> None:
-        """It had its turn."""
         self._virtual_time = max(self._tags[priority], self._virtual_time)
         self._tags[priority] = self._virtual_time + _STRIDES[priority]
         self._jumped.discard(priority)

@@ -29,7 +29,6 @@ class BatchRoom:
     shape: Shape = field(default_factory=Shape)
 
     def take(self, entry: Entry) -> None:
-        """It is in."""
         self.shape = self.shape.plus(entry.work)
         if entry.standing is Standing.HOPEFUL and (self.done_by_ms is None or entry.deadline_at_ms < self.done_by_ms):
             self.done_by_ms = entry.deadline_at_ms

@@ -30,7 +30,6 @@ _STALE_AFTER = 64
 
 
 def rung_of(items: int) -> int:
-    """The nearest power of two."""
     return round(log2(items)) if items > 1 else 0
 
 
@@ -98,7 +97,6 @@ class BatchSize:
         self._rungs.setdefault(rung_of(min(wanted, waiting)), _Rung()).tries += 1
 
     def ran(self, items: int, tokens: int, seconds: float, max_items: int) -> None:
-        """A batch came back."""
         if items <= 0 or tokens <= 0:
             return
         self._runs += 1

@@ -44,17 +44,14 @@ class Waiting:
         return self.batcher.cost_tokens + self.retries.cost_tokens
 
     def discard_stale(self, is_current: Callable[[Claim], bool]) -> int:
-        """Drop work whose partition moved on; its new owner reads it again. Returns how many."""
         again = self.retries.take(lambda work: not is_current(work.claim))
         return self.batcher.discard_stale(is_current) + len(again)
 
     def take_expired(self, now_ms: int) -> list[ReceivedWork]:
-        """Remove what can no longer be answered in time, before it costs anything more."""
         again = self.retries.take(lambda work: work.item.deadline_at_ms < now_ms)
         return [*self.batcher.take_expired(now_ms), *again]
 
     def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
-        """Remove what meets the condition."""
         return [*self.batcher.take(condition), *self.retries.take(condition)]
 
     def take_request(

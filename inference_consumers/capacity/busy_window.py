@@ -20,7 +20,6 @@ class BusyWindow:
     _served: list[tuple[WorkItem, TokenUsage]] = field(default_factory=list)
 
     def served(self, item: WorkItem, usage: TokenUsage) -> None:
-        """An item succeeded."""
         self._served.append((item, usage))
 
     def changed(self, now_ms: int, active_items: int) -> MeasuredRun | None:

@@ -150,7 +150,6 @@ class CapacityMeter:
 
     @property
     def batch_fill(self) -> float:
-        """Recent fill of batches, 0 to 1."""
         return self._batch_fill or 0.0
 
     def health(self, idle_ms: int) -> Health:

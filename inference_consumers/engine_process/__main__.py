@@ -12,7 +12,6 @@ from inference_consumers.engines.simulated import SimulatedCost
 
 
 def create(spec: EngineSpec) -> Engine:
-    """The engine that the consumer asks for, not loaded yet."""
     cost = SimulatedCost(
         prefill_tokens_per_s=spec.simulated_prefill_tokens_per_s or math.inf,
         decode_tokens_per_s=spec.simulated_decode_tokens_per_s or math.inf,

@@ -88,13 +88,11 @@ class RunReport:
         self._lock = threading.Lock()
 
     def text(self, index: int, delta: str) -> None:
-        """Send it with the next step."""
         if index not in self._open:
             raise RuntimeError(f"text of item {index}, which is done")
         self._texts.append(Text(index, delta))
 
     def finished(self, index: int, outcome: ItemOutcome) -> None:
-        """Send it with the next step, or with the end."""
         if index not in self._open:
             raise RuntimeError(f"a second outcome of item {index}")
         self._open.remove(index)
@@ -123,16 +121,13 @@ class RunReport:
             self._channel.write(step)
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether the consumer asked to stop this item."""
         return index in self._cancelled
 
     def cancel(self, indexes: tuple[int, ...]) -> None:
-        """The consumer asks to stop these items."""
         with self._lock:
             self._cancelled |= set(indexes)
 
     def end(self, cost: RunCost, problem: Problem | None = None) -> None:
-        """The run is over: send what is left, and that."""
         if problem is None and self._open:
             problem = Problem("MissingOutcome")
         if self._texts or self._finished:
@@ -298,7 +293,6 @@ def named_items(run: Run) -> tuple[EngineItem, ...]:
 
 
 def item_name(run_id: int, index: int) -> str:
-    """The engine's name of an item of a run."""
     return f"{run_id}/{index}"
 
 

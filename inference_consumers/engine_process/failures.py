@@ -38,7 +38,6 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the engine ran out of memory, of its device or of its machine."""
     if any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and _TORCH_CPU_OUT_OF_MEMORY in str(error)

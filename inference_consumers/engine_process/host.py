@@ -80,7 +80,6 @@ class EngineCommand:
     """None: this process's own."""
 
     def line(self, descriptor: int, model: str) -> list[str]:
-        """``model`` is for whoever looks at a list of processes."""
         return [self.python, "-m", self.module, str(descriptor), model]
 
     def variables(self) -> dict[str, str]:
@@ -119,7 +118,6 @@ class EngineHost:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
         process = self._process
         return None if process is None else process.pid
 
@@ -130,18 +128,15 @@ class EngineHost:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process is stopped by a signal: it makes no progress, whatever it runs."""
         pid = self.pid
         return pid is not None and is_stopped(pid)
 
     @property
     def cpu_ms(self) -> int | None:
-        """CPU time in ms of the process and its descendants; None when it cannot be read."""
         pid = self.pid
         return None if pid is None else cpu_ms(pid)
 
     def start(self, listener: EngineListener) -> None:
-        """Start the process; returns at once."""
         self._thread = threading.Thread(target=self._serve, args=(listener,), name=f"engine-{self.key[0]}", daemon=True)
         self._thread.start()
 
@@ -155,7 +150,6 @@ class EngineHost:
             self._send(Run(run_id, tuple(items)), channel)
 
     def cancel(self, run_id: int, indexes: Sequence[int]) -> None:
-        """Ask to stop items of a run."""
         self._send(Cancel(run_id, tuple(indexes)), self._channel)
 
     def kill(self, end: EngineEnd) -> None:
@@ -241,7 +235,6 @@ class EngineHost:
             self._channel.write(Load(self.spec))
 
     def _listen(self, life: "_Life") -> EngineEnd:
-        """Pass on its messages until it ends. Returns the reason of its end."""
         process, channel = self._process, self._channel
         assert process is not None and channel is not None  # noqa: S101, PT018 - set by _start
         started = monotonic()
@@ -312,7 +305,6 @@ class _Life:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """The process and whatever it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -324,7 +316,6 @@ _VLLM_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 
 
 def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[EngineHost]:
-    """One for each model, not started."""
     environment = without_settings(os.environ)
     return [EngineHost(_spec(settings, model), _command(settings, model, environment)) for model in models]
 

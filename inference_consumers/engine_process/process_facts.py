@@ -46,11 +46,9 @@ class OomKills:
     """Processes of this control group that the kernel has killed for lack of memory."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-        """An engine's process is in the same group as its consumer."""
         self._file = next((file for file in _counters(proc, cgroups) if _read(file) is not None), None)
 
     def count(self) -> int | None:
-        """None where the kernel does not say."""
         return None if self._file is None else _read(self._file)
 
 

@@ -34,7 +34,6 @@ class ActiveRun:
 
     @property
     def open_work(self) -> list[ReceivedWork]:
-        """Items without an outcome, in order."""
         return [self.work[index] for index in sorted(self.open)]
 
     def is_by_itself(self, *, continuous: bool) -> bool:
@@ -43,7 +42,6 @@ class ActiveRun:
 
     @property
     def cost_tokens(self) -> int:
-        """Of what has no outcome yet, as the dispatcher estimated it."""
         return sum(self.work[index].item.cost_tokens for index in self.open)
 
     @property
@@ -62,11 +60,9 @@ class ActiveRun:
         return True
 
     def has_streamed(self, index: int) -> bool:
-        """Whether text of this item went out."""
         return index in self._next_chunk
 
     def next_chunk(self, index: int) -> int:
-        """The number of an item's next chunk, from 0."""
         number = self._next_chunk.get(index, 0)
         self._next_chunk[index] = number + 1
         return number
@@ -79,7 +75,6 @@ class ActiveRun:
 
     @property
     def served(self) -> Sequence[tuple[WorkItem, TokenUsage]]:
-        """Items that succeeded, and their cost."""
         return self._served
 
     def all_failed(self, problem: bool) -> bool | None:
@@ -127,11 +122,9 @@ class ActiveRuns:
         return self._by_id.get(run_id)
 
     def end(self, run_id: int) -> ActiveRun | None:
-        """Take a run out; None when there is no such run."""
         return self._by_id.pop(run_id, None)
 
     def end_all(self, key: ModelKey) -> list[ActiveRun]:
-        """Take out all runs of a model, oldest first."""
         ended = [run for run in self._by_id.values() if run.model_key == key]
         for run in ended:
             del self._by_id[run.run_id]
@@ -148,17 +141,14 @@ class ActiveRuns:
 
     @property
     def items(self) -> int:
-        """Items without an outcome."""
         return sum(len(run.open) for run in self._by_id.values())
 
     @property
     def cost_tokens(self) -> int:
-        """Of items without an outcome."""
         return sum(run.cost_tokens for run in self._by_id.values())
 
 
 def engine_items(work: Sequence[ReceivedWork]) -> list[EngineItem]:
-    """The items of a run as an engine takes them, in order."""
     return [
         EngineItem(
             item_id=one.item.request.request_id,

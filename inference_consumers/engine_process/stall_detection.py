@@ -89,7 +89,6 @@ class RunWatch:
         self._looked_at_ms = now_ms
 
     def is_overdue(self, now_ms: int) -> bool:
-        """By the clock."""
         return now_ms - self.silent_since_ms > self._bound_ms(self.patience.overdue_ms, TIMES_PREDICTED)
 
     @property
@@ -99,7 +98,6 @@ class RunWatch:
 
     @property
     def is_hung(self) -> bool:
-        """By what was seen."""
         return self._seen_ms > self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED)
 
     @property
@@ -115,7 +113,6 @@ class RunWatch:
 
     @property
     def seen_s(self) -> float:
-        """For how long it was seen to be silent."""
         return self._seen_ms / 1_000
 
     def _bound_ms(self, least_ms: int, times: int) -> float:

@@ -52,7 +52,6 @@ class EngineState:
     watch: RunWatch | None = None
 
     def started(self, now_ms: int, patience: StallTimeouts, predicted_s: float | None) -> None:
-        """It was given something."""
         if self.watch is None:
             self.watch = RunWatch(patience, now_ms, predicted_s)
         else:
@@ -75,7 +74,6 @@ class EngineStates:
         return iter(self.by_key.values())
 
     def ended(self, key: ModelKey) -> None:
-        """A run of this engine is over."""
         if not self.runs.of(key):
             self.by_key[key].watch = None
 
@@ -85,7 +83,6 @@ class EngineStates:
         return [state.host.key[0] for state in self if state.has_been_loaded and not state.is_loaded]
 
     def runnable(self) -> set[ModelKey]:
-        """Models whose engines could take something now."""
         busy = any(not self.by_key[run.model_key].is_continuous for run in self.runs)
         return {key for key, state in self.by_key.items() if state.is_loaded and self._has_room(key, state, busy=busy)}
 
@@ -96,11 +93,9 @@ class EngineStates:
         return {other for other, state in self.by_key.items() if not state.is_continuous}
 
     def idle(self, keys: Iterable[ModelKey]) -> set[ModelKey]:
-        """Those of these models whose engines run nothing."""
         return {key for key in keys if not self.runs.of(key)}
 
     def room(self, key: ModelKey) -> tuple[int, int]:
-        """Items and tokens that a continuous engine could take now."""
         state, runs = self.by_key[key], self.runs.of(key)
         items = state.max_items - sum(len(run.open) for run in runs)
         return items, state.max_tokens - sum(run.cost_tokens for run in runs)

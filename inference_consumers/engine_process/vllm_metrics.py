@@ -35,5 +35,4 @@ class EngineMetrics(Collector):
         return families.values()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the names are the engines'."""
         return ()

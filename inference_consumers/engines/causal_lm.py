@@ -46,7 +46,6 @@ class _Loaded:
     pad_id: int
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, control tokens left out."""
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
@@ -86,7 +85,6 @@ class CausalLmEngine:
         self._loaded: _Loaded | None = None
 
     def load(self) -> None:
-        """Load and generate a little. Raises EngineLoadError."""
         use_threads(self._threads)
         network, tokenizer = load_pretrained(
             AutoModelForCausalLM,
@@ -131,7 +129,6 @@ class CausalLmEngine:
         return Generation(self._loaded.network, rows, self._loaded.pad_id, observer).run()
 
     def close(self) -> None:
-        """Let go of the weights."""
         self._loaded = None
 
     def _row(self, index: int, item: EngineItem, loaded: _Loaded) -> Row | Failure:

@@ -41,7 +41,6 @@ class ClassifierEngine:
         device: torch.device | str = "cpu",
         allow_unsafe_weights: bool = False,
     ) -> None:
-        """``allow_unsafe_weights`` loads a program that may run any code."""
         self.limits = limits
         self._model = model
         self._path = path
@@ -53,7 +52,6 @@ class ClassifierEngine:
 
     @property
     def name(self) -> str:
-        """That of the format's engine."""
         return self._format.engine
 
     def load(self) -> None:
@@ -90,7 +88,6 @@ class ClassifierEngine:
         return RunCost(useful_tokens=classified, computed_tokens=classified)
 
     def close(self) -> None:
-        """Let go of the program."""
         self._program = None
 
 

@@ -35,27 +35,22 @@ class WaitedRun:
             self._is_done.set()
 
     def text(self, index: int, delta: str) -> None:
-        """Hand it on."""
         self._observer.text(index, delta)
 
     def finished(self, index: int, outcome: ItemOutcome) -> None:
-        """Hand it on, and count it."""
         self._observer.finished(index, outcome)
         self._tokens += computed_tokens(outcome)
         self._left -= 1
 
     def step(self) -> None:
-        """Hand it on. The step after the last outcome ends the run."""
         self._observer.step()
         if self._left == 0:
             self._is_done.set()
 
     def is_cancelled(self, index: int) -> bool:
-        """As the observer says."""
         return self._observer.is_cancelled(index)
 
     def wait(self, check_engine: Callable[[], None]) -> RunCost:
-        """Until the last outcome. ``check_engine`` raises when there will be none."""
         while not self._is_done.wait(_LOOK_EVERY_S):
             check_engine()
         # An engine without batches pads nothing.

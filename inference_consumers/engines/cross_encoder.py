@@ -33,7 +33,6 @@ class CrossEncoderEngine(EncoderEngine):
     _activation = _SIGMOID
 
     def check(self, network: PreTrainedModel) -> None:
-        """One label, and an activation function that is known."""
         if network.config.num_labels != 1:
             raise self._load_error(f"config.json has {network.config.num_labels} labels; a ranking needs one")
         self._activation = self._named_activation(network.config.to_dict())
@@ -41,12 +40,10 @@ class CrossEncoderEngine(EncoderEngine):
             raise self._load_error(f"its activation function {self._activation} is unknown")
 
     def warm_up_items(self) -> Sequence[EngineItem]:
-        """A ranking of two documents."""
         given = RequestInput(query="hello", documents=("hello", "hello again"))
         return (EngineItem("warm-up", Task.RANK, given, Parameters()),)
 
     def prepare(self, item: EngineItem, tokenizer: PreTrainedTokenizerBase) -> Sequence[TokenRow] | Failure:
-        """One row per document."""
         if item.task != Task.RANK:
             return wrong_task(item)
         documents, limit = item.input.documents or (), self.limits.max_context_tokens
@@ -73,12 +70,10 @@ class CrossEncoderEngine(EncoderEngine):
         return [TokenRow(ids, type_ids) for ids, type_ids in zip(all_ids, all_type_ids, strict=True)]
 
     def compute(self, network: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One logit per row."""
         logits: torch.Tensor = network(**inputs).logits
         return logits
 
     def output(self, _task: str, results: torch.Tensor, /) -> Output:
-        """One score per document."""
         # In float32 the sigmoids of the best documents would all be 1.
         logits = results[:, 0].double()
         scores = logits if self._activation == _IDENTITY else logits.sigmoid()

@@ -36,7 +36,6 @@ class EmbeddingEngine(EncoderEngine):
         self._pooling = stated or Pooling()
 
     def warm_up_items(self) -> Sequence[EngineItem]:
-        """One of each task."""
         return (
             EngineItem("warm-up", Task.EMBED, RequestInput(texts=("hello", "hello again")), Parameters()),
             EngineItem("warm-up", Task.RANK, RequestInput(query="hello", documents=("hello again",)), Parameters()),
@@ -66,11 +65,9 @@ class EmbeddingEngine(EncoderEngine):
         return [TokenRow(ids) for ids in token_ids]
 
     def compute(self, network: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One vector per row, of the length that pooling gave it."""
         return self._pooling.pool(network(**inputs).last_hidden_state, inputs["attention_mask"])
 
     def output(self, task: str, results: torch.Tensor, /) -> Output:
-        """The vectors, or the cosine between each and the first."""
         if task == Task.RANK:
             vectors = normalize(results, dim=-1)
             return Output(scores=tuple((vectors[1:] @ vectors[0]).tolist()))

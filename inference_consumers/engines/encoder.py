@@ -57,7 +57,6 @@ class EncoderEngine(ABC):
         self._loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None
 
     def load(self) -> None:
-        """Load, and run two small items. Raises EngineLoadError."""
         use_threads(self._threads)
         network, tokenizer = load_pretrained(
             self.auto_class,
@@ -104,7 +103,6 @@ class EncoderEngine(ABC):
         return run.run(lambda item: self.prepare(item, tokenizer), compute, self.output)
 
     def close(self) -> None:
-        """Let go of the weights."""
         self._loaded = None
 
     @abstractmethod
@@ -132,7 +130,6 @@ class EncoderEngine(ABC):
 
 
 def wrong_task(item: EngineItem) -> Failure:
-    """The item's task is none of the engine's."""
     return Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task")
 
 
@@ -146,7 +143,6 @@ def wrong_texts(texts: Sequence[str] | None, name: str) -> Failure | None:
 
 
 def wrong_length(tokens: int, limit: int, field: str) -> Failure | None:
-    """Failure if the text has no token, or too many."""
     if tokens == 0:
         return Failure(Code.INVALID, "the text has no tokens", field)
     if tokens > limit:

@@ -167,7 +167,6 @@ def _check_spec(text: Any) -> None:
 
 
 def _parts(node: Any) -> Iterator[dict[str, Any]]:
-    """Every object of a JSON text, however deep."""
     waiting = [node]
     while waiting:
         node = waiting.pop()

@@ -27,7 +27,6 @@ class Detokenizer:
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """``decode`` turns token ids into text, with a replacement character for bytes that are none."""
         self._decode = decode
         self._window: list[int] = []
         self._fresh = 0  # where in the window the tokens begin that came since the last piece
@@ -68,7 +67,6 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Empty strings stop nothing."""
         self._stops = [stop for stop in stops if stop]
         self._fallbacks = [_fallbacks(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
@@ -123,7 +121,6 @@ class GeneratedText:
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
-        """``decode`` is a Detokenizer's."""
         self._detokenizer = Detokenizer(decode)
         self._stops = StopStrings(stops)
         self._told: list[str] = []
@@ -152,7 +149,6 @@ class GeneratedText:
         return self._tell(len(self._pending))
 
     def whole(self) -> str:
-        """All released text."""
         return "".join(self._told)
 
     def _tell(self, characters: int) -> str:

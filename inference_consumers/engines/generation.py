@@ -36,7 +36,6 @@ class Row:
 
     @property
     def usage(self) -> TokenUsage:
-        """Usage of the row so far."""
         return TokenUsage(prompt_tokens=self.prefilled, completion_tokens=self.answer.tokens)
 
 
@@ -60,7 +59,6 @@ class Generation:
         self._computed = 0
 
     def run(self) -> RunCost:
-        """Until the last row is done."""
         self._end_cancelled()
         with torch.inference_mode():
             self._prefill()
@@ -88,7 +86,6 @@ class Generation:
                 self._end_cancelled()
 
     def _parts(self, budget: int) -> Iterator[slice]:
-        """Of the slots, in order."""
         first = 0
         while first < len(self._slots):
             rows = max(1, budget // (self._width - self._starts[first]))

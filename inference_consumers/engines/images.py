@@ -57,7 +57,6 @@ class PixelFormat:
 
     @property
     def mode(self) -> str:
-        """Pillow's name for it."""
         return "L" if self.channels == 1 else "RGB"
 
     def __str__(self) -> str:

@@ -109,7 +109,6 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc] # transformers is not typed
         return -1
 
     def move(self, source: int, target: int, columns: slice) -> None:
-        """Row ``target`` becomes a copy of row ``source``."""
         for buffer in (self.keys, self.values):
             buffer[target, :, columns] = buffer[source, :, columns]
 

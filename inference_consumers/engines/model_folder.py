@@ -22,7 +22,6 @@ _BITS = re.compile(r"\d+")
 
 
 def unsafe_weights(model: str, file: Path, why: str) -> EngineLoadError:
-    """Refusal of weights that could run code of their author."""
     return EngineLoadError(
         f"{model}: {file} is not loaded, because that could run any code on this machine: {why}. "
         "ALLOW_UNSAFE_WEIGHTS=true loads it all the same"
@@ -57,7 +56,6 @@ def check_model_folder(model: str, path: Path, max_context_tokens: int, *, allow
 
 
 def tokenizer_file(path: Path) -> Path:
-    """The file that makes the tokenizer of a folder that was checked."""
     return next((path / name for name in _TOKENIZERS if (path / name).is_file()), path)
 
 

@@ -19,7 +19,6 @@ def device_of(model: ModelVersion, name: str) -> torch.device:
 
 
 def dtype_of(model: ModelVersion) -> torch.dtype:
-    """float32 unless models.yaml says otherwise."""
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     return dtypes[model.dtype or "float32"]
 

@@ -125,7 +125,6 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, passages: PassagesTemplate | None = None) -> None:
-        """``passages`` is the template for passages in the prompt."""
         self._tokenizer = _with_control_tokens(tokenizer)
         self._passages = passages or PassagesTemplate()
         self._control_ids: dict[str, int] = {
@@ -253,7 +252,6 @@ class TextPrompt:
 
 
 def prepare_text(item: EngineItem, encoder: PromptEncoder, limits: EngineLimits) -> TextPrompt | Failure:
-    """The item's prompt, or why it gets no answer."""
     parameters = item.parameters
     if item.task != Task.GENERATE:
         return Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task")

@@ -169,23 +169,19 @@ class Outcomes:
         self.cancelled = set(cancelled)
 
     def text(self, index: int, delta: str) -> None:
-        """Keep it."""
         if index in self.by_index:
             raise RuntimeError(f"text of item {index} after its outcome")
         self.texts.setdefault(index, []).append(delta)
 
     def finished(self, index: int, outcome: ItemOutcome) -> None:
-        """Keep it."""
         if index in self.by_index:
             raise RuntimeError(f"a second outcome of item {index}")
         self.by_index[index] = outcome
 
     def step(self) -> None:
-        """Count it."""
         self.steps += 1
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether it was named at the start, or put into ``cancelled`` since."""
         return index in self.cancelled
 
 

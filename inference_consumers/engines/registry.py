@@ -19,7 +19,6 @@ ENGINE_NAMES = (
 
 
 def limits_of(model: ModelVersion) -> EngineLimits:
-    """The limits that models.yaml gives the model."""
     return EngineLimits(
         max_batch_size=model.max_batch_size,
         max_batch_tokens=model.max_batch_tokens,

@@ -26,7 +26,6 @@ class Sampler:
 
     @classmethod
     def of(cls, parameters: Parameters) -> "Sampler | None":
-        """None means greedy."""
         if parameters.temperature == 0:
             return None
         generator = torch.Generator()
@@ -37,7 +36,6 @@ class Sampler:
         return cls(parameters.temperature, parameters.top_p, generator)
 
     def draw(self) -> float:
-        """A number in [0, 1): one a token."""
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
 
 

@@ -35,11 +35,9 @@ class SimulatedCost:
     batch_ms: float = 0.0
 
     def prefill_seconds(self, prompt_tokens: int) -> float:
-        """The time until the first words of a batch with so many prompt tokens in all."""
         return self.batch_ms / 1000 + prompt_tokens / self.prefill_tokens_per_s
 
     def seconds(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """The time of a batch with so many tokens in all."""
         return self.prefill_seconds(prompt_tokens) + completion_tokens / self.decode_tokens_per_s
 
 
@@ -208,7 +206,6 @@ class _Steps:
         return rows
 
     def tell(self, rows: list[_Row], place: int) -> None:
-        """The next word of every row that streams."""
         words = [(row.index, row.words[place]) for row in rows if row.streams and row.words[place]]
         for index, word in words:
             self._observer.text(index, word)
@@ -216,7 +213,6 @@ class _Steps:
             self._observer.step()
 
     def finish(self, rows: list[_Row]) -> None:
-        """Tell the answers."""
         for row in rows:
             self._observer.finished(row.index, row.answer)
         if rows:
@@ -231,7 +227,6 @@ class _Steps:
 
 
 def _split(rows: list[_Row], wanted: Callable[[_Row], bool]) -> tuple[list[_Row], list[_Row]]:
-    """Rows that satisfy the condition, and the others."""
     return [row for row in rows if wanted(row)], [row for row in rows if not wanted(row)]
 
 

@@ -176,7 +176,6 @@ def create_async_llm(model: ServedModel, stat_loggers: Sequence[Callable[..., An
 
 
 def end_async_llm(engine: Any) -> None:
-    """End the processes of what ``create_async_llm`` made."""
     engine.shutdown(timeout=0)
     # It shuts down once more when it is deleted, and cannot at the end of the interpreter.
     engine.shutdown = lambda: None
@@ -286,7 +285,6 @@ class VllmStreams:
         engine.output_handler.add_done_callback(self._handler_ended)
 
     async def add(self, request_id: str, prompt: TextPrompt, parameters: Parameters) -> AsyncIterator[Progress]:
-        """Start a request."""
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -302,17 +300,14 @@ class VllmStreams:
         return _progress(results, parameters.logprobs or 0)
 
     async def abort(self, request_id: str) -> None:
-        """Stop a request."""
         await self._engine.abort(request_id)
 
     def metrics(self) -> str:
-        """vLLM's metrics, by vLLM's names."""
         registry = CollectorRegistry()
         registry.register(_OwnMetrics())
         return generate_latest(registry).decode()
 
     def close(self) -> None:
-        """End vLLM's processes."""
         self._is_closing = True
         end_async_llm(self._engine)
 

@@ -63,11 +63,9 @@ class LoopThread:
         self._thread.start()
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have it called soon, in the order of the calls to this."""
         self._loop.call_soon_threadsafe(function)
 
     def result_of(self, work: Awaitable[T]) -> T:
-        """Wait for it. Raises what it raises."""
 
         async def awaited() -> T:
             return await work
@@ -75,7 +73,6 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
 
     def close(self) -> None:
-        """End the loop."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_END_TIMEOUT_S)
 
@@ -114,7 +111,6 @@ class TextRequest:
     positions: list[Position] = field(default_factory=list)
 
     def take(self, progress: Progress) -> None:
-        """Add what came."""
         self.completion_tokens += len(progress.token_ids)
         self.cached_tokens = max(self.cached_tokens, progress.cached_tokens)
         self.texts.append(progress.text)
@@ -214,7 +210,6 @@ class VllmEngine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def load(self) -> None:
-        """Load and generate a little. Raises EngineLoadError."""
         model = self._model
         check_model_folder(
             model.name,
@@ -257,12 +252,10 @@ class VllmEngine:
         loaded.thread.post(lambda: self._guard(lambda: self._begin(batch, prepared, observer)))
 
     def cancel(self, item_ids: Collection[str]) -> None:
-        """Stop these items now. An item that has not joined yet is not known here: its observer is asked then."""
         if self._loaded is not None:
             self._loaded.thread.post(lambda: self._guard(lambda: self._stop_items(item_ids)))
 
     def watch(self, on_death: Callable[[BaseException], None]) -> None:
-        """Have ``on_death`` called once, from any thread, when vLLM is gone."""
         with self._death_lock:
             self._on_death = on_death
             death = self._death
@@ -270,12 +263,10 @@ class VllmEngine:
             on_death(death)
 
     def metrics(self) -> str:
-        """vLLM's own metrics, named ``vllm:…``, in the text format of Prometheus."""
         loaded = self._checked()
         return loaded.thread.result_of(_called(loaded.streams.metrics))
 
     def close(self) -> None:
-        """End vLLM's processes. Items without an outcome get none."""
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None
             loaded.thread.result_of(self._close(loaded.streams))
@@ -283,7 +274,6 @@ class VllmEngine:
 
     @property
     def model(self) -> ServedModel:
-        """The served model and its options."""
         return self._model
 
     def _load_tokenizer(self) -> Any:
@@ -375,7 +365,6 @@ class VllmEngine:
                 self._spawn(self._loaded.streams.abort(request.request_id))
 
     def _iterated(self) -> None:
-        """After every step of vLLM."""
         self._guard(self._pass_on_step)
 
     def _pass_on_step(self) -> None:

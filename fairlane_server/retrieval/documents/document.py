@@ -96,7 +96,6 @@ class ParsedDocument:
 
 
 def check_length(characters: int, limits: DocumentLimits) -> None:
-    """Raises UnreadableError for more characters than a document may have."""
     if characters > limits.max_characters:
         raise UnreadableError(
             f"holds more text than a document may have ({limits.max_characters:,} characters): split it"

@@ -11,7 +11,6 @@ _PLAIN = ["a", "b", "strong", "i", "em"]
 
 
 def parse_html(data: bytes, limits: DocumentLimits) -> ParsedDocument:
-    """Raises UnreadableError."""
     from bs4 import BeautifulSoup
     from markdownify import ATX, MarkdownConverter
 

@@ -11,7 +11,6 @@ _HYPHENATED = re.compile(r"(?<=[^\W\d_])-\n(?=[a-z])")
 
 
 def parse_pdf(data: bytes, limits: DocumentLimits) -> ParsedDocument:
-    """Raises UnreadableError."""
     from pypdf.errors import DependencyError, FileNotDecryptedError, LimitReachedError
 
     try:

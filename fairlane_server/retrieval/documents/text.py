@@ -41,5 +41,4 @@ def _decoded(data: bytes, encoding: str, skipped: int) -> str:
 
 
 def clean(text: str) -> str:
-    """The text with plain ends of lines, and without what does not print."""
     return _UNPRINTABLE.sub("", _LINE_END.sub("\n", text))

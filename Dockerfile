@@ -1,8 +1,8 @@
 # Three images from one file: `service` runs every process of the pipeline, `model-preparation` fills the models folder
 # once, `vllm` runs consumers with vLLM on a CUDA GPU.
 #
-# TORCH_INDEX_URL: the package index with the CPU builds of torch. The ordinary index has the CUDA build alone, which does
-#   not start without its 3.4 GB of CUDA packages; so there is no default, and a build without it ends at once.
+# TORCH_INDEX_URL: the package index with the CPU builds of torch. The ordinary index has only the CUDA build, which does
+#   not start without its 3.4 GB of CUDA packages. There is no default, and a build without it fails immediately.
 # FAIRLANE_PIP_ARGS: added to every other pip install.
 
 FROM python:3.11.15-slim-bookworm AS base

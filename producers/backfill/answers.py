@@ -1,8 +1,8 @@
 """Results of rows as written to the output. Pure."""
 
-import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+
+from pydantic_core import to_json
 
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, Output
@@ -17,23 +17,16 @@ CANCELLED_MESSAGE = "the job was cancelled before it was done"
 
 @dataclass(frozen=True, slots=True)
 class RowAnswer:
-    """The end of one row.
+    """Result of one row.
 
     Attributes:
-        row: its number in the input, from 0.
-        row_id: what it called itself.
+        row: number of the row in the input, from 0.
+        row_id: the row's own id.
         url: of an OpenAI batch line.
-        request_id: None when it was never sent.
-        outcome: as in a reply.
-        code: why it was rejected or failed.
-        field: that is at fault.
-        message: why.
-        model: that answered.
-        finish_reason: of a generated text.
-        output: what the model said, as JSON: of our own form, or the body of a response to an OpenAI line.
-        prompt_tokens: spent.
-        completion_tokens: spent.
-        cost_tokens: spent; 0 when an earlier answer was given again.
+        request_id: None if the row was never sent.
+        outcome: as in a reply, like ``code``, ``field``, ``message``, ``model`` and ``finish_reason``.
+        output: JSON text: our own form, or for an OpenAI line the body of the response.
+        cost_tokens: tokens charged; 0 for an answer from the response cache.
     """
 
     row: int
@@ -53,12 +46,12 @@ class RowAnswer:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate size in memory."""
         return 400 + len(self.output or "") + len(self.message or "") + len(self.row_id or "")
 
 
 def of_reply(row: int, row_id: str | None, url: str | None, reply: InferenceReply, created_s: int) -> RowAnswer:
-    """The answer that a final reply is."""
+    """Result from a final reply."""
     output = None
     if reply.outcome == Outcome.OK:
         output = _plain(reply.output) if url is None else body_of(url, reply, created_s)
@@ -82,18 +75,18 @@ def of_reply(row: int, row_id: str | None, url: str | None, reply: InferenceRepl
 
 
 def of_bad_row(row: int, bad: BadRow) -> RowAnswer:
-    """The answer to a row that cannot be run."""
+    """Result of an invalid row."""
     return RowAnswer(row, bad.row_id, bad.url, None, Outcome.REJECTED, Code.INVALID, bad.field, bad.reason)
 
 
 def unfinished(row: int, row_id: str | None, url: str | None, request_id: str | None, outcome: Outcome) -> RowAnswer:
-    """The answer to a row that nobody waits for any longer: expired or cancelled."""
+    """Result of an expired or cancelled row without a reply."""
     message = EXPIRED_MESSAGE if outcome is Outcome.EXPIRED else CANCELLED_MESSAGE
     return RowAnswer(row, row_id, url, request_id, outcome, message=message)
 
 
 def tally_of(answers: "list[RowAnswer]") -> Tally:
-    """The sums of some answers."""
+    """Counts and token sums of results."""
     ok = expired = cancelled = 0
     prompt = completion = cost = 0
     for answer in answers:
@@ -109,23 +102,5 @@ def tally_of(answers: "list[RowAnswer]") -> Tally:
 def _plain(output: Output | None) -> str:
     if output is None:
         return "{}"
-    plain: dict[str, Any] = {
-        "text": output.text,
-        "embeddings": output.embeddings,
-        "scores": output.scores,
-        "labels": None
-        if output.labels is None
-        else [{"label": one.label, "score": one.score} for one in output.labels],
-        "logprobs": None
-        if output.logprobs is None
-        else [
-            {
-                "token": one.token,
-                "logprob": one.logprob,
-                "top": [{"token": top.token, "logprob": top.logprob} for top in one.top],
-            }
-            for one in output.logprobs
-        ],
-    }
-    said = {name: value for name, value in plain.items() if value is not None}
-    return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+    values = {field.name: getattr(output, field.name) for field in fields(output)}
+    return to_json({name: value for name, value in values.items() if value is not None}).decode()

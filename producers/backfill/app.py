@@ -5,28 +5,25 @@ import random
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import count
 from time import monotonic
-from typing import TypeVar
 
 from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.clock import now_ms
-from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.processes.service import StopSignal
 from producers.backfill.files import blob_of
 from producers.backfill.inputs import source_of
-from producers.backfill.job import Budget, Job, Status, Tally, Wanted
+from producers.backfill.job import Job, Status, Tally, Wanted
 from producers.backfill.job_store import CALL_TIMEOUT_S, JobStore, PostgresJobLog
 from producers.backfill.kafka import KafkaPublisher, KafkaReplies
-from producers.backfill.lease import LEASE_S, JobTimeouts, LeaseKeeper, LeftError
+from producers.backfill.lease import LEASE_S, JobRetries, LeaseKeeper, LeftError
 from producers.backfill.outputs import FileParts
-from producers.backfill.ports import AwayError, Control, InputChangedError, JobFailedError
+from producers.backfill.ports import Control, InputChangedError, JobFailedError, UnavailableError
 from producers.backfill.row import RowIds
 from producers.backfill.runner import GRACE_MS, Runner, guarded
 from producers.backfill.submission import survey
@@ -38,14 +35,7 @@ _LOCKED_S = 2 * CALL_TIMEOUT_S
 _WITH_A_RUNNER = (Status.RUNNING, Status.CANCELLING, Status.FINALIZING)
 _BACKOFF = Backoff(first_s=0.2, longest_s=5.0)
 
-_ROW_OUTCOMES = ("ok", "failed", "expired", "cancelled")
-
-T = TypeVar("T")
 OnProgress = Callable[[Job, Tally], None]
-
-
-def _unheard(_job: Job, _done: Tally) -> None:
-    pass
 
 
 class NotToBeRunError(Exception):
@@ -53,12 +43,11 @@ class NotToBeRunError(Exception):
 
 
 class JobRunner:
-    """Runs jobs in this process, each in the thread that calls.
+    """Runs jobs in this process, each in the calling thread.
 
     Args:
-        settings: of everything outside.
-        stop: tells every job to be left as it is.
-        lease_s: how long a runner that says nothing keeps its job.
+        stop: leaves every job when set, to be continued later.
+        lease_s: how long a silent runner keeps its job.
         grace_ms: see ``producers.backfill.runner``.
     """
 
@@ -70,22 +59,22 @@ class JobRunner:
         self._lease_s = lease_s
         self._grace_ms = grace_ms
         self._dsn = settings.postgres_dsn.get_secret_value()
-        self._codec: Codec = codec_for(settings)
+        self._codec = codec_for(settings)
         self._name = f"{settings.instance_id}@{socket.gethostname()}:{os.getpid()}"
 
     def run(
         self,
         job_id: str,
-        on_progress: OnProgress = _unheard,
+        on_progress: OnProgress = lambda _job, _done: None,
         *,
         wait_s: float = 0.0,
         give_way: threading.Event | None = None,
     ) -> Status:
         """Lease a job and run it. Returns its status afterwards; PAUSED also if another runner is to continue it.
 
-        ``wait_s``: how long to wait for a runner that may be dead to lose it, and a little longer for a Postgres that
-        does not answer. ``give_way`` is set when it is to be left for the sake of another job. Raises NotToBeRunError,
-        LeaseLostError, AwayError and JobFailedError.
+        ``wait_s``: how long to wait for the lease of a runner that may be dead, and a little longer for a Postgres that
+        does not answer. ``give_way`` is set to leave the job for the sake of another one. Raises NotToBeRunError,
+        LeaseLostError, UnavailableError and JobFailedError.
         """
         job, row_cost = self._take(job_id, wait_s)
         with ExitStack() as open_parts:
@@ -93,46 +82,44 @@ class JobRunner:
             control = open_parts.enter_context(
                 LeaseKeeper(keeper_log, self._stop, job.spec.max_cost_tokens, self._lease_s, give_way)
             )
-            job_log = PostgresJobLog(self._dsn, job_id, job.token, now_ms)
-            open_parts.callback(job_log.close)
+            job_log = open_parts.enter_context(closing(PostgresJobLog(self._dsn, job_id, job.token, now_ms)))
 
             def work() -> Status:
-                whole, cost = job, row_cost
-                if not job.counted:
-                    found = _counted(job, job_log, control)
-                    if isinstance(found, Status):
-                        return found
-                    whole, cost = found
-                return self._runner(whole, cost, job_log, control, open_parts, on_progress).run()
+                try:
+                    counted = (job, row_cost) if job.counted else _count_rows(job, job_log, control)
+                except LeftError:
+                    return Status.PAUSED
+                except _CancelledBeforeStartError:
+                    job_log.move(Status.CANCELLED)
+                    return Status.CANCELLED
+                return self._runner(*counted, job_log, control, open_parts, on_progress).run()
 
             return guarded(job, job_log, work)
 
     def _take(self, job_id: str, wait_s: float) -> tuple[Job, float]:
         given_up_at = monotonic() + wait_s
-        # A runner that was stopped amid a transaction keeps the job locked until Postgres ends that.
-        away_until = given_up_at + _LOCKED_S if wait_s else 0.0
-        store = JobStore(self._dsn)
-        try:
-            for looks in count(1):
+        # A runner that was stopped inside a transaction keeps the job locked until Postgres ends the transaction.
+        unavailable_until = given_up_at + _LOCKED_S if wait_s else 0.0
+        failures = 0
+        with closing(JobStore(self._dsn)) as store:
+            while True:
                 try:
                     taken = store.take(job_id, self._name, self._lease_s, now_ms())
                     if taken is not None:
                         return taken
                     found = store.find(job_id)
-                except AwayError as error:
-                    if monotonic() >= away_until or self._stop.stopping:
+                except UnavailableError as error:
+                    if monotonic() >= unavailable_until or self._stop.stopping:
                         raise
+                    failures += 1
                     log.warning("job_not_taken_yet", job_id=job_id, reason=str(error))
-                    self._stop.wait(_BACKOFF.delay_s(looks, random.random()))  # noqa: S311 - jitter, not a secret
+                    self._stop.wait(_BACKOFF.delay_s(failures, random.random()))  # noqa: S311 - jitter, not a secret
                     continue
-                # A runner that was killed keeps its job until its lease is over.
+                # A runner that was killed keeps its job until its lease ends.
                 is_leased = found is not None and found.status in _WITH_A_RUNNER
                 if not is_leased or monotonic() >= given_up_at or self._stop.stopping:
                     raise NotToBeRunError(job_id)
                 self._stop.wait(_LOOK_S)
-            raise AssertionError("count() has no end")
-        finally:
-            store.close()
 
     def _runner(
         self,
@@ -146,86 +133,70 @@ class JobRunner:
         """Raises JobFailedError."""
         partition = RowIds(job.job_id, job.partitions).partition
         source = source_of(blob_of(job.spec.input, job.spec.endpoint), job.fingerprint, job.spec)
-        open_parts.callback(source.close)
         publisher = KafkaPublisher(self._settings, self._codec, job.tenant, job.job_id, partition, _end_if_hung)
         open_parts.callback(publisher.close)
-        replies = KafkaReplies(self._settings, self._codec, job)
-        open_parts.callback(replies.close)
         return Runner(
             job,
             job_log,
-            source,
+            open_parts.enter_context(closing(source)),
             publisher,
-            replies,
+            open_parts.enter_context(closing(KafkaReplies(self._settings, self._codec, job))),
             FileParts(job),
             control,
             now_ms,
             self._codec.encode,
-            budget=Budget(job.spec.max_cost_tokens, row_cost),
+            row_cost=row_cost,
             max_timeout_ms=self._settings.max_timeout_ms,
             grace_ms=self._grace_ms,
-            on_progress=_Progress(job, on_progress),
+            on_progress=_counted_progress(job, on_progress),
         )
 
 
-class _Progress:
-    """Counts what becomes of rows here, and passes on how far the job is, also where it begins."""
+def _counted_progress(job: Job, on_progress: OnProgress) -> Callable[[Tally], None]:
+    """Counts finished rows in the metrics, and passes the progress on, the first time at once."""
+    counted = job.tally
 
-    def __init__(self, job: Job, on_progress: OnProgress) -> None:
-        self._job = job
-        self._on_progress = on_progress
-        self._told = job.tally
-        on_progress(job, job.tally)
+    def progressed(done: Tally) -> None:
+        nonlocal counted
+        for outcome in ("ok", "failed", "expired", "cancelled"):
+            metrics.BACKFILL_ROWS.labels(outcome).inc(getattr(done, outcome) - getattr(counted, outcome))
+        counted = done
+        on_progress(job, done)
 
-    def __call__(self, done: Tally) -> None:
-        for outcome in _ROW_OUTCOMES:
-            metrics.BACKFILL_ROWS.labels(outcome).inc(getattr(done, outcome) - getattr(self._told, outcome))
-        self._told = done
-        self._on_progress(self._job, done)
+    on_progress(job, job.tally)
+    return progressed
 
 
-def _counted(job: Job, job_log: PostgresJobLog, control: Control) -> tuple[Job, float] | Status:
-    """The job with its rows counted, or its status if it is not to run any more.
+def _count_rows(job: Job, job_log: PostgresJobLog, control: Control) -> tuple[Job, float]:
+    """The job with its rows counted, and the estimated cost of a row.
 
-    Raises AwayError, LeaseLostError, JobFailedError.
+    Raises LeftError, _CancelledBeforeStartError, UnavailableError, LeaseLostError, JobFailedError.
     """
-    patience = JobTimeouts(job.job_id, job_log, control)
+    retries = JobRetries(job.job_id, job_log, control)
 
-    def heed() -> None:
-        patience.heed()
+    def check_commands() -> None:
+        retries.check_commands()
         if control.wanted is Wanted.CANCEL:
-            raise _CancelHeardError
+            raise _CancelledBeforeStartError
 
+    check_commands()
     try:
-        heed()
-        estimate, fingerprint = _in_time(job, lambda: survey(job.tenant, job.spec, heed))
-    except LeftError:
-        return Status.PAUSED
-    except _CancelHeardError:
-        # Nothing of it was sent, and nothing has to be read to say so.
-        job_log.move(Status.CANCELLED)
-        return Status.CANCELLED
+        estimate, fingerprint = survey(job.tenant, job.spec, check_commands)
+    except UnavailableError as error:
+        if job.deadline_at_ms is None or now_ms() < job.deadline_at_ms:
+            raise
+        raise JobFailedError(f"the input could not be read in time: {error}") from None
     if fingerprint != job.fingerprint:
         raise InputChangedError(f"{job.spec.input} has changed since the job was submitted")
     job_log.count(estimate.rows, estimate.row_cost)
     return replace(job, total_rows=estimate.rows, counted=True), estimate.row_cost
 
 
-class _CancelHeardError(Exception):
-    """The job is to be cancelled, and was never begun."""
-
-
-def _in_time(job: Job, call: Callable[[], T]) -> T:
-    """An input that does not answer is asked again, but not for ever. Raises AwayError, JobFailedError."""
-    try:
-        return call()
-    except AwayError as error:
-        if job.deadline_at_ms is None or now_ms() < job.deadline_at_ms:
-            raise
-        raise JobFailedError(f"the input could not be read in time: {error}") from None
+class _CancelledBeforeStartError(Exception):
+    """The job is cancelled, and nothing of it was sent."""
 
 
 def _end_if_hung(name: str) -> None:
-    """A call of the producer never returned. The process ends, and its job is gone on with by the next one."""
+    """A call of the producer never returned. The process ends; the next runner continues its job."""
     log.error("kafka_call_hung", call=name)
     os._exit(1)

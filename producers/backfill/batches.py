@@ -3,30 +3,27 @@
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import astuple, dataclass, replace
 from random import random
 from threading import Event, Thread
 from typing import Any
 
-from psycopg.rows import dict_row
+from psycopg.rows import class_row, dict_row
 
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
-from fairlane_server.postgres.connection import ALL_TENANTS
 from producers.backfill.files import blob_of, delete_folder, file_url
 from producers.backfill.job import Job
 from producers.backfill.job_store import COLUMNS, INSERT, Database, inserted, job_of
 from producers.backfill.outputs import parts_folder
-from producers.backfill.ports import AwayError, JobFailedError
+from producers.backfill.ports import JobFailedError, UnavailableError
 
 INPUT_PURPOSE = "batch"
-"""Of what was uploaded."""
 OUTPUT_PURPOSE = "batch_output"
-"""Of what a batch is answered with."""
 
 _COMING = "upload"
-"""The purpose of a file while it is written: it has its place in the quota, and nobody finds it."""
+"""Purpose of an incomplete upload: it counts toward the quota and is invisible."""
 
 _FILE_COLUMNS = "file_id, tenant, purpose, filename, size_bytes, created_at_ms, expires_at_ms"
 _ADD_FILE = f"INSERT INTO files ({_FILE_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s)"  # noqa: S608 - our own names
@@ -54,7 +51,7 @@ _OF_BATCHES = """
 SELECT unnest(ARRAY[input_file_id, output_file_id, error_file_id]) FROM batches JOIN backfill_jobs USING (job_id)
 """
 _GO_ON = "status NOT IN ('completed', 'expired', 'cancelled', 'failed')"
-# What failed can be resumed, for a time.
+# A failed job can be resumed until its files expire.
 _MAY_GO_ON = f"({_GO_ON} OR status = 'failed' AND ended_at_ms > %(failed_until_ms)s)"
 _DATE = f"""
 UPDATE files SET expires_at_ms = %s WHERE file_id IN (
@@ -95,8 +92,8 @@ ORDER BY batches.created_at_ms DESC, batch_id DESC LIMIT %(limit)s
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of a tenant. ``size_bytes`` is None while a job has yet to write it, ``expires_at_ms`` until the end of
-    that job, or of an older file, was noticed."""
+    """A file of a tenant. ``size_bytes`` is None while a job has yet to write it; ``expires_at_ms`` is None until the
+    sweep sees that its job has ended."""
 
     file_id: str
     tenant: str
@@ -108,12 +105,12 @@ class StoredFile:
 
 
 class QuotaReachedError(Exception):
-    """A tenant has as many uploaded files as it may. The message names the limit."""
+    """The quota of uploaded files is reached. The message names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch and the job that it is."""
+    """A batch and its job."""
 
     batch_id: str
     input_file_id: str
@@ -124,7 +121,7 @@ class Batch:
 
 
 def new_file_id() -> str:
-    """At random, and fit for a path."""
+    """A random id, safe in a path."""
     return f"file-{secrets.token_hex(12)}"
 
 
@@ -136,23 +133,14 @@ def _check_bytes(kept_bytes: int, size_bytes: int, most_bytes: int) -> None:
         )
 
 
-class BatchStore:
-    """The files and batches of one tenant; ``close`` it. Raises AwayError and JobFailedError as ``Database`` does."""
-
-    def __init__(self, dsn: str, tenant: str) -> None:
-        self._database = Database(dsn, tenant)
-
-    def close(self) -> None:
-        self._database.close()
+class BatchStore(Database):
+    """The files and batches of one tenant."""
 
     def reserve_file(self, file: StoredFile, until_ms: int, most_files: int, most_bytes: int) -> None:
         """Reserve an upload before it is written; it stays invisible until ``settle_upload``. An upload that never
-        completes is removed like an expired file, at ``until_ms``.
-
-        Raises QuotaReachedError: the uploaded files of its tenant would be more, or have more bytes, than that.
-        """
+        completes is removed like an expired file, at ``until_ms``. Raises QuotaReachedError."""
         size_bytes = file.size_bytes or 0
-        with self._database.transaction() as connection:
+        with self._transaction() as connection:
             connection.execute(_LOCK_QUOTA, (file.tenant,))
             kept = connection.execute(_KEPT.encode(), (file.tenant,)).fetchone()
             files, kept_bytes = kept or (0, 0)
@@ -160,15 +148,15 @@ class BatchStore:
                 raise QuotaReachedError(f"a tenant keeps at most {most_files} uploaded files, and {files} are there")
             _check_bytes(kept_bytes, size_bytes, most_bytes)
             coming = replace(file, purpose=_COMING, expires_at_ms=until_ms)
-            connection.execute(_ADD_FILE.encode(), _values(coming))
+            connection.execute(_ADD_FILE.encode(), astuple(coming))
 
     def resize_upload(self, file: StoredFile, most_bytes: int) -> bool:
-        """An upload has come whole, and has the name and the size of ``file``; False: its place was removed meanwhile.
+        """Record the name and size of a complete upload. False: its reservation was removed meanwhile.
 
-        Raises QuotaReachedError: with this size the files of its tenant would have more bytes than that.
+        Raises QuotaReachedError: with this size the files of its tenant would exceed ``most_bytes``.
         """
         size_bytes = file.size_bytes or 0
-        with self._database.transaction() as connection:
+        with self._transaction() as connection:
             connection.execute(_LOCK_QUOTA, (file.tenant,))
             reserved = connection.execute(_COMING_BYTES.encode(), (file.file_id,)).fetchone()
             kept = connection.execute(_KEPT.encode(), (file.tenant,)).fetchone()
@@ -179,64 +167,62 @@ class BatchStore:
             return True
 
     def settle_upload(self, file: StoredFile) -> bool:
-        """An upload is written, and is found from now on; False: its place was removed meanwhile."""
-        with self._database.transaction() as connection:
-            done = connection.execute(_SETTLE_UPLOAD.encode(), (file.expires_at_ms, file.file_id))
-            return done.rowcount == 1
+        """Make a complete upload visible. False: its reservation was removed meanwhile."""
+        return self._execute(_SETTLE_UPLOAD, (file.expires_at_ms, file.file_id)) == 1
 
     def file(self, file_id: str, now_ms: int) -> StoredFile | None:
         """The file, if visible."""
-        rows = self._rows(_FILE, {"file_id": file_id, "now_ms": now_ms})
-        return StoredFile(**rows[0]) if rows else None
+        found = self._rows(_FILE, {"file_id": file_id, "now_ms": now_ms}, class_row(StoredFile))
+        return found[0] if found else None
 
     def files(self, now_ms: int, limit: int, after: str | None, purpose: str | None) -> list[StoredFile]:
-        """The latest files that are whole, newest first, after the one of this id."""
-        rows = self._rows(_FILES, {"now_ms": now_ms, "limit": limit, "after": after, "purpose": purpose})
-        return [StoredFile(**row) for row in rows]
+        """The latest complete files, newest first, after the one with this id."""
+        values = {"now_ms": now_ms, "limit": limit, "after": after, "purpose": purpose}
+        return self._rows(_FILES, values, class_row(StoredFile))
 
     def date_files(self, expires_at_ms: int, limit: int) -> None:
-        """Let so many files end then that nothing says the end of, and that no batch which goes on reads or writes."""
-        with self._database.transaction() as connection:
-            connection.execute(_DATE.encode(), (expires_at_ms, limit))
+        """Set the expiry of at most ``limit`` files that have none and that no unfinished batch reads or writes."""
+        self._execute(_DATE, (expires_at_ms, limit))
 
     def expired_files(
         self, now_ms: int, failed_until_ms: int, limit: int, behind: StoredFile | None
     ) -> list[StoredFile]:
-        """Files that nobody finds any more, the longest expired first, after this one; none of a batch which goes on,
-        or failed later than ``failed_until_ms`` and may be gone on with."""
-        behind_ms, behind_id = (-1, "") if behind is None else (behind.expires_at_ms, behind.file_id)
-        values = {"now_ms": now_ms, "limit": limit, "behind_ms": behind_ms, "behind_id": behind_id}
-        return [StoredFile(**row) for row in self._rows(_EXPIRED, {**values, "failed_until_ms": failed_until_ms})]
+        """Expired files, the longest expired first, after ``behind``; none of a batch that is unfinished, or that
+        failed after ``failed_until_ms`` and can be resumed."""
+        values: dict[str, Any] = {"now_ms": now_ms, "limit": limit, "failed_until_ms": failed_until_ms}
+        values["behind_ms"], values["behind_id"] = (
+            (-1, "") if behind is None else (behind.expires_at_ms, behind.file_id)
+        )
+        return self._rows(_EXPIRED, values, class_row(StoredFile))
 
     @contextmanager
     def expiring(self, file_id: str, now_ms: int, failed_until_ms: int) -> Iterator[bool]:
-        """Whether the file is still one of those; it is nobody's any more when the block ends, unless that raises."""
+        """Remove the entry of an expired file when the block ends without an exception. Yields False if the file is not
+        one of ``expired_files`` any more."""
         values = {"file_id": file_id, "now_ms": now_ms, "failed_until_ms": failed_until_ms}
-        with self._database.transaction() as connection:
-            # First, so that what is looked at next is from after whoever had it locked.
+        with self._transaction() as connection:
+            # Locked first: the next statement then sees what the previous holder of the lock wrote.
             connection.execute(_LOCK_FILE, (file_id,))
             yield connection.execute(_REMOVE_EXPIRED.encode(), values).rowcount == 1
 
     def writer(self, file_id: str) -> str | None:
-        """The job that writes this file, if any does."""
-        rows = self._rows(_WRITER, (file_id,))
+        """Id of the job that writes this file, if any."""
+        rows = self._rows(_WRITER, (file_id,), dict_row)
         return str(rows[0]["job_id"]) if rows else None
 
     def settle_file(self, file_id: str, size_bytes: int) -> None:
-        """A job has written this file."""
-        with self._database.transaction() as connection:
-            connection.execute("UPDATE files SET size_bytes = %s WHERE file_id = %s", (size_bytes, file_id))
+        """Record the size of a file that a job has written."""
+        self._execute("UPDATE files SET size_bytes = %s WHERE file_id = %s", (size_bytes, file_id))
 
     def remove_file(self, file_id: str) -> None:
-        """Make the file invisible."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM files WHERE file_id = %s", (file_id,))
+        """Remove the entry of a file."""
+        self._execute("DELETE FROM files WHERE file_id = %s", (file_id,))
 
     def add_batch(self, batch: Batch) -> bool:
-        """Queue the job of a batch, with its output files. False: its input is gone, or its job exists already."""
+        """Queue the job of a batch, with its output files. False: its input is missing, or its job exists already."""
         job = batch.job
-        with self._database.transaction() as connection:
-            # Nobody removes it until the batch is there.
+        with self._transaction() as connection:
+            # Locked: it is not removed before the batch exists.
             values = {"file_id": batch.input_file_id, "now_ms": job.created_at_ms}
             if connection.execute(_HOLD_FILE.encode(), values).fetchone() is None:
                 return False
@@ -245,7 +231,7 @@ class BatchStore:
             for file_id, what in ((batch.output_file_id, "output"), (batch.error_file_id, "errors")):
                 name = f"{batch.batch_id}_{what}.jsonl"
                 file = StoredFile(file_id, job.tenant, OUTPUT_PURPOSE, name, None, job.created_at_ms)
-                connection.execute(_ADD_FILE.encode(), _values(file))
+                connection.execute(_ADD_FILE.encode(), astuple(file))
             metadata = None if batch.metadata is None else json.dumps(dict(batch.metadata))
             files = (batch.input_file_id, batch.output_file_id, batch.error_file_id)
             connection.execute(
@@ -255,21 +241,12 @@ class BatchStore:
 
     def batch(self, batch_id: str) -> Batch | None:
         """The batch, if visible."""
-        rows = self._rows(_BATCH, (batch_id,))
+        rows = self._rows(_BATCH, (batch_id,), dict_row)
         return _batch(rows[0]) if rows else None
 
     def batches(self, limit: int, after: str | None) -> list[Batch]:
-        """The latest batches, newest first, after the one of this id."""
-        return [_batch(row) for row in self._rows(_BATCHES, {"limit": limit, "after": after})]
-
-    def _rows(self, query: str, values: Any) -> list[dict[str, Any]]:
-        with self._database.transaction() as connection, connection.cursor(row_factory=dict_row) as cursor:
-            return cursor.execute(query.encode(), values).fetchall()
-
-
-def _values(file: StoredFile) -> tuple[Any, ...]:
-    name = (file.file_id, file.tenant, file.purpose, file.filename)
-    return (*name, file.size_bytes, file.created_at_ms, file.expires_at_ms)
+        """The latest batches, newest first, after the one with this id."""
+        return [_batch(row) for row in self._rows(_BATCHES, {"limit": limit, "after": after}, dict_row)]
 
 
 def _batch(row: Mapping[str, Any]) -> Batch:
@@ -284,28 +261,21 @@ _STOP_TIMEOUT_S = 10.0
 _PAGE = 500
 
 
-@dataclass(frozen=True, slots=True)
-class KeptFiles:
-    """The files of all tenants.
+class FileSweep:
+    """Removes the expired files of all tenants once a minute, on a thread of its own.
 
-    Attributes:
-        postgres_dsn: where files and batches are known; of a role that acts for all tenants.
+    Args:
+        postgres_dsn: database of files and batches; of a role that may act for all tenants.
         files_url: a folder, or ``s3://bucket/prefix``; each tenant's files are below its name.
-        ttl_s: how long a file is kept.
+        ttl_s: retention of a file, in seconds.
         clock_ms: milliseconds since the epoch.
     """
 
-    postgres_dsn: str
-    files_url: str
-    ttl_s: int
-    clock_ms: ClockMs = now_ms
-
-
-class FileSweep:
-    """The thread."""
-
-    def __init__(self, kept: KeptFiles) -> None:
-        self._kept = kept
+    def __init__(self, postgres_dsn: str, files_url: str, ttl_s: int, clock_ms: ClockMs = now_ms) -> None:
+        self._postgres_dsn = postgres_dsn
+        self._files_url = files_url
+        self._ttl_ms = ttl_s * 1_000
+        self._clock_ms = clock_ms
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="file-sweep", daemon=True)
 
@@ -313,59 +283,54 @@ class FileSweep:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; the file that is being removed by then is removed all the same."""
+        """Stop the thread, after the file that it is removing."""
         self._stopping.set()
         self._thread.join(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        # Runners that were started together do not sweep together, though it would do no harm.
+        # With jitter: runners that were started together do not sweep together, though it would do no harm.
         while not self._stopping.wait(SWEEP_S * (0.5 + random())):  # noqa: S311 - jitter, no secret
             try:
-                removed = sweep(self._kept, self._stopping)
-            except (AwayError, JobFailedError) as error:
+                removed = self.sweep()
+            except (UnavailableError, JobFailedError) as error:
                 log.warning("files_not_swept", reason=str(error))
-            except Exception as error:  # noqa: BLE001 - a runner runs jobs, whatever becomes of old files
+            except Exception as error:  # noqa: BLE001 - a failed sweep must not end the runner's thread
                 log.error("files_not_swept", error=type(error).__name__)
             else:
                 if removed:
                     log.info("files_expired", files=removed)
 
+    def sweep(self) -> int:
+        """Remove expired files, page by page, until none are left or it is stopped. Returns their number.
 
-def sweep(kept: KeptFiles, stopped: Event) -> int:
-    """Remove expired files, page by page, until there are none or it is stopped; returns their number.
+        A file that the storage does not delete is left for the next sweep. Raises UnavailableError, JobFailedError.
+        """
+        now_ms, removed = self._clock_ms(), 0
+        failed_until_ms = now_ms - self._ttl_ms
+        with closing(BatchStore(self._postgres_dsn)) as store:
+            store.date_files(now_ms + self._ttl_ms, _PAGE)
+            behind: StoredFile | None = None
+            while page := store.expired_files(now_ms, failed_until_ms, _PAGE, behind):
+                for file in page:
+                    if self._stopping.is_set():
+                        return removed
+                    removed += self._removed(store, file, now_ms, failed_until_ms)
+                behind = page[-1]
+        return removed
 
-    A file whose storage refuses to let it go is left for the next time. Raises AwayError, JobFailedError.
-    """
-    now_ms, removed = kept.clock_ms(), 0
-    failed_until_ms = now_ms - kept.ttl_s * 1_000
-    store = BatchStore(kept.postgres_dsn, ALL_TENANTS)
-    try:
-        store.date_files(now_ms + kept.ttl_s * 1_000, _PAGE)
-        behind: StoredFile | None = None
-        while page := store.expired_files(now_ms, failed_until_ms, _PAGE, behind):
-            for file in page:
-                if stopped.is_set():
-                    return removed
-                removed += _removed(kept, store, file, now_ms, failed_until_ms)
-            behind = page[-1]
-    finally:
-        store.close()
-    return removed
-
-
-def _removed(kept: KeptFiles, store: BatchStore, file: StoredFile, now_ms: int, failed_until_ms: int) -> bool:
-    url = file_url(kept.files_url, file.tenant, file.file_id)
-    job_id = store.writer(file.file_id) if file.purpose == OUTPUT_PURPOSE else None
-    try:
-        # Only with the storage's consent is it forgotten: what it names is gone for sure.
-        with store.expiring(file.file_id, now_ms, failed_until_ms) as is_expired:
-            if not is_expired:
-                return False
-            blob_of(url).delete()
-            if job_id is not None:
-                # A job that failed, or whose runner was killed in the end, leaves them behind.
-                delete_folder(parts_folder(url, job_id), None)
-    except JobFailedError as error:
-        log.warning("file_not_removed", tenant=file.tenant, file_id=file.file_id, reason=str(error))
-        return False
-    return True
+    def _removed(self, store: BatchStore, file: StoredFile, now_ms: int, failed_until_ms: int) -> bool:
+        url = file_url(self._files_url, file.tenant, file.file_id)
+        job_id = store.writer(file.file_id) if file.purpose == OUTPUT_PURPOSE else None
+        try:
+            # The entry goes only after its content: no content is stored without an entry that names it.
+            with store.expiring(file.file_id, now_ms, failed_until_ms) as is_expired:
+                if not is_expired:
+                    return False
+                blob_of(url).delete()
+                if job_id is not None:
+                    # A failed job, or a runner that was killed at the end, leaves its parts behind.
+                    delete_folder(parts_folder(url, job_id), None)
+        except JobFailedError as error:
+            log.warning("file_not_removed", tenant=file.tenant, file_id=file.file_id, reason=str(error))
+            return False
+        return True

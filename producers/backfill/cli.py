@@ -34,7 +34,7 @@ from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS
 from producers.backfill.kafka import reply_partitions
 from producers.backfill.lease import LEASE_S
-from producers.backfill.ports import AwayError, JobFailedError, LeaseLostError
+from producers.backfill.ports import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.progress import JobWatch, pace_json, pace_line
 from producers.backfill.rows import FIELD_NAMES
 from producers.backfill.service import serve
@@ -300,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except LeaseLostError:
         typer.echo("error: another runner took the job over", err=True)
         sys.exit(NOT_TO_BE_RUN)
-    except (AwayError, JobFailedError, RegistryError, OSError, ValueError) as error:
+    except (UnavailableError, JobFailedError, RegistryError, OSError, ValueError) as error:
         fail(str(error))
     except KafkaException as error:
         fail(f"Kafka: {error.args[0].str()}")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from typing_extensions import Buffer
 
 from producers.backfill.job import MEBIBYTE, Fingerprint
-from producers.backfill.ports import AwayError, InputChangedError, JobFailedError, NoSuchInputError
+from producers.backfill.ports import InputChangedError, JobFailedError, NoSuchInputError, UnavailableError
 
 BLOCK_BYTES = MEBIBYTE
 _TIMEOUT = "30s"
@@ -25,7 +25,7 @@ _UPLOAD_BYTES = 8 * MEBIBYTE
 
 
 class Blob(Protocol):
-    """One file or object. All raise AwayError and JobFailedError; NoSuchInputError when it is not there."""
+    """One file or object. All raise UnavailableError and JobFailedError; NoSuchInputError when it is not there."""
 
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of the content."""
@@ -181,7 +181,7 @@ class S3Object:
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
             raise JobFailedError(f"{self._url}: the credentials of the environment may not do this") from None
         except (exceptions.BaseError, OSError) as error:
-            raise AwayError(f"{self._url}: {type(error).__name__}") from None
+            raise UnavailableError(f"{self._url}: {type(error).__name__}") from None
 
 
 class _SeekableBlob(io.RawIOBase):
@@ -247,7 +247,7 @@ def _whole(url: str) -> tuple[str, str]:
 
 
 def delete_folder(url: str, endpoint: str | None) -> None:
-    """Remove everything below a URL. Raises AwayError, JobFailedError."""
+    """Remove everything below a URL. Raises UnavailableError, JobFailedError."""
     blob = blob_of(url, endpoint)
     if isinstance(blob, S3Object):
         blob.delete_below()

@@ -1,7 +1,7 @@
 """Values of a job: its definition, progress, budget and states. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
@@ -45,12 +45,12 @@ class Wanted(StrEnum):
 
 
 MAX_COST_REACHED = "max-cost reached"
-"""Why a job is paused that its budget stopped."""
+"""Reason of a job that was paused by its budget."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A place in the input: a byte in a file of lines, or a row in a row group of Parquet."""
+    """Position in the input: a byte of a file of lines (``group`` 0), or a row of a row group of Parquet."""
 
     group: int = 0
     offset: int = 0
@@ -69,22 +69,18 @@ class JobSpec:
     """Definition of a job.
 
     Attributes:
-        input: a path, or ``s3://bucket/key``.
-        output: likewise.
-        input_format: of the input.
-        output_format: of the output.
-        errors: where rows go that failed; None: into the output, with the others.
+        input: a path, or ``s3://bucket/key``, as are ``output`` and ``errors``.
+        errors: output of failed rows; None: the same as ``output``.
         columns: request field by column of CSV or Parquet; empty: columns are named like fields.
         defaults: fields of every row that does not set them itself.
         ordered: the output has the rows in the order of the input.
-        chunk_rows: most rows of a chunk.
-        chunk_bytes: most bytes of a chunk's rows, or one row that is larger.
+        chunk_bytes: most bytes of a chunk's rows; a larger row is a chunk by itself.
         max_row_bytes: a larger row is not run.
-        max_open_chunks: that are read and not yet written: the most that waits in Kafka and in memory.
-        max_cost_tokens: nothing more is sent once so much was spent.
-        window_ms: how long after it was submitted rows may still be run.
+        max_open_chunks: most chunks that are planned and not yet written.
+        max_cost_tokens: nothing more is sent once this much was spent.
+        window_ms: completion window, from the submission on.
         endpoint: of S3-compatible storage.
-        openai_url: every row must be an OpenAI batch line for this one.
+        openai_url: URL that every row must name, as a line of an OpenAI batch file.
     """
 
     input: str
@@ -104,13 +100,9 @@ class JobSpec:
     endpoint: str | None = None
     openai_url: str | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """JSON form, read by ``from_json``."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read the form of ``as_json``; fields of later versions are ignored."""
+        """Read the stored form (``asdict``); fields of later versions are ignored."""
         known = {entry.name for entry in fields(cls)}
         given = {name: value for name, value in found.items() if name in known}
         for name in ("input_format", "output_format"):
@@ -141,16 +133,8 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """Some rows of the input that are sent, answered and written together.
-
-    Attributes:
-        number: from 0, in the order of the input.
-        first_row: the number of its first row.
-        rows: how many.
-        begin: where they begin in the input.
-        end: where the next chunk begins.
-        reply_offset: no reply to any of them stands before it.
-    """
+    """Rows of the input that are sent, answered and written together. ``number`` counts from 0, in the order of the
+    input; ``end`` is the position of the next chunk; no reply to these rows has an offset below ``reply_offset``."""
 
     number: int
     first_row: int
@@ -166,27 +150,19 @@ class Job:
 
     Attributes:
         job_id: 16 hexadecimal digits.
-        tenant: whose it is.
-        spec: what was asked for.
-        fingerprint: of the input when it was submitted.
-        total_rows: of the input; 0 until they are counted.
-        partitions: of the topic of the replies, when it was submitted.
-        status: where it stands.
-        wanted: what its owner wants.
-        reason: why it is where it stands, if that needs one.
-        tally: of the chunks that are done.
-        planned: rows that were read and sent, or refused, so far.
-        next_chunk: number of the chunk that is planned next.
-        next_position: where it begins.
-        created_at_ms: when it was submitted.
-        started_at_ms: when it was first run, its rows being counted.
-        deadline_at_ms: when its completion window ends, also of a job that nobody has run yet.
-        ended_at_ms: when it got to a final status, or failed.
-        runner: who runs it, or ran it last.
-        token: how often it was taken by a runner: what a runner with an older one writes is refused.
-        counted: whether its rows are counted.
-        cancelling_at_ms: when its owner cancelled it.
-        finalizing_at_ms: when its runner began to join its parts.
+        fingerprint: of the input when the job was submitted.
+        total_rows: rows of the input; 0 until they are ``counted``.
+        partitions: of the reply topic when the job was submitted.
+        wanted: command of its owner.
+        reason: why it has this status.
+        tally: of the finished chunks.
+        planned: number of rows in planned chunks.
+        next_chunk: number of the next chunk to plan, which begins at ``next_position``.
+        started_at_ms: when it was first run with its rows counted.
+        deadline_at_ms: end of the completion window.
+        ended_at_ms: when it reached a final status, or failed.
+        runner: the present or last runner.
+        token: fencing token, raised whenever a runner takes the job; writes with an older one are refused.
     """
 
     job_id: str
@@ -214,15 +190,13 @@ class Job:
 
 
 _LEAST_COST = 1e-6
-"""What a row costs that costs anything worth counting."""
+"""Cost tokens; a row with less counts as free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that a job may cost, in cost tokens; None has no end.
-
-    What a row will cost is taken from the rows that are done, and before the first of them from the estimate.
-    """
+    """Cost limit of a job, in cost tokens; None: no limit. The expected cost of a row is the average of the finished
+    rows, or the estimate before there are any."""
 
     max_cost_tokens: int | None
     estimated_row_cost: float = 0.0

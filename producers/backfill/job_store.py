@@ -4,16 +4,19 @@ import json
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict, astuple
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg.rows import dict_row
+from psycopg.rows import RowFactory, class_row, dict_row
 
 from fairlane.clock import ClockMs
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, explain
 from producers.backfill.job import ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
 from producers.backfill.job_turns import WaitingJob
-from producers.backfill.ports import AwayError, JobFailedError, LeaseLostError
+from producers.backfill.ports import JobFailedError, LeaseLostError, UnavailableError
+
+RowT = TypeVar("RowT")
 
 CALL_TIMEOUT_S = 10.0
 _APPLICATION = "fairlane-backfill"
@@ -22,23 +25,23 @@ _SERVER_TIMEOUTS_S = {"idle_in_transaction_session_timeout": 10, "statement_time
 
 
 class Database:
-    """Opened when it is first needed and again after every failure. Used by one thread."""
+    """Transactions on one connection, opened when needed and again after a failure; ``close`` it. For one thread.
 
-    def __init__(self, dsn: str, tenant: str) -> None:
-        """``tenant``: whose rows are seen and written; ALL_TENANTS for a trusted service."""
+    Every call raises UnavailableError, and whether it was committed is then unknown; and JobFailedError if Postgres
+    rejects the values for good.
+    """
+
+    def __init__(self, dsn: str, tenant: str = ALL_TENANTS) -> None:
+        """``tenant``: whose rows are visible; ALL_TENANTS for a trusted service."""
         self._tenant = tenant
         self._kept = ReconnectingConnection(dsn, _APPLICATION, CALL_TIMEOUT_S, server_timeouts_s=_SERVER_TIMEOUTS_S)
 
     def close(self) -> None:
-        """Give the connection back; the next call opens another."""
+        """Close the connection; the next call opens another."""
         self._kept.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[psycopg.Connection]:
-        """A bounded transaction.
-
-        Raises AwayError: whether it was committed is unknown; JobFailedError: Postgres will never take this.
-        """
+    def _transaction(self) -> Iterator[psycopg.Connection]:
         try:
             with self._kept.transaction(self._tenant) as connection:
                 yield connection
@@ -48,7 +51,16 @@ class Database:
         except psycopg.errors.UndefinedTable:
             raise JobFailedError("Postgres has no tables for jobs; `fairlane db upgrade` makes them") from None
         except psycopg.Error as error:
-            raise AwayError(f"Postgres: {explain(error)}") from None
+            raise UnavailableError(f"Postgres: {explain(error)}") from None
+
+    def _execute(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> int:
+        """Run one statement in a transaction of its own. Returns the number of rows it changed."""
+        with self._transaction() as connection:
+            return connection.execute(query.encode(), values).rowcount
+
+    def _rows(self, query: str, values: Sequence[Any] | Mapping[str, Any], factory: RowFactory[RowT]) -> list[RowT]:
+        with self._transaction() as connection, connection.cursor(row_factory=factory) as cursor:
+            return cursor.execute(query.encode(), values).fetchall()
 
 
 _PAGE = 1_000
@@ -62,7 +74,7 @@ FROM backfill_chunks WHERE job_id = %s AND part IS NULL ORDER BY chunk
 _PLAN = """
 INSERT INTO backfill_chunks (job_id, chunk, tenant, first_row, rows, begin_group, begin_offset, end_group, end_offset,
                              reply_offset)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+SELECT job_id, %s, tenant, %s, %s, %s, %s, %s, %s, %s FROM backfill_jobs WHERE job_id = %s ON CONFLICT DO NOTHING
 """
 _PLANNED = """
 UPDATE backfill_jobs SET planned_rows = %s, next_chunk = %s, next_group = %s, next_offset = %s
@@ -87,8 +99,8 @@ _PARTS_BY_END = """
 SELECT part, done_number FROM backfill_chunks
 WHERE job_id = %s AND part IS NOT NULL AND done_number > %s ORDER BY done_number LIMIT %s
 """
-# Whoever wants a pause or a cancel while the job ends comes too late; who resumes or cancels one that is being paused
-# comes in time. What has ended has ended.
+# A pause or a cancel comes too late for a job that is being ended; a resume or a cancel comes in time for one that is
+# being paused. A final status never changes.
 _MOVE = """
 UPDATE backfill_jobs SET
     status = CASE WHEN %(status)s = 'paused' AND wanted = 'cancel' THEN 'cancelling'
@@ -110,17 +122,14 @@ WHERE job_id = %s AND token = %s RETURNING wanted, max_cost_tokens
 _RELEASE = "UPDATE backfill_jobs SET lease_until = NULL WHERE job_id = %s AND token = %s"
 
 
-class PostgresJobLog:
-    """See :class:`producers.backfill.ports.JobLog`. Used by one thread; ``close`` it."""
+class PostgresJobLog(Database):
+    """See :class:`producers.backfill.ports.JobLog`."""
 
     def __init__(self, dsn: str, job_id: str, token: int, clock: ClockMs) -> None:
-        self._database = Database(dsn, ALL_TENANTS)
+        super().__init__(dsn)
         self._job_id = job_id
         self._token = token
         self._clock = clock
-
-    def close(self) -> None:
-        self._database.close()
 
     def open_chunks(self) -> list[ChunkPlan]:
         with self._fenced() as connection:
@@ -128,23 +137,17 @@ class PostgresJobLog:
 
     def plan(self, chunk: ChunkPlan) -> None:
         begin, end = chunk.begin, chunk.end
+        place = (begin.group, begin.offset, end.group, end.offset, chunk.reply_offset)
+        following = (chunk.first_row + chunk.rows, chunk.number + 1, end.group, end.offset)
         with self._fenced() as connection:
-            (tenant,) = connection.execute(
-                "SELECT tenant FROM backfill_jobs WHERE job_id = %s", (self._job_id,)
-            ).fetchall()[0]
-            place = (begin.group, begin.offset, end.group, end.offset, chunk.reply_offset)
-            connection.execute(_PLAN, (self._job_id, chunk.number, tenant, chunk.first_row, chunk.rows, *place))
-            planned = chunk.first_row + chunk.rows
-            following = (planned, chunk.number + 1, end.group, end.offset)
+            connection.execute(_PLAN, (chunk.number, chunk.first_row, chunk.rows, *place, self._job_id))
             connection.execute(_PLANNED, (*following, self._job_id, chunk.number))
 
     def finish(self, chunk: ChunkPlan, part: str, tally: Tally) -> None:
         with self._fenced() as connection:
             done = connection.execute(_DONE, {"part": part, "job_id": self._job_id, "chunk": chunk.number})
             if done.rowcount:
-                rows = (tally.ok, tally.failed, tally.expired, tally.cancelled)
-                spent = (tally.prompt_tokens, tally.completion_tokens, tally.cost_tokens)
-                connection.execute(_COUNT, (*rows, *spent, self._job_id))
+                connection.execute(_COUNT, (*astuple(tally), self._job_id))
 
     def parts(self, *, ordered: bool) -> Iterator[str]:
         query = _PARTS_BY_CHUNK if ordered else _PARTS_BY_END
@@ -170,16 +173,13 @@ class PostgresJobLog:
             connection.execute(_MOVE, values)
 
     def count(self, total_rows: int, row_cost: float) -> None:
-        """So many rows were counted, of so many cost tokens each. Raises AwayError and LeaseLostError."""
+        """Record the number of rows of the input, and the estimated cost of one. Raises LeaseLostError."""
         with self._fenced() as connection:
             connection.execute(_COUNTED, (total_rows, row_cost, self._clock(), self._job_id))
 
     def keep(self, lease_s: float) -> tuple[str, int | None]:
-        """Hold the lease for so long from now. Returns what is wanted of the job, and its limit in cost tokens.
-
-        Raises AwayError and LeaseLostError.
-        """
-        with self._database.transaction() as connection:
+        """Renew the lease. Returns the owner's command and the cost limit of the job. Raises LeaseLostError."""
+        with self._transaction() as connection:
             found = connection.execute(_KEEP, (lease_s, self._job_id, self._token)).fetchone()
         if found is None:
             raise LeaseLostError
@@ -187,14 +187,13 @@ class PostgresJobLog:
         return str(wanted), max_cost_tokens
 
     def release(self) -> None:
-        """Let another runner take the job at once. Raises AwayError."""
-        with self._database.transaction() as connection:
-            connection.execute(_RELEASE, (self._job_id, self._token))
+        """Give the lease back: another runner may take the job at once."""
+        self._execute(_RELEASE, (self._job_id, self._token))
 
     @contextmanager
     def _fenced(self) -> Iterator[psycopg.Connection]:
-        """A transaction that holds the job exclusively. Raises AwayError and LeaseLostError."""
-        with self._database.transaction() as connection:
+        """A transaction that holds the job exclusively. Raises LeaseLostError."""
+        with self._transaction() as connection:
             if connection.execute(_FENCE, (self._job_id, self._token)).fetchone() is None:
                 raise LeaseLostError
             yield connection
@@ -223,7 +222,7 @@ SELECT {COLUMNS} FROM backfill_jobs
 WHERE (%(before_ms)s::bigint IS NULL OR (created_at_ms, job_id) < (%(before_ms)s, %(before_id)s))
 ORDER BY created_at_ms DESC, job_id DESC LIMIT %(limit)s
 """  # noqa: S608 - our own names
-# A job of which nothing was ever sent needs no runner to be cancelled.
+# A job without any planned chunk needs no runner to be cancelled.
 _STEER = f"""
 UPDATE backfill_jobs SET
     wanted = %(wanted)s,
@@ -251,7 +250,7 @@ WHERE job_id = found AND status NOT IN ('completed', 'expired', 'cancelled')
     AND NOT (wanted = 'cancel' AND %(wanted)s <> 'cancel')
 RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
-# What it writes was to end a time after it had failed; now it goes on.
+# The output files of a failed job have an expiry date; a resumed job keeps them.
 _UNDATE = """
 UPDATE files SET expires_at_ms = NULL FROM batches JOIN backfill_jobs USING (job_id)
 WHERE job_id = %(job_id)s AND file_id IN (output_file_id, error_file_id) AND expires_at_ms IS NOT NULL
@@ -295,36 +294,28 @@ def new_job_id() -> str:
     return secrets.token_hex(8)
 
 
-class JobStore:
-    """Every job, or those of one tenant. Raises AwayError and JobFailedError as ``Database`` does."""
-
-    def __init__(self, dsn: str, tenant: str = ALL_TENANTS) -> None:
-        self._database = Database(dsn, tenant)
-
-    def close(self) -> None:
-        self._database.close()
+class JobStore(Database):
+    """Every job, or those of one tenant."""
 
     def add(self, job: Job, *, estimated_row_cost: float) -> None:
-        """Register a job; it is queued."""
-        with self._database.transaction() as connection:
-            connection.execute(INSERT, inserted(job, estimated_row_cost))
+        """Queue a job."""
+        self._execute(INSERT, inserted(job, estimated_row_cost))
 
     def find(self, job_id: str) -> Job | None:
         """The job with this id, if visible."""
-        rows = self._rows(_BY_ID, (job_id,))
+        rows = self._rows(_BY_ID, (job_id,), dict_row)
         return job_of(rows[0]) if rows else None
 
     def newest(self, limit: int, before: tuple[int, str] | None = None) -> list[Job]:
         """The latest jobs, newest first; ``before``: only older ones than this time of creation and id."""
         before_ms, before_id = before or (None, None)
-        rows = self._rows(_LIST, {"limit": limit, "before_ms": before_ms, "before_id": before_id})
-        return [job_of(row) for row in rows]
+        values = {"limit": limit, "before_ms": before_ms, "before_id": before_id}
+        return [job_of(row) for row in self._rows(_LIST, values, dict_row)]
 
     def steer(self, job_id: str, wanted: Wanted, now_ms: int, *, max_cost_tokens: int | None = None) -> Job | None:
-        """Say what is wanted of a job. None, and nothing changed, if it has ended, is being cancelled, or is not
-        there."""
+        """Give a job a command. None, and nothing changed, if it has ended, is being cancelled, or does not exist."""
         values = {"job_id": job_id, "wanted": wanted.value, "max_cost": max_cost_tokens, "now_ms": now_ms}
-        with self._database.transaction() as connection:
+        with self._transaction() as connection:
             with connection.cursor(row_factory=dict_row) as cursor:
                 rows = cursor.execute(_STEER.encode(), values).fetchall()
             if rows:
@@ -332,35 +323,28 @@ class JobStore:
         return job_of(rows[0]) if rows else None
 
     def take(self, job_id: str, runner: str, lease_s: float, now_ms: int) -> tuple[Job, float] | None:
-        """Take the lease of a job that is to run. Returns the job and the estimated cost of a row; None if another
-        runner has it, or it is not to run. Raises JobFailedError, and the job has failed, if this version of the
-        runner cannot read it."""
-        values = {"job_id": job_id, "runner": runner, "lease_s": lease_s, "now_ms": now_ms}
-        rows = self._rows(_TAKE, values)
+        """Take the lease of a runnable job. Returns the job and the estimated cost of a row; None if another runner has
+        it, or it is not runnable. A job that this version cannot read fails, and JobFailedError is raised."""
+        rows = self._rows(_TAKE, {"job_id": job_id, "runner": runner, "lease_s": lease_s, "now_ms": now_ms}, dict_row)
         if not rows:
             return None
         try:
-            job = job_of(rows[0])
+            return job_of(rows[0]), float(rows[0]["estimated_row_cost"])
         except (KeyError, TypeError, ValueError):
             reason = "its specification cannot be read by this version of the runner"
-            failed = {"job_id": job_id, "token": rows[0]["token"], "reason": reason, "now_ms": now_ms}
-            with self._database.transaction() as connection:
-                connection.execute(_UNREADABLE, failed)
+            self._execute(
+                _UNREADABLE, {"job_id": job_id, "token": rows[0]["token"], "reason": reason, "now_ms": now_ms}
+            )
             raise JobFailedError(reason) from None
-        return job, float(rows[0]["estimated_row_cost"])
 
     def waiting(self, per_tenant: int, left_out: Collection[str] = ()) -> list[WaitingJob]:
-        """Waiting jobs without a runner: the oldest of each tenant, except excluded ones."""
+        """Runnable jobs without a runner: the oldest of each tenant, without those ``left_out``."""
         values = {"per_tenant": per_tenant, "left_out": list(left_out), "most": _MOST_WAITING}
-        return [WaitingJob(**row) for row in self._rows(_WAITING, values)]
+        return self._rows(_WAITING, values, class_row(WaitingJob))
 
     def unfinished(self) -> dict[Status, tuple[int, int]]:
         """Number of unfinished jobs, and of their counted rows without a result, by status."""
-        return {Status(row["status"]): (row["jobs"], row["rows"]) for row in self._rows(_UNFINISHED, ())}
-
-    def _rows(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[dict[str, Any]]:
-        with self._database.transaction() as connection, connection.cursor(row_factory=dict_row) as cursor:
-            return cursor.execute(query.encode(), values).fetchall()
+        return {Status(row["status"]): (row["jobs"], row["rows"]) for row in self._rows(_UNFINISHED, (), dict_row)}
 
 
 def inserted(job: Job, estimated_row_cost: float) -> tuple[Any, ...]:
@@ -369,7 +353,7 @@ def inserted(job: Job, estimated_row_cost: float) -> tuple[Any, ...]:
     return (
         job.job_id,
         job.tenant,
-        json.dumps(spec.as_json()),
+        json.dumps(asdict(spec)),
         fingerprint.size_bytes,
         fingerprint.version,
         job.total_rows if job.counted else None,
@@ -381,38 +365,29 @@ def inserted(job: Job, estimated_row_cost: float) -> tuple[Any, ...]:
     )
 
 
+_SAME_NAMES = (
+    *("job_id", "tenant", "partitions", "reason", "next_chunk", "runner", "token"),
+    *("created_at_ms", "started_at_ms", "cancelling_at_ms", "finalizing_at_ms", "ended_at_ms"),
+)
+_TALLY_COLUMNS = (
+    *("ok_rows", "failed_rows", "expired_rows", "cancelled_rows"),
+    *("prompt_tokens", "completion_tokens", "cost_tokens"),
+)
+
+
 def job_of(row: Mapping[str, Any]) -> Job:
-    """The job that a row of COLUMNS is."""
+    """The job of a row of COLUMNS."""
     spec = JobSpec.from_json({**row["spec"], "max_cost_tokens": row["max_cost_tokens"]})
     return Job(
-        row["job_id"],
-        row["tenant"],
-        spec,
-        Fingerprint(row["input_bytes"], row["input_version"]),
-        row["total_rows"] or 0,
-        row["partitions"],
-        Status(row["status"]),
-        Wanted(row["wanted"]),
-        row["reason"],
-        Tally(
-            row["ok_rows"],
-            row["failed_rows"],
-            row["expired_rows"],
-            row["cancelled_rows"],
-            row["prompt_tokens"],
-            row["completion_tokens"],
-            row["cost_tokens"],
-        ),
-        row["planned_rows"],
-        row["next_chunk"],
-        Position(row["next_group"], row["next_offset"]),
-        row["created_at_ms"],
-        row["started_at_ms"],
-        row["deadline_at_ms"] or row["created_at_ms"] + spec.window_ms,
-        row["ended_at_ms"],
-        row["runner"],
-        row["token"],
-        row["total_rows"] is not None,
-        row["cancelling_at_ms"],
-        row["finalizing_at_ms"],
+        **{name: row[name] for name in _SAME_NAMES},
+        spec=spec,
+        fingerprint=Fingerprint(row["input_bytes"], row["input_version"]),
+        total_rows=row["total_rows"] or 0,
+        counted=row["total_rows"] is not None,
+        status=Status(row["status"]),
+        wanted=Wanted(row["wanted"]),
+        tally=Tally(*(row[name] for name in _TALLY_COLUMNS)),
+        planned=row["planned_rows"],
+        next_position=Position(row["next_group"], row["next_offset"]),
+        deadline_at_ms=row["deadline_at_ms"] or row["created_at_ms"] + spec.window_ms,
     )

@@ -1,4 +1,4 @@
-"""Ports of the job loop: Kafka, Postgres and files. Tests use in-memory versions."""
+"""Ports of the job loop: Kafka, Postgres and files; and its errors. Tests use in-memory versions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -9,8 +9,8 @@ from producers.backfill.job import ChunkPlan, Position, Status, Tally, Wanted
 from producers.backfill.row import RowContent
 
 
-class AwayError(Exception):
-    """Something outside does not answer now; the same call may be made again. The message is one line."""
+class UnavailableError(Exception):
+    """A dependency does not answer now; the same call may be repeated. The message is one line."""
 
 
 class LeaseLostError(Exception):
@@ -22,26 +22,25 @@ class JobFailedError(Exception):
 
 
 class NoSuchInputError(JobFailedError):
-    """The input, or a column of it, is not there or cannot be read as what it is said to be."""
+    """The input, or a column of it, does not exist or cannot be read in its format."""
 
 
 class InputChangedError(JobFailedError):
-    """The input is not what it was when the job was submitted."""
+    """The input has changed since the job was submitted."""
 
 
 class JobLog(Protocol):
-    """Durable state of one job. Every write is refused unless the runner still holds the lease.
+    """Durable state of one job. Every write needs the lease.
 
-    All raise AwayError (whether it was written is then unknown, and the same call may be made again) and
-    LeaseLostError.
+    All raise UnavailableError (it is then unknown whether the write was done; it may be repeated) and LeaseLostError.
     """
 
     def open_chunks(self) -> list[ChunkPlan]:
-        """Those that are planned and not done, in order."""
+        """Planned chunks that are not finished, in order."""
         ...
 
     def plan(self, chunk: ChunkPlan) -> None:
-        """The next chunk is this one."""
+        """Record the next chunk."""
         ...
 
     def finish(self, chunk: ChunkPlan, part: str, tally: Tally) -> None:
@@ -49,7 +48,7 @@ class JobLog(Protocol):
         ...
 
     def parts(self, *, ordered: bool) -> Iterator[str]:
-        """The parts of the chunks that are done, in the order of the input or of their end."""
+        """Parts of finished chunks, in the order of the input or in the order in which they were finished."""
         ...
 
     def move(self, status: Status, reason: str | None = None) -> None:
@@ -61,55 +60,50 @@ class Source(Protocol):
     """The rows of the input."""
 
     def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
-        """At most so many rows from a place on, at least one if there is any, and where the next ones begin.
+        """Rows from a position on, at least one if there are any, and the position behind them. Repeatable.
 
-        Reading the same again gives the same. Raises AwayError, InputChangedError and NoSuchInputError.
+        Raises UnavailableError, InputChangedError and NoSuchInputError.
         """
         ...
 
-    def close(self) -> None:
-        """Let go of the file."""
-        ...
+    def close(self) -> None: ...
 
 
 class Publisher(Protocol):
-    """The way into the tenant's backfill topic. All raise AwayError and JobFailedError.
-
-    A record is a request id and the encoded request.
-    """
+    """Publishes to the tenant's backfill topic; a record is a request id and the encoded request. All raise
+    UnavailableError and JobFailedError."""
 
     def start(self) -> int:
-        """Fence earlier publishers of this job. Returns the number of the first chunk that is not in the log."""
+        """Fence earlier publishers of this job. Returns the number of the first chunk that is not in the topic."""
         ...
 
     def publish(self, chunk: int, records: Sequence[tuple[str, bytes]]) -> None:
-        """Publish all rows of a chunk atomically and once: a chunk already in the log is skipped."""
+        """Publish all rows of a chunk in one transaction; a chunk that is already in the topic is skipped."""
         ...
 
     def send_again(self, records: Sequence[tuple[str, bytes]]) -> None:
-        """Requests that were refused for now, under the ids that they had."""
+        """Publish requests again that were rejected for now, under the same ids."""
         ...
 
-    def cancel(self, request_ids: Sequence[str]) -> None:
-        """Cancel these requests."""
-        ...
+    def cancel(self, request_ids: Sequence[str]) -> None: ...
 
 
 class Replies(Protocol):
-    """The job's partition of the reply topic, in order. All raise AwayError."""
+    """The job's partition of the reply topic, in order. All raise UnavailableError.
+
+    Attributes:
+        losses: number of times that replies were removed from the topic before they were read, or were unreadable.
+    """
+
+    losses: int
 
     @property
     def position(self) -> int:
-        """The offset that is read next."""
-        ...
-
-    @property
-    def losses(self) -> int:
-        """Number of times that replies were removed from the topic before they were read."""
+        """Offset of the next record to read."""
         ...
 
     def start(self, offset: int | None) -> None:
-        """Read from here on; None: from what is appended next."""
+        """Read from this offset on; None: from the end."""
         ...
 
     def read(self, timeout_s: float) -> list[InferenceReply]:
@@ -117,36 +111,38 @@ class Replies(Protocol):
         ...
 
     def end(self) -> int:
-        """End offset: ``position`` is at least this once all current replies were read."""
+        """End offset: once ``position`` has reached it, all current replies were read."""
         ...
 
 
 class Parts(Protocol):
-    """Where answers are kept until the output is whole. All raise AwayError and JobFailedError."""
+    """Storage of results until the output is complete. All raise UnavailableError and JobFailedError."""
 
     def write(self, chunk: int, answers: Sequence[RowAnswer]) -> str:
-        """Keep the answers of a chunk, all or none; durable when this returns. Returns the name of the part."""
+        """Store the results of a chunk atomically; durable when this returns. Returns the name of the part."""
         ...
 
     def join(self, parts: Callable[[], Iterator[str]]) -> None:
-        """Make the output of these, all or none; they may be asked for more than once."""
+        """Write the output from these parts, atomically; ``parts`` may be called more than once."""
         ...
 
     def clean_up(self) -> None:
-        """Remove every part: the output is whole."""
+        """Remove every part, once the output is complete."""
         ...
 
 
 class Control(Protocol):
-    """Commands to the runner. Never raises, never waits."""
+    """Commands to the runner. Never raises, never waits.
 
-    @property
-    def wanted(self) -> Wanted: ...
+    Attributes:
+        wanted: command of the job's owner.
+        lost: another runner has the job.
+        max_cost_tokens: cost limit, which the owner may raise.
+    """
 
-    @property
-    def lost(self) -> bool:
-        """Whether another runner has the job."""
-        ...
+    wanted: Wanted
+    lost: bool
+    max_cost_tokens: int | None
 
     @property
     def stopping(self) -> bool:
@@ -155,14 +151,9 @@ class Control(Protocol):
 
     @property
     def gives_way(self) -> bool:
-        """Whether another job is to have this one's place in the process. Unlike ``stopping`` it can wait."""
-        ...
-
-    @property
-    def max_cost_tokens(self) -> int | None:
-        """The most that the job may cost: its owner may raise it."""
+        """Whether the job is to free its slot for another job, at the next convenient step."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Let time pass; less of it when the process is to end."""
+        """Sleep; return early when the process is to end."""
         ...

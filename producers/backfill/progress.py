@@ -120,7 +120,7 @@ def estimate_line(estimate: Estimate) -> str:
 
 
 def copy_output(job: Job, out: Path) -> None:
-    """Copy the output of a job that has ended. Raises AwayError, JobFailedError."""
+    """Copy the output of a job that has ended. Raises UnavailableError, JobFailedError."""
     output = blob_of(job.spec.output, job.spec.endpoint)
     LocalFile(out).write(blocks_of(output, output.fingerprint()))
 

@@ -1,18 +1,17 @@
-"""The loop of one job: plan a chunk, publish it, collect the replies, write them, and at the end join what was written.
+"""The loop of one job: plan a chunk, publish it, collect the replies, write them, and at the end join the parts.
 
-Whatever is durable is durable in Postgres, in Kafka or in files before the step after it begins, so that a runner that
-is killed anywhere leaves a job that another one goes on with:
+Each step is durable in Postgres, in Kafka or in files before the next one begins. The runner that continues a job after
+a kill finds a chunk in one of these states:
 
-- planned, not published: it is published now. Whether it is, the log itself says (see ``Publisher``).
-- published, not answered: the replies are read from where they can begin.
-- answered, not written: the same.
-- written, not done: it is written again, under another name; what counts is the part that is named with ``done``.
-- all done: the parts are joined again.
+- planned, not published: it is published now. The topic itself says whether it is (see ``Publisher``).
+- published, or answered, not written: the replies are read from the chunk's first possible offset.
+- written, not finished: it is written again under another name; only the part that is recorded as finished counts.
+- all chunks finished: the parts are joined again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from traceback import extract_tb
 
@@ -20,15 +19,14 @@ from confluent_kafka import KafkaException
 
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
+from fairlane.names import JOBS_REPLIES
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest
 from producers.backfill.answers import tally_of
 from producers.backfill.chunk_ledger import ChunkLedger
 from producers.backfill.job import MAX_COST_REACHED, Budget, ChunkPlan, Job, Position, Status, Tally, Wanted
-from producers.backfill.kafka import RequestRecords
-from producers.backfill.lease import JobTimeouts, LeftError
+from producers.backfill.lease import JobRetries, LeftError
 from producers.backfill.ports import (
-    AwayError,
     Control,
     JobFailedError,
     JobLog,
@@ -37,8 +35,9 @@ from producers.backfill.ports import (
     Publisher,
     Replies,
     Source,
+    UnavailableError,
 )
-from producers.backfill.row import ParsedRow, RowContent, RowIds
+from producers.backfill.row import BadRow, ParsedRow, RowContent, RowIds
 from producers.backfill.rows import parse_row
 
 log = get_logger(__name__)
@@ -49,16 +48,16 @@ _FRAMES = 4
 def guarded(job: Job, job_log: JobLog, work: Callable[[], Status]) -> Status:
     """The result of ``work`` on a job; FAILED, with the reason in its log, if the job cannot continue.
 
-    Raises AwayError and LeaseLostError, and KafkaException for settings that no job could be run with.
+    Raises UnavailableError and LeaseLostError, and KafkaException for settings that no job could be run with.
     """
     try:
         return work()
-    except (AwayError, LeaseLostError, KafkaException):
+    except (UnavailableError, LeaseLostError, KafkaException):
         raise
     except JobFailedError as error:
         reason = str(error)
         log.error("job_failed", job_id=job.job_id, tenant=job.tenant, reason=reason)
-    except Exception as error:  # noqa: BLE001 - a row that nobody foresaw fails its job alone
+    except Exception as error:  # noqa: BLE001 - an unforeseen error fails this job alone
         # Not its text, which may quote a row.
         reason = f"the runner met what it cannot handle: {type(error).__name__}"
         frames = [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-_FRAMES:]]
@@ -68,83 +67,82 @@ def guarded(job: Job, job_log: JobLog, work: Callable[[], Status]) -> Status:
 
 
 MOST_HELD_BYTES = 64 * 1024 * 1024
-"""No further chunk is opened while so much waits to be written."""
+"""Size of unwritten results from which on no further chunk is opened."""
+
+MOST_RECORD_BYTES = 4_000_000
+"""A little less than the limit of a backfill topic (topics.yaml)."""
 
 GRACE_MS = 30_000
-"""How long after its deadline, or after it was cancelled, a row is waited for: its reply may be on its way."""
+"""How long a reply is awaited after the deadline, or after the cancellation."""
 
 _READ_S = 0.2
 
 
+@dataclass(slots=True)
 class Runner:
-    """Runs one job until it ends or is stopped. For one thread.
+    """Runs one job until it ends or is left. For one thread.
 
-    Args:
+    Attributes:
         job: as it was when the lease was taken.
-        budget: of the job; the estimate of a row is all it needs, the limit comes from ``control``.
-        max_timeout_ms: the longest a request may have.
+        encode: encodes a request; raises ValueError for one that cannot be a record.
+        row_cost: estimated cost of a row, in cost tokens.
+        max_timeout_ms: longest timeout of a request.
         grace_ms: see ``GRACE_MS``.
-        on_progress: told what is done, after every chunk.
+        on_progress: called with the totals after every chunk.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        log_: JobLog,
-        source: Source,
-        publisher: Publisher,
-        replies: Replies,
-        parts: Parts,
-        control: Control,
-        clock: ClockMs,
-        encode: Callable[[InferenceRequest], bytes],
-        *,
-        budget: Budget,
-        max_timeout_ms: int,
-        grace_ms: int = GRACE_MS,
-        on_progress: Callable[[Tally], None] = lambda _done: None,
-    ) -> None:
-        self._job = job
-        self._log = log_
-        self._source = source
-        self._publisher = publisher
-        self._replies = replies
-        self._parts = parts
-        self._control = control
-        self._clock = clock
-        self._budget = budget
-        self._grace_ms = grace_ms
-        self._on_progress = on_progress
-        self._patiently = JobTimeouts(job.job_id, log_, control)
-        ids = RowIds(job.job_id, job.partitions)
-        self._requests = RequestRecords(ids, encode, max_timeout_ms, job.deadline_at_ms)
-        self._ledger = ChunkLedger(job.tenant, ids)
+    job: Job
+    job_log: JobLog
+    source: Source
+    publisher: Publisher
+    replies: Replies
+    parts: Parts
+    control: Control
+    clock: ClockMs
+    encode: Callable[[InferenceRequest], bytes]
+    _: KW_ONLY
+    row_cost: float
+    max_timeout_ms: int
+    grace_ms: int = GRACE_MS
+    on_progress: Callable[[Tally], None] = lambda _done: None
+    _retry: JobRetries = field(init=False)
+    _ids: RowIds = field(init=False)
+    _ledger: ChunkLedger = field(init=False)
+    _done: Tally = field(init=False)
+    _planned: int = field(init=False)
+    _next_chunk: int = field(init=False)
+    _position: Position = field(init=False)
+    _begun_at_ms: int = field(init=False)
+    _cancelled_at_ms: int | None = field(default=None, init=False)
+    _replies_end: int | None = field(default=None, init=False)
+    _losses: int = field(default=0, init=False)
+    _chunks_with_losses: tuple[int, ...] = field(default=(), init=False)
+    _losses_end: int = field(default=0, init=False)
+    _has_progressed: bool = field(default=False, init=False)
+    _backlog_end: int = field(default=0, init=False)
+    """End of the replies that the previous runner may have read."""
+
+    def __post_init__(self) -> None:
+        job = self.job
+        self._retry = JobRetries(job.job_id, self.job_log, self.control)
+        self._ids = RowIds(job.job_id, job.partitions)
+        self._ledger = ChunkLedger(job.tenant, self._ids)
         self._done = job.tally
         self._planned = job.planned
         self._next_chunk = job.next_chunk
         self._position = job.next_position
-        self._cancelled_at_ms: int | None = None
-        self._begun_at_ms = clock()
-        self._replies_end: int | None = None
-        self._losses = 0
-        self._doubtful: tuple[int, ...] = ()  # chunks of which replies may be lost
-        self._doubt_ends = 0
-        self._came_on = False
-        self._read_again_to = 0  # up to there stand replies that the runner before it may have read
+        self._begun_at_ms = self.clock()
 
     def run(self) -> Status:
-        """The job's status afterwards; PAUSED also if another runner is to continue it.
-
-        Raises LeaseLostError: another runner has it.
-        """
+        """The job's status afterwards; PAUSED also if another runner is to continue it. Raises LeaseLostError."""
         try:
             try:
                 return self._run()
             except JobFailedError as error:
                 reason = str(error)
-                log.error("job_failed", job_id=self._job.job_id, tenant=self._job.tenant, reason=reason)
-                self._patiently.is_ending = True
-                self._patiently(lambda: self._log.move(Status.FAILED, reason))
+                log.error("job_failed", job_id=self.job.job_id, tenant=self.job.tenant, reason=reason)
+                self._retry.is_ending = True
+                self._retry(lambda: self.job_log.move(Status.FAILED, reason))
                 return Status.FAILED
         except LeftError:
             return Status.PAUSED
@@ -153,116 +151,107 @@ class Runner:
         try:
             self._begin()
             while (ended := self._step()) is None:
-                if self._control.gives_way and self._came_on:
+                if self.control.gives_way and self._has_progressed:
                     raise LeftError
         except JobFailedError as error:
-            if self._control.wanted is not Wanted.CANCEL or self._patiently.is_ending:
+            if self.control.wanted is not Wanted.CANCEL or self._retry.is_ending:
                 raise
-            # What its owner wants to end must come to an end though its input is gone: with what is known by now.
+            # A cancelled job must end although its input is gone: with the results that there are.
             return self._end_cancelled(str(error))
         return ended
 
     def _begin(self) -> None:
-        """Take up the job where it was left."""
-        first_unpublished = self._patiently(self._publisher.start)
-        plans = self._patiently(self._log.open_chunks)
+        """Continue the job where it was left."""
+        first_unpublished = self._retry(self.publisher.start)
+        plans = self._retry(self.job_log.open_chunks)
         begin = min((plan.reply_offset for plan in plans), default=None)
-        self._patiently(lambda: self._replies.start(begin))
-        self._read_again_to = self._patiently(self._replies.end)
+        self._retry(lambda: self.replies.start(begin))
+        self._backlog_end = self._retry(self.replies.end)
         for plan in plans:
             rows = self._rows_of(plan)
             is_new = plan.number >= first_unpublished
             self._ledger.open(plan, rows, is_new=is_new)
             if is_new:
                 self._send(plan, rows)
-        log.info("job_begun", job_id=self._job.job_id, tenant=self._job.tenant, open_chunks=len(plans))
+        log.info("job_begun", job_id=self.job.job_id, tenant=self.job.tenant, open_chunks=len(plans))
 
     def _step(self) -> Status | None:
         """One iteration. Returns the status once the job has ended, else None."""
-        self._patiently.heed()
-        if self._control.wanted is Wanted.CANCEL and self._cancelled_at_ms is None:
+        self._retry.check_commands()
+        if self.control.wanted is Wanted.CANCEL and self._cancelled_at_ms is None:
             self._cancel()
         if rows := self._rows_to_open():
             self._open_next(rows)
         wait_s = 0.0 if self._rows_to_open() else _READ_S
-        now_ms = self._clock()
-        for reply in self._patiently(lambda: self._replies.read(wait_s)):
+        now_ms = self.clock()
+        for reply in self._retry(lambda: self.replies.read(wait_s)):
             self._ledger.take(reply, now_ms)
-        self._came_on |= self._replies.position >= self._read_again_to
-        self._doubt_if_lost(now_ms)
+        self._has_progressed |= self.replies.position >= self._backlog_end
+        self._resend_lost(now_ms)
         if self._may_send:
             self._send_again()
         else:
-            self._ledger.give_up_refused(self._unsent)
+            self._ledger.give_up_refused(self._unfinished_outcome)
         self._give_up_if_late()
-        self._finish_complete()
+        for plan in self._ledger.complete():
+            self._finish(plan)
         if self._ledger.chunks:
             return None
-        if self._cancelled_at_ms is not None or self._all_planned:
+        if self._cancelled_at_ms is not None or self._planned >= self.job.total_rows:
             return self._finalize()
         if self._affordable_rows == 0 and not self._is_late:
-            self._patiently(lambda: self._log.move(Status.PAUSED, MAX_COST_REACHED))
+            self._retry(lambda: self.job_log.move(Status.PAUSED, MAX_COST_REACHED))
             return Status.PAUSED
         return None
-
-    # What may be done
-
-    @property
-    def _all_planned(self) -> bool:
-        return self._planned >= self._job.total_rows
 
     @property
     def _is_late(self) -> bool:
         """Whether the completion window has ended."""
-        deadline_at_ms = self._job.deadline_at_ms
-        return deadline_at_ms is not None and self._clock() >= deadline_at_ms
+        deadline_at_ms = self.job.deadline_at_ms
+        return deadline_at_ms is not None and self.clock() >= deadline_at_ms
 
     @property
     def _may_send(self) -> bool:
-        return self._control.wanted is not Wanted.CANCEL and not self._is_late
+        return self.control.wanted is not Wanted.CANCEL and not self._is_late
 
     @property
-    def _unsent(self) -> Outcome:
-        """Of what may not be sent, or is not waited for, any more. A late job that is cancelled has been cancelled."""
-        return Outcome.CANCELLED if self._control.wanted is Wanted.CANCEL else Outcome.EXPIRED
+    def _unfinished_outcome(self) -> Outcome:
+        """Outcome of rows without a reply. In a job that is late and cancelled they are cancelled."""
+        return Outcome.CANCELLED if self.control.wanted is Wanted.CANCEL else Outcome.EXPIRED
 
     def _rows_to_open(self) -> int:
-        """Number of rows for the next chunk; 0: none may be opened now. Rows that will not run are still read and get a
-        result."""
-        spec = self._job.spec
+        """Number of rows for the next chunk; 0: none may be opened now. Rows that are not sent any more are still read
+        and get a result."""
+        spec = self.job.spec
         if (
             self._cancelled_at_ms is not None
-            or self._control.wanted is not Wanted.RUN
+            or self.control.wanted is not Wanted.RUN
             or self._ledger.chunks >= spec.max_open_chunks
             or self._ledger.held_bytes >= MOST_HELD_BYTES
         ):
             return 0
-        rows = min(spec.chunk_rows, self._job.total_rows - self._planned)
+        rows = min(spec.chunk_rows, self.job.total_rows - self._planned)
         affordable = None if self._is_late else self._affordable_rows
         if affordable is None or affordable >= rows:
             return rows
-        # What is under way may turn out cheaper: only the last rows of a budget are sent as a smaller chunk.
+        # Rows in flight may turn out cheaper: only the last rows of a budget are sent as a smaller chunk.
         return 0 if self._ledger.chunks else affordable
 
     @property
     def _affordable_rows(self) -> int | None:
-        budget = replace(self._budget, max_cost_tokens=self._control.max_cost_tokens)
+        budget = Budget(self.control.max_cost_tokens, self.row_cost)
         return budget.affordable_rows(self._done, self._ledger.open_rows)
 
-    # Steps
-
     def _open_next(self, most_rows: int) -> None:
-        with suppress(_CancelHeardError):
-            self._plan_next(*self._read(self._position, most_rows, self._job.spec.chunk_bytes))
-
-    def _plan_next(self, contents: Sequence[RowContent], end: Position) -> None:
+        try:
+            contents, end = self._read(self._position, most_rows, self.job.spec.chunk_bytes)
+        except _CancelledWhileReadingError:
+            return
         if not contents:
-            raise JobFailedError(f"the input ends after {self._planned} rows; {self._job.total_rows} were counted")
+            raise JobFailedError(f"the input ends after {self._planned} rows; {self.job.total_rows} were counted")
         rows = self._parsed(contents)
-        plan = ChunkPlan(
-            self._next_chunk, self._planned, len(rows), self._position, end, reply_offset=self._replies.position
-        )
-        self._patiently(lambda: self._log.plan(plan))
+        plan = ChunkPlan(self._next_chunk, self._planned, len(rows), self._position, end, self.replies.position)
+        self._retry(lambda: self.job_log.plan(plan))
         self._next_chunk += 1
         self._planned += plan.rows
         self._position = end
@@ -270,148 +259,156 @@ class Runner:
         self._send(plan, rows)
 
     def _rows_of(self, plan: ChunkPlan) -> list[ParsedRow]:
-        # So many bytes as the chunk has: their number was bounded when it was planned.
+        # No limit of bytes: it was applied when the chunk was planned.
         contents, end = self._read(plan.begin, plan.rows, _ANY_BYTES)
         if len(contents) != plan.rows or end != plan.end:
             raise JobFailedError(f"the input has changed: rows {plan.first_row} and on are not where they were")
         return self._parsed(contents)
 
     def _read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
-        """An input that does not answer is waited for until the job is cancelled or its time is up.
-
-        Raises JobFailedError.
-        """
+        """Read rows; an unavailable input is retried until the job is cancelled or late. Raises JobFailedError."""
 
         def read() -> tuple[list[RowContent], Position]:
             try:
-                return self._source.read(begin, most_rows, most_bytes)
-            except AwayError as error:
+                return self.source.read(begin, most_rows, most_bytes)
+            except UnavailableError as error:
                 reason = f"the input could not be read in time: {error}"
-                if self._control.wanted is Wanted.CANCEL:
-                    raise _CancelHeardError(reason) from None
+                if self.control.wanted is Wanted.CANCEL:
+                    raise _CancelledWhileReadingError(reason) from None
                 if self._is_late:
                     raise JobFailedError(reason) from None
                 raise
 
-        return self._patiently(read)
+        return self._retry(read)
 
     def _parsed(self, contents: Sequence[RowContent]) -> list[ParsedRow]:
-        spec, tenant = self._job.spec, self._job.tenant
+        spec, tenant = self.job.spec, self.job.tenant
         return [parse_row(content, tenant, spec.defaults, spec.openai_url) for content in contents]
 
     def _send(self, plan: ChunkPlan, rows: Sequence[ParsedRow]) -> None:
-        """Publish the rows of an open chunk, or give them up if that takes until they may not be sent any more."""
+        """Publish the rows of an open chunk; give them up if they may not be sent any more by the time it succeeds."""
 
         def publish() -> None:
             if self._may_send:
                 if records := self._records(plan, rows):
-                    self._publisher.publish(plan.number, records)
-            # A try that failed may be in the log all the same: its replies are waited for.
-            elif plan.number >= self._publisher.start():
-                self._ledger.give_up(self._unsent, plan.number)
+                    self.publisher.publish(plan.number, records)
+            # A failed attempt may be in the topic all the same; then its replies are awaited.
+            elif plan.number >= self.publisher.start():
+                self._ledger.give_up(self._unfinished_outcome, plan.number)
 
-        self._patiently(publish)
+        self._retry(publish)
 
     def _records(
         self, plan: ChunkPlan, rows: Sequence[ParsedRow], only: frozenset[int] | None = None
     ) -> list[tuple[str, bytes]]:
-        """Request ids and encoded requests; a row that is too large for the topic is answered."""
-        records, refused = self._requests.of(plan, rows, self._clock(), only)
-        for number, bad in refused.items():
-            self._ledger.refuse(plan.number, number, bad)
+        """Request ids and encoded requests of a chunk's rows, or of some of them, whose timeout is the time that is
+        left. A row that cannot be a record gets its result."""
+        deadline_at_ms = self.job.deadline_at_ms
+        left_ms = self.max_timeout_ms if deadline_at_ms is None else deadline_at_ms - self.clock()
+        timeout_ms = max(1, min(left_ms, self.max_timeout_ms))
+        records: list[tuple[str, bytes]] = []
+        for number, row in enumerate(rows, plan.first_row):
+            if isinstance(row, BadRow) or (only is not None and number not in only):
+                continue
+            request_id = self._ids.id_of(number)
+            request = replace(row.request, request_id=request_id, timeout_ms=timeout_ms, reply_to=JOBS_REPLIES)
+            try:
+                records.append((request_id, self._encoded(request)))
+            except ValueError as error:
+                self._ledger.refuse(plan.number, number, BadRow(row.row_id, "row", str(error), row.url))
         return records
 
+    def _encoded(self, request: InferenceRequest) -> bytes:
+        record = self.encode(request)
+        if len(record) > MOST_RECORD_BYTES:
+            raise ValueError(f"{len(record)} bytes are more than {MOST_RECORD_BYTES}")
+        return record
+
     def _send_again(self) -> None:
-        for plan, numbers in self._ledger.due(self._clock()).items():
-            # Rows are not kept: those that were refused for now are few, and are read once more.
-            with suppress(_CancelHeardError):
-                self._patiently(partial(self._publish_again, plan, self._rows_of(plan), numbers))
+        for plan, numbers in self._ledger.due(self.clock()).items():
+            # Rows are not kept in memory: few are rejected for now, and these are read again.
+            with suppress(_CancelledWhileReadingError):
+                self._retry(partial(self._publish_again, plan, self._rows_of(plan), numbers))
 
     def _publish_again(self, plan: ChunkPlan, rows: Sequence[ParsedRow], numbers: frozenset[int]) -> None:
-        # Otherwise nobody knows whether a try that failed is in the log: a reply is waited for, as long as for others.
+        # Otherwise a failed attempt may be in the topic: a reply is awaited, as for other rows.
         if self._may_send:
-            self._publisher.send_again(self._records(plan, rows, numbers))
+            self.publisher.send_again(self._records(plan, rows, numbers))
 
-    def _doubt_if_lost(self, now_ms: int) -> None:
-        """Once everything is read that is left of replies of which some were removed, the rows without one are sent
-        again under their ids: the dispatcher answers an id that it answered before with the same reply."""
-        if self._replies.losses != self._losses:
-            self._doubt_ends = self._patiently(self._replies.end)
-            self._losses, self._doubtful = self._replies.losses, self._ledger.numbers
-        if self._doubtful and self._replies.position >= self._doubt_ends:
-            self._ledger.ask_again(self._doubtful, now_ms)
-            self._doubtful = ()
+    def _resend_lost(self, now_ms: int) -> None:
+        """After a loss of replies, read to the present end; then send the rows without a reply again under their ids.
+        The dispatcher answers a known id with its recorded reply."""
+        if self.replies.losses != self._losses:
+            self._losses_end = self._retry(self.replies.end)
+            self._losses, self._chunks_with_losses = self.replies.losses, self._ledger.numbers
+        if self._chunks_with_losses and self.replies.position >= self._losses_end:
+            self._ledger.ask_again(self._chunks_with_losses, now_ms)
+            self._chunks_with_losses = ()
 
     def _cancel(self) -> None:
-        self._patiently(lambda: self._log.move(Status.CANCELLING))
+        self._retry(lambda: self.job_log.move(Status.CANCELLING))
         awaited = self._ledger.awaited()
         if awaited:
-            self._patiently(lambda: self._publisher.cancel(awaited))
-        self._cancelled_at_ms = self._clock()
+            self._retry(lambda: self.publisher.cancel(awaited))
+        self._cancelled_at_ms = self.clock()
 
     def _end_cancelled(self, reason: str) -> Status:
         if self._cancelled_at_ms is None:
             with suppress(JobFailedError):
                 self._cancel()
-        self._cancelled_at_ms = self._cancelled_at_ms or self._clock()
+        self._cancelled_at_ms = self._cancelled_at_ms or self.clock()
         self._ledger.give_up(Outcome.CANCELLED)
-        self._finish_complete()
+        for plan in self._ledger.complete():
+            self._finish(plan)
         return self._finalize(reason)
 
     def _give_up_if_late(self) -> None:
-        late_from_ms = self._job.deadline_at_ms if self._cancelled_at_ms is None else self._cancelled_at_ms
-        if late_from_ms is None or self._clock() < max(late_from_ms, self._begun_at_ms) + self._grace_ms:
+        late_from_ms = self.job.deadline_at_ms if self._cancelled_at_ms is None else self._cancelled_at_ms
+        if late_from_ms is None or self.clock() < max(late_from_ms, self._begun_at_ms) + self.grace_ms:
             return
         if not self._ledger.chunks:
             return
-        # A runner that comes late, or reads slowly, takes first whatever was answered until now.
+        # A runner that starts late, or reads slowly, first takes all replies that exist by now.
         if self._replies_end is None:
-            self._replies_end = self._patiently(self._replies.end)
-        if self._replies.position >= self._replies_end:
-            self._ledger.give_up(self._unsent)
-
-    def _finish_complete(self) -> None:
-        for plan in self._ledger.complete():
-            self._finish(plan)
+            self._replies_end = self._retry(self.replies.end)
+        if self.replies.position >= self._replies_end:
+            self._ledger.give_up(self._unfinished_outcome)
 
     def _finish(self, plan: ChunkPlan) -> None:
-        answers = self._ledger.answers_of(plan.number, ordered=self._job.spec.ordered)
+        answers = self._ledger.answers_of(plan.number, ordered=self.job.spec.ordered)
         tally = tally_of(answers)
-        part = self._patiently(lambda: self._parts.write(plan.number, answers))
-        self._patiently(lambda: self._log.finish(plan, part, tally))
+        part = self._retry(lambda: self.parts.write(plan.number, answers))
+        self._retry(lambda: self.job_log.finish(plan, part, tally))
         self._ledger.close(plan.number)
-        self._came_on = True
+        self._has_progressed = True
         self._done += tally
-        self._on_progress(self._done)
+        self.on_progress(self._done)
 
     def _finalize(self, reason: str | None = None) -> Status:
-        # By what is durable, so that however long the parts take, and whoever joins them, it is the same.
+        # From durable state only: the same however long joining takes, and whichever runner does it.
         status = Status.EXPIRED if self._done.expired else Status.COMPLETED
-        if self._control.wanted is Wanted.CANCEL:
+        if self.control.wanted is Wanted.CANCEL:
             status = Status.CANCELLED
-        self._patiently.is_ending = True
-        self._patiently(lambda: self._log.move(Status.FINALIZING))
-        self._patiently(lambda: self._parts.join(self._done_parts))
-        self._patiently(lambda: self._log.move(status, reason))
-        self._clean_up()
+        self._retry.is_ending = True
+        self._retry(lambda: self.job_log.move(Status.FINALIZING))
+        self._retry(lambda: self.parts.join(self._finished_parts))
+        self._retry(lambda: self.job_log.move(status, reason))
+        try:
+            self._retry(self.parts.clean_up)
+        except Exception as error:  # noqa: BLE001 - the job has ended, whether or not its parts can be removed
+            log.warning("parts_left_behind", job_id=self.job.job_id, reason=type(error).__name__)
         return status
 
-    def _done_parts(self) -> Iterator[str]:
-        """A process that is to end does not wait until gigabytes are joined."""
-        for part in self._log.parts(ordered=self._job.spec.ordered):
-            if self._control.stopping:
+    def _finished_parts(self) -> Iterator[str]:
+        """Raises LeftError when the process is to end: joining gigabytes takes minutes."""
+        for part in self.job_log.parts(ordered=self.job.spec.ordered):
+            if self.control.stopping:
                 raise LeftError
             yield part
-
-    def _clean_up(self) -> None:
-        try:
-            self._patiently(self._parts.clean_up)
-        except Exception as error:  # noqa: BLE001 - the job has ended, whatever becomes of its parts
-            log.warning("parts_left_behind", job_id=self._job.job_id, reason=type(error).__name__)
 
 
 _ANY_BYTES = 2**62
 
 
-class _CancelHeardError(JobFailedError):
-    """The input does not answer, and the job is to be cancelled: that can be done without it."""
+class _CancelledWhileReadingError(JobFailedError):
+    """The input is unavailable, and the job is cancelled, which does not need it."""

@@ -3,11 +3,10 @@
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Protocol
 
 from confluent_kafka import KafkaException
 
@@ -18,12 +17,12 @@ from fairlane.logs import get_logger
 from fairlane.settings import Settings
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from producers.backfill.app import JobRunner, NotToBeRunError
-from producers.backfill.batches import FileSweep, KeptFiles
+from producers.backfill.batches import FileSweep
 from producers.backfill.job import Status
 from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS, TURN_S, RunningJob, WaitingJob, next_turns
 from producers.backfill.kafka import reply_partitions
-from producers.backfill.ports import AwayError, JobFailedError, LeaseLostError
+from producers.backfill.ports import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.progress import JobWatch
 
 log = get_logger(__name__)
@@ -37,21 +36,7 @@ _COUNT_S = 10.0
 _FIND_TIMEOUT_S = 5.0
 _BACKOFF = Backoff(first_s=1.0, longest_s=60.0)
 _MOST_HELD_BACK = 1_000
-"""Jobs that are known to have failed to start; beyond them the first that is due again is tried again early."""
-
-
-class Jobs(Protocol):
-    """Jobs in Postgres, as seen by the service. All methods raise AwayError and JobFailedError."""
-
-    def waiting(self, per_tenant: int, left_out: Collection[str]) -> list[WaitingJob]:
-        """Waiting jobs without a runner: the oldest of each tenant, except excluded ones."""
-        ...
-
-    def unfinished(self) -> Mapping[Status, tuple[int, int]]:
-        """Number of unfinished jobs, and of their rows without a result, by status."""
-        ...
-
-    def close(self) -> None: ...
+"""Bound of the jobs in backoff; beyond it the one that is due first is retried early."""
 
 
 @dataclass(slots=True)
@@ -64,7 +49,7 @@ class _Run:
     thread: threading.Thread | None = None
     is_over: bool = False
     has_failed: bool = False
-    """It could not be begun, or gone on with, for a reason that may pass."""
+    """It could not be started or continued, for a reason that may pass."""
 
 
 @dataclass(slots=True)
@@ -73,65 +58,54 @@ class _HeldBack:
     until_s: float
 
 
+@dataclass(slots=True)
 class JobService:
-    """Used by one thread.
+    """For one thread.
 
-    Args:
-        jobs: that there are.
-        run: runs one, in a thread of its own, until it ends or is to give way; as ``JobRunner.run``.
-        find_topic: raises AwayError when the topic of the replies cannot be reached.
-        stop: tells it to leave every job as it is, to be gone on with by another runner.
-        max_jobs: that run at a time.
+    Attributes:
+        run_job: runs one job in a thread of its own until it ends or is to give way; see ``JobRunner.run``.
+        find_topic: raises UnavailableError when the reply topic cannot be reached.
+        stop: leaves every job when set, to be continued by another runner.
+        max_jobs: most jobs at a time.
         turn_s: see ``producers.backfill.job_turns``.
-        leave_s: how long jobs may take to be left once it is to stop.
+        leave_s: how long to wait at the end until every job is left.
     """
 
-    def __init__(
-        self,
-        jobs: Jobs,
-        run: Callable[[str, threading.Event], Status],
-        find_topic: Callable[[], object],
-        stop: StopSignal,
-        readiness: Readiness,
-        *,
-        max_jobs: int = MAX_JOBS,
-        turn_s: float = TURN_S,
-        leave_s: float = 25.0,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._jobs = jobs
-        self._run_job = run
-        self._find_topic = find_topic
-        self._stop = stop
-        self._readiness = readiness
-        self._max_jobs = max_jobs
-        self._turn_s = turn_s
-        self._leave_s = leave_s
-        self._clock = clock
-        self._runs: dict[str, _Run] = {}
-        self._turns = count()
-        self._last_turn: dict[str, int] = {}
-        self._held_back: dict[str, _HeldBack] = {}
-        self._look_at_s = self._count_at_s = float("-inf")
-        self._failure: KafkaException | None = None
+    jobs: JobStore
+    run_job: Callable[[str, threading.Event], Status]
+    find_topic: Callable[[], object]
+    stop: StopSignal
+    readiness: Readiness
+    _: KW_ONLY
+    max_jobs: int = MAX_JOBS
+    turn_s: float = TURN_S
+    leave_s: float = 25.0
+    clock: Callable[[], float] = monotonic
+    _runs: dict[str, _Run] = field(default_factory=dict, init=False)
+    _turns: Iterator[int] = field(default_factory=count, init=False)
+    _last_turn: dict[str, int] = field(default_factory=dict, init=False)
+    _held_back: dict[str, _HeldBack] = field(default_factory=dict, init=False)
+    _look_at_s: float = field(default=float("-inf"), init=False)
+    _count_at_s: float = field(default=float("-inf"), init=False)
+    _failure: KafkaException | None = field(default=None, init=False)
 
     def run(self) -> None:
         """Run jobs until stopped; returns when all are left. Raises KafkaException for settings that no job can run
         with."""
         try:
-            while not self._stop.stopping and self._failure is None:
+            while not self.stop.stopping and self._failure is None:
                 self.step()
-                self._stop.wait(_STEP_S)
+                self.stop.wait(_STEP_S)
         finally:
-            self._readiness.set(KAFKA, "stopping")
+            self.readiness.set(KAFKA, "stopping")
             self._leave_all()
-            self._jobs.close()
+            self.jobs.close()
         if self._failure is not None:
             raise self._failure
 
     def step(self) -> None:
-        """One round: see which jobs are over, and start or stop some."""
-        now_s = self._clock()
+        """One round: remove the jobs that are over, start and stop others."""
+        now_s = self.clock()
         if self._collect(now_s) or now_s >= self._look_at_s:
             self._look_at_s = now_s + _LOOK_S
             self._share(now_s)
@@ -140,7 +114,7 @@ class JobService:
             self._count()
 
     def _collect(self, now_s: float) -> bool:
-        """Take away what is over. Returns whether there was any."""
+        """Remove the jobs that are over. Returns whether there were any."""
         over = [run for run in self._runs.values() if run.is_over]
         for run in over:
             del self._runs[run.job.job_id]
@@ -152,7 +126,7 @@ class JobService:
         return bool(over)
 
     def _hold_back(self, job_id: str, now_s: float) -> None:
-        """A job that cannot be begun now must not keep those behind it waiting, nor be tried without end."""
+        """Backoff of a job that cannot be started now: it must not delay the others."""
         before = self._held_back.pop(job_id, None)
         failures = 1 if before is None else before.failures + 1
         delay_s = _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
@@ -163,17 +137,17 @@ class JobService:
     def _share(self, now_s: float) -> None:
         held_back = {job_id for job_id, one in self._held_back.items() if one.until_s > now_s}
         try:
-            waiting = self._jobs.waiting(self._max_jobs, {*self._runs, *held_back})
-        except (AwayError, JobFailedError) as error:
-            self._readiness.set(POSTGRES, str(error))
+            waiting = self.jobs.waiting(self.max_jobs, {*self._runs, *held_back})
+        except (UnavailableError, JobFailedError) as error:
+            self.readiness.set(POSTGRES, str(error))
             log.warning("jobs_not_seen", reason=str(error))
             return
-        self._readiness.set(POSTGRES)
+        self.readiness.set(POSTGRES)
         running = [
             RunningJob(run.job.job_id, run.job.tenant, run.started_at_s, run.give_way.is_set())
             for run in self._runs.values()
         ]
-        turns = next_turns(waiting, running, self._last_turn, max_jobs=self._max_jobs, now_s=now_s, turn_s=self._turn_s)
+        turns = next_turns(waiting, running, self._last_turn, max_jobs=self.max_jobs, now_s=now_s, turn_s=self.turn_s)
         for job_id in turns.give_way:
             log.info("job_gives_way", job_id=job_id)
             self._runs[job_id].give_way.set()
@@ -183,18 +157,18 @@ class JobService:
     def _start(self, job: WaitingJob, now_s: float) -> None:
         run = self._runs[job.job_id] = _Run(job, now_s)
         self._last_turn[job.tenant] = next(self._turns)
-        # A daemon: what hangs must not keep a process from ending. Its lease ends by itself.
+        # A daemon: a hung job must not keep the process from ending. Its lease expires.
         run.thread = threading.Thread(target=self._work, args=(run,), name=f"job-{job.job_id}", daemon=True)
         run.thread.start()
 
     def _work(self, run: _Run) -> None:
         job_id = run.job.job_id
         try:
-            status = self._run_job(job_id, run.give_way)
+            status = self.run_job(job_id, run.give_way)
             log.info("job_left", job_id=job_id, tenant=run.job.tenant, status=status.value)
         except (NotToBeRunError, LeaseLostError):
             log.info("job_is_with_another_runner", job_id=job_id)
-        except (AwayError, JobFailedError) as error:
+        except (UnavailableError, JobFailedError) as error:
             run.has_failed = True
             log.warning("job_cannot_be_run_now", job_id=job_id, tenant=run.job.tenant, reason=str(error))
         except KafkaException as error:
@@ -210,13 +184,13 @@ class JobService:
 
     def _count(self) -> None:
         try:
-            self._find_topic()
-            self._readiness.set(KAFKA)
-        except AwayError as error:
-            self._readiness.set(KAFKA, str(error))
+            self.find_topic()
+            self.readiness.set(KAFKA)
+        except UnavailableError as error:
+            self.readiness.set(KAFKA, str(error))
         try:
-            found = self._jobs.unfinished()
-        except (AwayError, JobFailedError):
+            found = self.jobs.unfinished()
+        except (UnavailableError, JobFailedError):
             return
         for status in Status:
             if not status.is_final:
@@ -226,11 +200,11 @@ class JobService:
         )
 
     def _leave_all(self) -> None:
-        """Wait until every job is left. What hangs ends with the process, and its lease ends by itself."""
+        """Wait until every job is left. A hung job ends with the process, and its lease expires."""
         for run in self._runs.values():
-            # ``stop`` says so too, unless it is a failure that ends all this.
+            # Needed when a failure ends the service: then ``stop`` is not set.
             run.give_way.set()
-        left_at = monotonic() + self._leave_s
+        left_at = monotonic() + self.leave_s
         for run in self._runs.values():
             if run.thread is not None:
                 run.thread.join(max(0.0, left_at - monotonic()))
@@ -239,8 +213,7 @@ class JobService:
 
 
 def serve(settings: Settings, *, lease_s: float, max_jobs: int, watch: JobWatch) -> None:
-    """Run jobs in this process until SIGTERM or SIGINT. Raises KafkaException for settings that no job can be run
-    with."""
+    """Run jobs until SIGTERM or SIGINT. Raises KafkaException for settings that no job can be run with."""
     stop = StopSignal()
     stop.install()
     readiness = Readiness(*CONDITIONS)
@@ -259,11 +232,11 @@ def serve(settings: Settings, *, lease_s: float, max_jobs: int, watch: JobWatch)
         stop,
         readiness,
         max_jobs=max_jobs,
-        # A job that is left within this time is gone on with at once; otherwise when its lease has ended.
+        # A job that is left within this time can be continued at once, otherwise when its lease has expired.
         leave_s=settings.drain_timeout_s,
     )
     log.info("backfill_started", max_jobs=max_jobs)
-    sweep = FileSweep(KeptFiles(settings.postgres_dsn.get_secret_value(), settings.files_url, settings.files_ttl_s))
+    sweep = FileSweep(settings.postgres_dsn.get_secret_value(), settings.files_url, settings.files_ttl_s)
     sweep.start()
     try:
         service.run()

@@ -25,7 +25,7 @@ class TooExpensiveError(Exception):
 
 
 def survey(tenant: str, spec: JobSpec, heed: Callable[[], None] = lambda: None) -> tuple[Estimate, Fingerprint]:
-    """Read the whole input once: count its rows, look into some. Raises AwayError and JobFailedError.
+    """Read the whole input once: count its rows, look into some. Raises UnavailableError and JobFailedError.
 
     ``heed`` is called now and then, and may raise what ends this."""
     if not is_name(tenant):
@@ -58,7 +58,7 @@ def submit(
     partitions: int,
     clock: ClockMs,
 ) -> Job:
-    """Queue a job for this input. Raises TooExpensiveError, AwayError, JobFailedError."""
+    """Queue a job for this input. Raises TooExpensiveError, UnavailableError, JobFailedError."""
     estimate, fingerprint = surveyed
     if spec.max_cost_tokens is not None and estimate.cost_tokens > spec.max_cost_tokens:
         raise TooExpensiveError(estimate, spec.max_cost_tokens)

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import httpx2
@@ -22,12 +21,12 @@ from fairlane.settings import Settings
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import upgrade
-from producers.backfill.batches import Batch, BatchStore, KeptFiles, StoredFile, sweep
+from producers.backfill.batches import Batch, BatchStore, FileSweep, StoredFile
 from producers.backfill.files import LocalFile
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import JobStore
 from producers.backfill.outputs import FileParts
-from producers.backfill.ports import AwayError, JobFailedError
+from producers.backfill.ports import JobFailedError, UnavailableError
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
 from producers.gateway.openai.batch_router import router
@@ -54,7 +53,7 @@ class Bench:
         self.deps = BatchDeps(
             authenticate, self.dsn, str(self.folder), lambda: 4, clock_ms=lambda: self.now_ms, limits=self.limits
         )
-        self.kept = KeptFiles(self.dsn, str(self.folder), self.limits.ttl_s, lambda: self.now_ms)
+        self.file_sweep = FileSweep(self.dsn, str(self.folder), self.limits.ttl_s, lambda: self.now_ms)
 
     def app(self) -> FastAPI:
         async def refused(_request: Request, error: Exception) -> Response:
@@ -76,7 +75,7 @@ class Bench:
     def pass_days(self, days: float) -> int:
         """Let time pass, and sweep; how many files that removed."""
         self.now_ms += round(days * DAY_S * 1_000)
-        return sweep(self.kept, Event())
+        return self.file_sweep.sweep()
 
     def stored(self) -> set[str]:
         return {path.name for path in self.folder.rglob("*") if path.is_file()}
@@ -350,7 +349,7 @@ def test_a_call_that_is_not_told_of_its_batch_looks_for_it(bench: Bench, monkeyp
     def cut_off(self: BatchStore, batch: Batch) -> bool:
         add(self, batch)
         made.append(batch.batch_id)
-        raise AwayError("the connection broke")
+        raise UnavailableError("the connection broke")
 
     monkeypatch.setattr(BatchStore, "add_batch", cut_off)
     with bench.client() as client:
@@ -421,9 +420,9 @@ def test_a_sweep_can_be_stopped(bench: Bench) -> None:
     with bench.client() as client:
         upload(client)
     bench.now_ms += 30 * DAY_S * 1_000
-    stopped = Event()
-    stopped.set()
-    assert sweep(bench.kept, stopped) == 0
+    bench.file_sweep.start()
+    bench.file_sweep.stop()
+    assert bench.file_sweep.sweep() == 0
     assert len(bench.stored()) == 1
 
 

@@ -10,8 +10,8 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, InferenceRequest, Output, TokenUsage
 from fairlane.schema_files import default_codec
 from producers.backfill.answers import RowAnswer
-from producers.backfill.job import Budget, ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
-from producers.backfill.ports import AwayError, LeaseLostError
+from producers.backfill.job import ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
+from producers.backfill.ports import LeaseLostError, UnavailableError
 from producers.backfill.row import RowContent
 from producers.backfill.runner import Runner
 
@@ -40,12 +40,12 @@ class Trouble:
     step: int = 0
 
     def pass_by(self) -> None:
-        """Raises KilledError or AwayError if it is time."""
+        """Raises KilledError or UnavailableError if it is time."""
         self.step += 1
         if self.step in self.kills:
             raise KilledError
         if self.step in self.away:
-            raise AwayError("nothing answers")
+            raise UnavailableError("nothing answers")
 
 
 def ok(request: InferenceRequest) -> InferenceReply:
@@ -135,7 +135,7 @@ class Member:
             self,
             lambda: world.now_ms,
             CODEC.encode,
-            budget=Budget(None, row_cost),
+            row_cost=row_cost,
             max_timeout_ms=max_timeout_ms,
             grace_ms=grace_ms,
         )
@@ -208,7 +208,7 @@ class SourceInMemory:
     def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
         self.world.trouble.pass_by()
         if self.world.is_input_away:
-            raise AwayError("the storage does not answer")
+            raise UnavailableError("the storage does not answer")
         rows = list(self.world.rows[begin.offset : begin.offset + most_rows])
         return rows, Position(0, begin.offset + len(rows))
 

@@ -17,7 +17,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
 from producers.backfill.files import Blob, blob_of, file_url
-from producers.backfill.ports import AwayError, JobFailedError
+from producers.backfill.ports import JobFailedError, UnavailableError
 from producers.gateway.identity.identity import Authenticate
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.openai_api.errors import GatewayError
@@ -69,7 +69,7 @@ class BatchDeps:
         authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
         postgres_dsn: database of files and batches.
         files_url: a folder, or ``s3://bucket/prefix``; each tenant's files are below its name.
-        reply_partitions: number of partitions of the job reply topic. Raises AwayError.
+        reply_partitions: number of partitions of the job reply topic. Raises UnavailableError.
         clock_ms: milliseconds since the epoch.
         limits: limits on stored files.
         calls: slots of short calls; each call holds a thread and a connection to Postgres.
@@ -119,7 +119,7 @@ class BatchDeps:
         store = BatchStore(self.postgres_dsn, tenant)
         try:
             yield store
-        except (AwayError, JobFailedError) as error:
+        except (UnavailableError, JobFailedError) as error:
             log.warning("files_unavailable", reason=str(error))
             raise unavailable() from None
         finally:

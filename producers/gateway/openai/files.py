@@ -26,7 +26,7 @@ from fairlane_server.text import clean_text, without_nul
 from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
 from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
 from producers.backfill.job import Fingerprint
-from producers.backfill.ports import AwayError, JobFailedError, NoSuchInputError
+from producers.backfill.ports import JobFailedError, NoSuchInputError, UnavailableError
 from producers.gateway.edge.body_limit import declared_bytes
 from producers.gateway.identity.identity import Identity, require
 from producers.gateway.openai import batch_openapi as answers
@@ -332,7 +332,7 @@ def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> dict[str, ob
             blob.write(_blocks(upload.file))
         except BaseException:
             # S3 may have stored it without confirming. If it cannot be deleted now, the entry stays for the sweep.
-            with suppress(AwayError, JobFailedError):
+            with suppress(UnavailableError, JobFailedError):
                 blob.delete()
                 store.remove_file(file.file_id)
             raise

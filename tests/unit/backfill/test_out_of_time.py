@@ -10,7 +10,7 @@ from fairlane.outcomes import Code, Outcome, Task
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.backfill.chunk_ledger import ChunkLedger
 from producers.backfill.job import ChunkPlan, Position, Status, Wanted
-from producers.backfill.ports import AwayError
+from producers.backfill.ports import UnavailableError
 from producers.backfill.row import GoodRow, RowIds
 from tests.kit.backfill_kit import (
     PARTITIONS,
@@ -148,7 +148,7 @@ def away(monkeypatch: pytest.MonkeyPatch, method: str, made: World, until_ms: in
         if not is_away or (is_kept and tries == 1):
             call(publisher, *arguments)
         if is_away:
-            raise AwayError("nothing answers")
+            raise UnavailableError("nothing answers")
 
     monkeypatch.setattr(PublisherInMemory, method, tried)
 

@@ -16,16 +16,15 @@ from fairlane.names import JOBS_REPLIES
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, InferenceRequest
 from producers.backfill.job import MAX_COST_REACHED, Status, Wanted
-from producers.backfill.kafka import MOST_RECORD_BYTES
 from producers.backfill.ports import (
-    AwayError,
     InputChangedError,
     JobFailedError,
     LeaseLostError,
     NoSuchInputError,
+    UnavailableError,
 )
 from producers.backfill.row import RowContent
-from producers.backfill.runner import guarded
+from producers.backfill.runner import MOST_RECORD_BYTES, guarded
 from tests.kit.backfill_kit import (
     GOOD_ROW,
     TENANT,
@@ -255,7 +254,7 @@ def test_a_job_that_is_done_is_done_though_the_process_ends_while_it_tidies_up(m
 
     def clean_up(_parts: PartsInMemory) -> None:
         member.stopping = True
-        raise AwayError("nothing answers")
+        raise UnavailableError("nothing answers")
 
     monkeypatch.setattr(PartsInMemory, "clean_up", clean_up)
 
@@ -294,7 +293,9 @@ def test_a_job_that_cannot_begin_fails_with_its_reason() -> None:
     assert world.job.reason == "OUTPUT is the same file as INPUT"
 
 
-@pytest.mark.parametrize("error", [AwayError("nothing answers"), LeaseLostError(), KafkaException("no such setting")])
+@pytest.mark.parametrize(
+    "error", [UnavailableError("nothing answers"), LeaseLostError(), KafkaException("no such setting")]
+)
 def test_what_is_not_the_jobs_fault_leaves_it_as_it_is(error: Exception) -> None:
     world = world_of(good_rows(3))
     member = world.take()
@@ -509,7 +510,7 @@ def test_a_pause_that_comes_while_a_job_ends_comes_too_late(monkeypatch: pytest.
     def away_once(parts: PartsInMemory, done: Callable[[], Iterator[str]]) -> None:
         if member.wanted is Wanted.RUN:
             member.wanted = Wanted.PAUSE
-            raise AwayError("nothing answers")
+            raise UnavailableError("nothing answers")
         join(parts, done)
 
     monkeypatch.setattr(PartsInMemory, "join", away_once)

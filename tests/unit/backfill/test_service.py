@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,25 +13,26 @@ from prometheus_client import REGISTRY
 
 from fairlane_server.processes.service import Readiness, StopSignal
 from producers.backfill.job import Status
+from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import WaitingJob
-from producers.backfill.ports import AwayError, JobFailedError
+from producers.backfill.ports import JobFailedError, UnavailableError
 from producers.backfill.service import CONDITIONS, JobService
 from tests.kit.waiting import eventually
 
 
 @dataclass
-class Jobs:
+class Jobs(JobStore):
     """Jobs in memory; what was run to its end is gone."""
 
     queued: dict[str, WaitingJob]
-    away: AwayError | None = None
+    away: UnavailableError | None = None
 
-    def waiting(self, per_tenant: int, left_out: Collection[str]) -> list[WaitingJob]:
+    def waiting(self, per_tenant: int, left_out: Collection[str] = ()) -> list[WaitingJob]:
         if self.away is not None:
             raise self.away
         return [job for job in self.queued.values() if job.job_id not in left_out]
 
-    def unfinished(self) -> Mapping[Status, tuple[int, int]]:
+    def unfinished(self) -> dict[Status, tuple[int, int]]:
         return {Status.QUEUED: (len(self.queued), 10), Status.FAILED: (2, 7)}
 
     def close(self) -> None: ...
@@ -143,7 +144,7 @@ def test_jobs_that_began_together_have_had_their_turns_one_after_the_other() -> 
         assert Counter(bench.begun) == {f"{tenant}1": 2 for tenant in "abcde"}
 
 
-@pytest.mark.parametrize("trouble", [AwayError("the storage"), JobFailedError("Postgres"), ValueError("secret")])
+@pytest.mark.parametrize("trouble", [UnavailableError("the storage"), JobFailedError("Postgres"), ValueError("secret")])
 def test_a_job_that_cannot_begin_is_tried_again_later_and_holds_up_nobody(trouble: Exception) -> None:
     with bench_of(job("a1", "a"), job("b1", "b", 1), max_jobs=1) as bench:
         bench.troubles["a1"] = trouble
@@ -179,12 +180,12 @@ def test_every_job_is_left_before_the_service_ends() -> None:
 
 def test_readiness_says_what_is_away() -> None:
     def topic() -> object:
-        raise AwayError("Kafka: no broker")
+        raise UnavailableError("Kafka: no broker")
 
     with bench_of() as bench:
         bench.service.step()
         assert bench.readiness.ready
-        bench.jobs.away, bench.topic = AwayError("Postgres: refused"), topic
+        bench.jobs.away, bench.topic = UnavailableError("Postgres: refused"), topic
         bench.now_s += 60
         bench.service.step()
         assert bench.readiness.reasons() == {"postgres": "Postgres: refused", "kafka": "Kafka: no broker"}

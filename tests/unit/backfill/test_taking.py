@@ -12,16 +12,16 @@ from producers.backfill import app
 from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Wanted
 from producers.backfill.lease import LeaseKeeper
-from producers.backfill.ports import AwayError, NoSuchInputError
+from producers.backfill.ports import NoSuchInputError, UnavailableError
 
-AWAY = AwayError("Postgres: canceling statement due to statement timeout")
+AWAY = UnavailableError("Postgres: canceling statement due to statement timeout")
 
 
 class ScriptedStore:
     """Says what it is told to each look; a job that is not there ends the wait for it."""
 
-    def __init__(self, looks: Sequence[AwayError | None]) -> None:
-        self._looks: Iterator[AwayError | None] = iter(looks)
+    def __init__(self, looks: Sequence[UnavailableError | None]) -> None:
+        self._looks: Iterator[UnavailableError | None] = iter(looks)
         self.closed = False
 
     def take(self, job_id: str, runner: str, lease_s: float, now_ms: int) -> None:
@@ -36,7 +36,7 @@ class ScriptedStore:
         self.closed = True
 
 
-def run(monkeypatch: pytest.MonkeyPatch, looks: Sequence[AwayError | None], wait_s: float) -> ScriptedStore:
+def run(monkeypatch: pytest.MonkeyPatch, looks: Sequence[UnavailableError | None], wait_s: float) -> ScriptedStore:
     store = ScriptedStore(looks)
     monkeypatch.setattr(app, "JobStore", lambda _dsn: store)
     with pytest.raises(NotToBeRunError):
@@ -49,13 +49,13 @@ def test_a_job_that_is_locked_by_a_stopped_runner_is_asked_for_again(monkeypatch
 
 
 def test_who_will_not_wait_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AwayError):
+    with pytest.raises(UnavailableError):
         run(monkeypatch, [AWAY, None], wait_s=0.0)
 
 
 def test_who_waits_is_told_when_the_wait_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "_LOCKED_S", -60.0)
-    with pytest.raises(AwayError):
+    with pytest.raises(UnavailableError):
         run(monkeypatch, [AWAY, None], wait_s=1.0)
 
 
@@ -105,12 +105,12 @@ def test_a_batch_whose_input_is_gone_fails_with_the_reason(monkeypatch: pytest.M
 
 
 def test_an_input_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AwayError):
-        begin(monkeypatch, AwayError("s3://bucket/in: GenericError"))
+    with pytest.raises(UnavailableError):
+        begin(monkeypatch, UnavailableError("s3://bucket/in: GenericError"))
 
 
 def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = begin(monkeypatch, AwayError("s3://bucket/in: GenericError"), deadline_at_ms=1)
+    log = begin(monkeypatch, UnavailableError("s3://bucket/in: GenericError"), deadline_at_ms=1)
     assert log.moves == [(Status.FAILED, "the input could not be read in time: s3://bucket/in: GenericError")]
 
 

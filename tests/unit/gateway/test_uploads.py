@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from fairlane_server.api_keys.api_key import Role
 from producers.backfill.batches import QuotaReachedError, StoredFile
 from producers.backfill.files import LocalFile
-from producers.backfill.ports import AwayError
+from producers.backfill.ports import UnavailableError
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai import batch_deps
 from producers.gateway.openai.batch_deps import (
@@ -195,7 +195,7 @@ def test_a_tenant_that_keeps_as_much_as_it_may_is_told_the_limit(http: TestClien
 
 def test_what_cannot_be_stored_has_no_place_in_the_quota(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> None:
-        raise AwayError("the storage is away")
+        raise UnavailableError("the storage is away")
 
     monkeypatch.setattr(LocalFile, "write", away)
 
@@ -209,7 +209,7 @@ def test_what_may_have_been_stored_is_deleted_or_keeps_its_place_for_the_sweep(
     write = LocalFile.write
 
     def away(*_: object) -> None:
-        raise AwayError("the storage is away")
+        raise UnavailableError("the storage is away")
 
     def write_and_say_nothing(self: LocalFile, blocks: Iterable[bytes]) -> None:
         write(self, blocks)

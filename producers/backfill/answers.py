@@ -8,8 +8,12 @@ from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, Output
 from fairlane_server.cost_tokens import cost_tokens
 from producers.backfill.job import Tally
-from producers.backfill.openai_responses import body_of
 from producers.backfill.row import BadRow
+from producers.openai_api.response_bodies import RequestEcho, chat_completion, completion, embeddings
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 
 EXPIRED_MESSAGE = "not done when the completion window ended"
 CANCELLED_MESSAGE = "the job was cancelled before it was done"
@@ -54,7 +58,7 @@ def of_reply(row: int, row_id: str | None, url: str | None, reply: InferenceRepl
     """Result from a final reply."""
     output = None
     if reply.outcome == Outcome.OK:
-        output = _plain(reply.output) if url is None else body_of(url, reply, created_s)
+        output = _plain(reply.output) if url is None else _openai_body(url, reply, created_s)
     usage = reply.usage
     return RowAnswer(
         row,
@@ -72,6 +76,13 @@ def of_reply(row: int, row_id: str | None, url: str | None, reply: InferenceRepl
         usage.completion_tokens,
         0 if reply.cache_use is not None else cost_tokens(usage.prompt_tokens, usage.completion_tokens),
     )
+
+
+def _openai_body(url: str, reply: InferenceReply, created_s: int) -> str:
+    asked = RequestEcho(reply.request_id, reply.model or "", created_s)
+    if url == EMBEDDINGS:
+        return embeddings(reply, asked, as_base64=False, dimensions=None).decode()
+    return (chat_completion if url == CHAT else completion)(reply, asked).decode()
 
 
 def of_bad_row(row: int, bad: BadRow) -> RowAnswer:

@@ -1,6 +1,6 @@
-"""The chunks of a job that are open: which of their rows were answered, and which are to be tried again. Pure.
+"""Open chunks of a job: the results of their rows, and the rows to send again. Pure.
 
-A row is answered once. Whatever else comes under its id is a copy, of a row that was sent twice, and changes nothing.
+The first final reply to a row counts; a further one, to a row that was sent twice, changes nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,9 +25,9 @@ class _Awaited:
     tries: int = 1
     retry_at_ms: int | None = None
     is_sent_once: bool = True
-    """By this runner. Of what was sent again, or by another runner, more than one copy may be under way."""
+    """By this runner. Of a row that was sent again, or by another runner, several copies may be in flight."""
     is_refused: bool = False
-    """Nothing of it is under way."""
+    """No copy is in flight."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _OpenChunk:
     plan: ChunkPlan
     awaited: dict[int, _Awaited] = field(default_factory=dict)
     answers: dict[int, RowAnswer] = field(default_factory=dict)
-    """In the order in which they came."""
+    """By row, in the order of arrival."""
     held_bytes: int = 0
 
     def answer(self, answer: RowAnswer) -> None:
@@ -50,11 +50,10 @@ class ChunkLedger:
 
     tenant: str
     ids: RowIds
-    most_tries: int = MOST_TRIES
     _open: dict[int, _OpenChunk] = field(default_factory=dict, init=False)
     _complete: dict[int, None] = field(default_factory=dict, init=False)
     _retries_due: dict[int, int] = field(default_factory=dict, init=False)
-    """By chunk: when the first of its rows is to be tried again."""
+    """Time of the earliest retry, by chunk."""
 
     @property
     def chunks(self) -> int:
@@ -63,7 +62,7 @@ class ChunkLedger:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of those that are open."""
+        """Numbers of the open chunks."""
         return tuple(self._open)
 
     @property
@@ -73,11 +72,11 @@ class ChunkLedger:
 
     @property
     def held_bytes(self) -> int:
-        """About what the answers take that are not written yet."""
+        """Approximate size of the unwritten results."""
         return sum(chunk.held_bytes for chunk in self._open.values())
 
     def open(self, plan: ChunkPlan, rows: Iterable[ParsedRow], *, is_new: bool = True) -> None:
-        """Wait for the replies to these rows; ``is_new``: no other runner sent them.
+        """Await the replies to these rows; ``is_new``: no other runner has sent them.
 
         Raises ValueError if the chunk is open, or has another number of rows.
         """
@@ -95,7 +94,7 @@ class ChunkLedger:
         self._note(chunk)
 
     def take(self, reply: InferenceReply, now_ms: int) -> bool:
-        """Take in a reply. False if it changes nothing: it is not for this job, or for a row that is answered."""
+        """Apply a reply. False if it changes nothing: it is of another job, or its row has a result."""
         if reply.tenant != self.tenant:
             return False
         row = self.ids.row_of(reply.request_id)
@@ -103,7 +102,8 @@ class ChunkLedger:
         if row is None or chunk is None or row not in chunk.awaited:
             return False
         waiting = chunk.awaited[row]
-        if self._may_try_again(reply, waiting):
+        is_refused_for_now = reply.outcome == Outcome.REJECTED and reply.retry_after_ms is not None
+        if is_refused_for_now and waiting.tries < MOST_TRIES:
             self._try_again(chunk, row, waiting, reply.retry_after_ms or 0, now_ms)
             waiting.is_refused = waiting.is_sent_once
             return True
@@ -112,14 +112,14 @@ class ChunkLedger:
         return True
 
     def refuse(self, number: int, row: int, bad: BadRow) -> None:
-        """A row of this chunk turned out to be none that can be sent."""
+        """Give a row that cannot be sent its result."""
         chunk = self._open[number]
         if row in chunk.awaited:
             chunk.answer(answers.of_bad_row(row, bad))
             self._note(chunk)
 
     def due(self, now_ms: int) -> Mapping[ChunkPlan, frozenset[int]]:
-        """Rows to send once more now, by chunk. Each is returned once."""
+        """Rows to send again now, by chunk. Each is returned once."""
         due: dict[ChunkPlan, frozenset[int]] = {}
         for number in [number for number, at_ms in self._retries_due.items() if at_ms <= now_ms]:
             chunk = self._open[number]
@@ -136,7 +136,7 @@ class ChunkLedger:
         return due
 
     def ask_again(self, numbers: Iterable[int], now_ms: int) -> None:
-        """The rows of these chunks that are not answered are due to be sent once more, whatever was tried before."""
+        """Make all rows without a result in these chunks due now, however often they were sent."""
         for number in numbers:
             chunk = self._open.get(number)
             if chunk is None or not chunk.awaited:
@@ -146,18 +146,18 @@ class ChunkLedger:
             self._retries_due[number] = now_ms
 
     def awaited(self) -> list[str]:
-        """The request ids of all rows that are not answered."""
+        """Request ids of all rows without a result."""
         return [self.ids.id_of(row) for chunk in self._open.values() for row in chunk.awaited]
 
     def give_up(self, outcome: Outcome, number: int | None = None) -> None:
-        """Give up unanswered rows of one chunk or of all: they expired, or were cancelled."""
+        """Give rows without a result this one: those of one chunk, or all."""
         for chunk in list(self._open.values()) if number is None else [self._open[number]]:
             for row, one in list(chunk.awaited.items()):
                 chunk.answer(answers.unfinished(row, one.row_id, one.url, self.ids.id_of(row), outcome))
             self._note(chunk)
 
     def give_up_refused(self, outcome: Outcome) -> None:
-        """Give up rows that were refused for now: none is in flight, so no reply can arrive."""
+        """Likewise for rows that were rejected for now: none is in flight, so no reply can arrive."""
         for number in list(self._retries_due):
             chunk = self._open[number]
             for row, one in [found for found in chunk.awaited.items() if found[1].is_refused]:
@@ -166,16 +166,16 @@ class ChunkLedger:
             self._note(chunk)
 
     def complete(self) -> list[ChunkPlan]:
-        """Chunks whose every row is answered, in the order in which they became so."""
+        """Chunks with all their results, in the order in which they were completed."""
         return [self._open[number].plan for number in self._complete]
 
     def answers_of(self, number: int, *, ordered: bool) -> list[RowAnswer]:
-        """The answers of a chunk in the order of its rows, or else as they came."""
+        """Results of a chunk in the order of its rows, or of their arrival."""
         found = self._open[number].answers
         return [found[row] for row in sorted(found)] if ordered else list(found.values())
 
     def close(self, number: int) -> None:
-        """Its answers are written."""
+        """Forget a chunk whose results are written."""
         del self._open[number]
         self._complete.pop(number, None)
         self._retries_due.pop(number, None)
@@ -185,10 +185,6 @@ class ChunkLedger:
             if 0 <= row - chunk.plan.first_row < chunk.plan.rows:
                 return chunk
         return None
-
-    def _may_try_again(self, reply: InferenceReply, waiting: _Awaited) -> bool:
-        refused_for_now = reply.outcome == Outcome.REJECTED and reply.retry_after_ms is not None
-        return refused_for_now and waiting.tries < self.most_tries
 
     def _try_again(self, chunk: _OpenChunk, row: int, waiting: _Awaited, after_ms: int, now_ms: int) -> None:
         if waiting.retry_at_ms is not None:

@@ -9,24 +9,17 @@ from fairlane_server.text import estimated_tokens
 from producers.backfill.row import BadRow, ParsedRow
 
 EXPECTED_OUTPUT_TOKENS = 256
-"""Of a generated text whose row names no ``max_tokens``."""
+"""Per generated text without ``max_tokens``."""
 
 ALL_OF_THE_FIRST = 1_000
 ONE_IN = 101
-"""Of the rows after them; a prime, so that no pattern in the input is met or missed each time."""
+"""Sampling after the first rows; a prime, so that it does not follow a pattern of the input."""
 
 
 @dataclass(slots=True)
 class Estimate:
-    """Counts every row and looks into some of them.
-
-    Attributes:
-        rows: so far.
-        looked_at: of them.
-        bad: of those that were looked at: they will not be sent.
-        prompt_tokens: of those that were looked at.
-        output_tokens: that they are expected to have.
-    """
+    """Counts all ``rows``, and samples ``looked_at`` of them. ``bad`` and the tokens are of the sampled rows; output
+    tokens are expected ones."""
 
     rows: int = 0
     looked_at: int = 0
@@ -36,15 +29,15 @@ class Estimate:
 
     @property
     def wants_next(self) -> bool:
-        """Whether the next row is one to look into."""
+        """Whether to sample the next row."""
         return self.rows < ALL_OF_THE_FIRST or self.rows % ONE_IN == 0
 
     def skip(self) -> None:
-        """Count a row without looking."""
+        """Count a row that is not sampled."""
         self.rows += 1
 
     def add(self, row: ParsedRow) -> None:
-        """Count a row and look into it."""
+        """Count and sample a row."""
         self.rows += 1
         self.looked_at += 1
         if isinstance(row, BadRow):
@@ -56,7 +49,7 @@ class Estimate:
 
     @property
     def row_cost(self) -> float:
-        """Cost tokens of a row, on average."""
+        """Average cost of a row, in cost tokens."""
         return cost_tokens(self.prompt_tokens, self.output_tokens) / self.looked_at if self.looked_at else 0.0
 
     def of_all(self, looked_at: int) -> int:
@@ -65,7 +58,7 @@ class Estimate:
 
     @property
     def cost_tokens(self) -> int:
-        """Of the whole job."""
+        """Estimated cost of the whole job."""
         return self.of_all(cost_tokens(self.prompt_tokens, self.output_tokens))
 
 

@@ -14,8 +14,8 @@ from fairlane.records import InferenceReply
 from producers.backfill.answers import RowAnswer
 from producers.backfill.files import Blob, are_same, blob_of, blocks_of, delete_folder
 from producers.backfill.job import MEBIBYTE, Format, Job, JobSpec
-from producers.backfill.openai_responses import error_response_of
 from producers.backfill.ports import JobFailedError, NoSuchInputError
+from producers.openai_api.errors import error_body, error_of
 
 _COLUMNS = tuple(field.name for field in fields(RowAnswer) if field.name != "url")
 _HEADER = (",".join(_COLUMNS) + "\r\n").encode()
@@ -136,10 +136,10 @@ def _openai_line(answer: RowAnswer, name: str) -> str:
         return f'{head},"response":{response},"body":{answer.output}}}}}'
     if answer.outcome in _ERRORS:
         line["error"] = {"code": _ERRORS[answer.outcome], "message": answer.message}
-    else:
-        code, message, field = answer.code, answer.message, answer.field
-        status, body = error_response_of(InferenceReply(name, "", answer.outcome, code, field, message))
-        line["response"] = {"status_code": status, "request_id": name, "body": body}
+        return _json(line)
+    error = error_of(InferenceReply(name, "", answer.outcome, answer.code, answer.field, answer.message))
+    if error is not None:
+        line["response"] = {"status_code": error.status, "request_id": name, "body": error_body(error)}
     return _json(line)
 
 

@@ -1,12 +1,11 @@
-"""A row in progress, its request id, and the row of a request id. Pure.
+"""Parsed rows, and request ids derived from job and row. Pure.
 
-An id says all of it: 64 bits of the job, 48 of the row, and 16 that are chosen so that the reply comes to the job's own
-partition. Whoever goes on with a job makes the same ids again, so that nothing has to be remembered about a row.
+An id has 64 bits of the job, 48 of the row, and 16 chosen so that the reply comes to the job's partition of the reply
+topic. Every runner of a job derives the same ids, so none has to be stored.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from fairlane.records import InferenceRequest
@@ -15,14 +14,8 @@ from fairlane_server.kafka.reply_partition import partition_of
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be run.
-
-    Attributes:
-        row_id: what the row calls itself, if that can be told.
-        field: what is wrong, ``row`` when it is the row as a whole.
-        reason: why.
-        url: of an OpenAI batch line.
-    """
+    """An invalid row. ``row_id``: its own id, if readable; ``field``: the invalid field, or ``row``; ``url``: of an
+    OpenAI batch line."""
 
     row_id: str | None
     field: str
@@ -32,7 +25,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class GoodRow:
-    """A row that can be run, and the request it is, but for its id, its deadline and where its reply goes."""
+    """A valid row and its request, which still lacks its id, timeout and reply topic."""
 
     row_id: str | None
     request: InferenceRequest
@@ -41,7 +34,7 @@ class GoodRow:
 
 ParsedRow = GoodRow | BadRow
 RowContent = bytes | Mapping[str, Any] | BadRow
-"""A line of JSON, or the columns of a row, or why it could not even be read."""
+"""A line of JSON, or the columns of a row, or the reason why it cannot be read."""
 
 
 MOST_ROWS = 2**48
@@ -51,12 +44,7 @@ _PREFIX_CHARS = 19
 
 @dataclass(frozen=True, slots=True)
 class RowIds:
-    """The ids of one job.
-
-    Attributes:
-        job_id: 16 hexadecimal digits.
-        partitions: of the topic that its replies come to.
-    """
+    """Request ids of one job. ``job_id``: 16 hexadecimal digits; ``partitions``: of the reply topic."""
 
     job_id: str
     partitions: int
@@ -78,14 +66,12 @@ class RowIds:
         digits = f"{row:012x}"
         stem = f"{self.prefix}{digits[:4]}-{digits[4:]}"
         wanted, partitions = self.partition, self.partitions
-        # One in ``partitions`` fits: that none of so many does is out of the question.
-        for salt in count():
-            if salt == _SALTS:
-                raise ValueError(f"no id of row {row} comes to partition {wanted} of {partitions}")
+        # One in ``partitions`` fits.
+        for salt in range(_SALTS):
             request_id = f"{stem}{salt:04x}"
             if partition_of(request_id, partitions) == wanted:
                 return request_id
-        raise AssertionError("count() has no end")
+        raise ValueError(f"no id of row {row} comes to partition {wanted} of {partitions}")
 
     def row_of(self, request_id: str) -> int | None:
         """The row of this id, None for an id of another job."""

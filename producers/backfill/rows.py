@@ -10,19 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
 
-from fairlane.client.requests import RequestFields, build_request, check_request
+from fairlane.client.requests import build_request, check_request
 from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest, Retrieval
-from producers.backfill.openai_requests import is_openai_line, read_line
+from producers.backfill.openai_lines import is_openai_line, read_line
 from producers.backfill.row import BadRow, GoodRow, ParsedRow, RowContent
 
 MOST_ID_CHARS = 512
 _MOST_NAME_CHARS = 64
 NO_ID = "00000000-0000-0000-0000-000000000000"
-"""What stands for the id of a row until it is sent."""
+"""Request id of a row until it is sent."""
 
 _FROM_JSON = frozenset({"messages", "texts", "documents", "stop", "retrieval", "metadata"})
-"""Fields that a column of CSV holds as JSON, since they are more than one text or number."""
+"""Fields that a CSV column holds as JSON: lists and mappings."""
 
 
 class _Strict(BaseModel):
@@ -66,16 +66,14 @@ class _Fields(_Strict):
 
 
 FIELD_NAMES = frozenset({*_Fields.model_fields, "custom_id"})
-"""What columns may be named to be taken without being asked for."""
+"""Names of columns that are used without ``--column``."""
 
 
 def parse_row(
     content: RowContent, tenant: str, defaults: Mapping[str, Any], openai_url: str | None = None
 ) -> ParsedRow:
-    """The request that a row makes of ``tenant``; with ``openai_url`` it must be an OpenAI batch line for that.
-
-    Never raises because of the row.
-    """
+    """The request of a row, or what is wrong with it; never raises because of the row. With ``openai_url`` it must be
+    an OpenAI batch line for that URL."""
     found = _parsed(content, tenant, defaults, openai_url)
     if isinstance(found, BadRow) and found.url is None and openai_url is not None:
         return replace(found, url=openai_url)
@@ -99,10 +97,7 @@ def _parsed(content: RowContent, tenant: str, defaults: Mapping[str, Any], opena
     if openai_url is not None and found.get("url") != openai_url:
         return BadRow(row_id, "url", f"must be {openai_url}, as the batch's endpoint")
     if is_openai_line(found):
-        line = read_line(found, tenant, NO_ID)
-        if line.request is None:
-            return BadRow(row_id, line.field, line.reason, line.url)
-        return GoodRow(row_id, line.request, line.url)
+        return read_line(row_id, found, tenant, NO_ID)
     if "id" not in found:
         found.pop("custom_id", None)
     try:
@@ -124,28 +119,15 @@ def _request(found: Mapping[str, Any], tenant: str, *, strict: bool) -> Inferenc
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise _WrongFieldError(_name(first["loc"]), first["msg"].removeprefix("Value error, ")) from None
-    fields = RequestFields(
-        model=given.model,
-        task=given.task or _task_of(given),
-        messages=None if given.messages is None else [turn.model_dump() for turn in given.messages],
-        prompt=given.prompt,
-        texts=given.texts,
-        query=given.query,
-        documents=given.documents,
-        image=_image(given.image),
-        max_tokens=given.max_tokens,
-        temperature=given.temperature,
-        top_p=given.top_p,
-        stop=given.stop,
-        seed=given.seed,
-        logprobs=given.logprobs,
-        priority=given.priority,
-        retrieval=None if given.retrieval is None else Retrieval(**given.retrieval.model_dump()),
-        group=given.group,
-        cache=given.cache,
-        metadata=given.metadata,
-        request_id=NO_ID,
-    )
+    fields: dict[str, Any] = dict(given)
+    del fields["id"]
+    fields |= {
+        "task": given.task or _task_of(given),
+        "messages": None if given.messages is None else [turn.model_dump() for turn in given.messages],
+        "image": _image(given.image),
+        "retrieval": None if given.retrieval is None else Retrieval(**given.retrieval.model_dump()),
+        "request_id": NO_ID,
+    }
     try:
         request = build_request(**fields)
         check_request(request, tenant)
@@ -196,5 +178,5 @@ def _id_of(found: Mapping[str, Any]) -> str | None:
 
 
 def _name(location: tuple[int | str, ...]) -> str:
-    """Where in the row; what the row itself calls a field is cut."""
+    """Path of a field; a name from the row itself is cut."""
     return ".".join(str(part) for part in location)[:_MOST_NAME_CHARS] or "row"

@@ -17,17 +17,18 @@ from producers.backfill.rows import parse_row
 
 
 class TooExpensiveError(Exception):
-    """The estimate is above what the job may cost."""
+    """The estimate is above the cost limit of the job."""
 
     def __init__(self, estimate: Estimate, max_cost_tokens: int) -> None:
         super().__init__(f"estimated at {estimate.cost_tokens} cost tokens, more than --max-cost {max_cost_tokens}")
         self.estimate = estimate
 
 
-def survey(tenant: str, spec: JobSpec, heed: Callable[[], None] = lambda: None) -> tuple[Estimate, Fingerprint]:
-    """Read the whole input once: count its rows, look into some. Raises UnavailableError and JobFailedError.
-
-    ``heed`` is called now and then, and may raise what ends this."""
+def survey(
+    tenant: str, spec: JobSpec, check_commands: Callable[[], None] = lambda: None
+) -> tuple[Estimate, Fingerprint]:
+    """Read the whole input once: count its rows, and sample some. ``check_commands`` is called for every chunk; it may
+    raise to end the survey. Raises UnavailableError and JobFailedError."""
     if not is_name(tenant):
         raise JobFailedError("tenant: not a name of one")
     check_places(spec)
@@ -36,7 +37,7 @@ def survey(tenant: str, spec: JobSpec, heed: Callable[[], None] = lambda: None) 
     estimate, position = Estimate(), Position()
     with closing(source_of(blob, fingerprint, spec)) as source:
         while True:
-            heed()
+            check_commands()
             contents, position = source.read(position, spec.chunk_rows, spec.chunk_bytes)
             if not contents:
                 break
@@ -58,7 +59,7 @@ def submit(
     partitions: int,
     clock: ClockMs,
 ) -> Job:
-    """Queue a job for this input. Raises TooExpensiveError, UnavailableError, JobFailedError."""
+    """Queue a job for a surveyed input. Raises TooExpensiveError, UnavailableError, JobFailedError."""
     estimate, fingerprint = surveyed
     if spec.max_cost_tokens is not None and estimate.cost_tokens > spec.max_cost_tokens:
         raise TooExpensiveError(estimate, spec.max_cost_tokens)

@@ -111,6 +111,7 @@ def split(text: bytes, cut: int, splitter: LineSplitter) -> Iterator[Piece]:
         ({"model": "m", "image": "%%%"}, "image"),
         ({"model": "m", "prompt": "x", "priority": "urgent"}, "priority"),
         ({"custom_id": "c", "method": "POST", "url": "/v1/images", "body": {}}, "url"),
+        ({"custom_id": "c", "method": "POST", "url": ["/v1/embeddings"], "body": {}}, "url"),
         ({"custom_id": "c", "method": "GET", "url": "/v1/embeddings", "body": {}}, "method"),
         ({"method": "POST", "url": "/v1/embeddings", "body": {}}, "custom_id"),
         ({"custom_id": "c", "method": "POST", "url": "/v1/embeddings", "body": []}, "body"),

@@ -5,13 +5,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks import gateway, http_load, http_services, profiles, sync_call
+from benchmarks import gateway, http_load, http_services, sync_call
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.http_load import Order
 from benchmarks.http_services import HttpService
 from benchmarks.processes import cpu_s
 from benchmarks.simulated_pool import INSTANT_SERVICES
-from producers.replay.profiles import PROFILES
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 
@@ -38,13 +37,11 @@ def served(running: Cluster) -> Iterator[HttpService]:
 def short(monkeypatch: pytest.MonkeyPatch, running: Cluster, served: HttpService) -> None:
     for module in (gateway, sync_call):
         monkeypatch.setattr(module, "repeated", lambda measure: (measure(0),))
-    for module in (gateway, sync_call, profiles):
         monkeypatch.setattr(module, "cluster", lambda *_arguments, **_options: nullcontext(running))
         monkeypatch.setattr(module, "gateway", lambda *_arguments: nullcontext(served))
     monkeypatch.setattr(gateway, "SECONDS", 1.0)
     monkeypatch.setattr(gateway, "WARM_UP_S", 0.2)
     monkeypatch.setattr(gateway, "CONNECTIONS", 8)
-    monkeypatch.setattr(profiles, "OPTIONS", ("--timeout", "60", "--users", "2", "--seconds", "1"))
     monkeypatch.setattr(sync_call, "CALLS", 5)
     monkeypatch.setattr(sync_call, "WARM_UP", 1)
 
@@ -72,16 +69,6 @@ def test_sync_call_takes_the_sdks_own_time_away() -> None:
     assert run["beyond_ms"] == pytest.approx(run["gateway_ms"] - run["sdk_ms"])
     assert 0 < run["sdk_ms"] <= run["sdk_p99_ms"]
     assert 0 < run["gateway_ms"] <= run["gateway_p99_ms"]
-
-
-def test_profiles_are_all_run_and_their_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    [run] = profiles.run().runs
-
-    table = capsys.readouterr().err
-    for name in PROFILES:
-        assert run[f"{name}_per_s"] > 0
-        assert run[f"{name}_failed"] == 0
-        assert f"| {name} |" in table
 
 
 def test_a_load_that_is_not_accepted_is_no_figure(served: HttpService) -> None:

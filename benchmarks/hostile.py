@@ -16,11 +16,12 @@ from confluent_kafka import Producer
 
 from benchmarks.attacks import raw_produce
 from benchmarks.attacks.batches import Written, batch, gzip_of_zeros
-from benchmarks.attacks.neighbour import Neighbour, quantile
+from benchmarks.attacks.neighbour import Neighbour
 from benchmarks.cluster import Cluster, cluster, create_topics
 from benchmarks.observed import make_request
 from benchmarks.processes import peak_bytes, reset_peak
 from benchmarks.result import Figure, Result
+from benchmarks.service_curve import percentile
 from benchmarks.simulated_pool import INSTANT_SERVICES
 from fairlane.codec import Codec
 from fairlane.kafka_config import connection
@@ -175,12 +176,12 @@ def _measured(
     unread.close()
     hostile.close()
     return {
-        "calm_p50_ms": 1_000 * quantile(calm, 0.5),
-        "calm_p99_ms": 1_000 * quantile(calm, 0.99),
-        "unread_p50_ms": 1_000 * quantile(beside_unread, 0.5),
-        "unread_p99_ms": 1_000 * quantile(beside_unread, 0.99),
-        "attack_p50_ms": 1_000 * quantile(beside, 0.5),
-        "attack_p99_ms": 1_000 * quantile(beside, 0.99),
+        "calm_p50_ms": 1_000 * percentile(calm, 0.5),
+        "calm_p99_ms": 1_000 * percentile(calm, 0.99),
+        "unread_p50_ms": 1_000 * percentile(beside_unread, 0.5),
+        "unread_p99_ms": 1_000 * percentile(beside_unread, 0.99),
+        "attack_p50_ms": 1_000 * percentile(beside, 0.5),
+        "attack_p99_ms": 1_000 * percentile(beside, 0.99),
         "attack_max_ms": 1_000 * max(beside),
         "requests": float(len(beside)),
         "peak_mib": peak_bytes(pid) / _MIB,

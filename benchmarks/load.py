@@ -1,15 +1,16 @@
-"""An open-loop load generator: requests go out when they are due, whether or not the last ones were answered.
+"""An open-loop load generator for Kafka: requests go out when they are due, whether or not the last ones were answered.
 
-It shares two cores with the broker and everything under test, so it does little while it runs: the records are encoded
-before the start, one thread hands those that are due to one producer, one thread reads the replies and the ledger. What
-it asks for is at most some hundreds of requests a second; the rest is the simulated engine's declared speed, chosen so
-slow that it, and not this machine, is what there is too little of (see ``simulated_pool``).
+It shares two cores with the broker and everything under test, so it does little while it runs: the records of a plan
+are encoded before the start, one thread hands those that are due to one producer, one thread reads the replies and the
+ledger. Load benchmarks ask for at most some hundreds of requests a second; the simulated engine's declared speed is so
+slow that it, and not this machine, is the bottleneck (see ``simulated_pool``).
 """
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import LEDGER_USAGE, backfill_topic, replies_topic, requests_topic
-from fairlane.outcomes import Outcome, Priority, Task
+from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Outcome, Priority, Task
 from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput, UsageEvent
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -31,10 +32,14 @@ from fairlane.settings import KafkaSettings
 _WORD = "load"
 """Four bytes are a token to the simulated engine, and to the dispatcher that estimates."""
 _TICK_S = 0.004
+_IDLE_S = 0.05
 _METADATA_TIMEOUT_S = 10.0
-_FLUSH_TIMEOUT_S = 30.0
+_DELIVERY_TIMEOUT_MS = 120_000
+"""Longer than any outage of a fault run: a request that is not acknowledged proves nothing."""
 _LEDGER_TIMEOUT_S = 20.0
 _MAX_WAITING_RECORDS = 500_000
+QUIET = {"log_level": 0}
+"""Client options of observers: a broker that is stopped on purpose is not logged."""
 MAX_LAG_MS = 500.0
 """A record that goes out later than that is not the load that was asked for. A quiet machine keeps it below 60."""
 
@@ -70,6 +75,15 @@ class Planned:
     value: bytes
     request: Observed
 
+    @classmethod
+    def of(
+        cls, request: InferenceRequest, tenant: str, codec: Codec, at_s: float = 0.0, *, backfill: bool = False
+    ) -> Self:
+        """The record of a request of this tenant."""
+        topic = backfill_topic(tenant) if backfill else requests_topic(tenant)
+        timeout_ms = request.timeout_ms or DEFAULT_TIMEOUT_MS[request.priority]
+        return cls(at_s, topic, codec.encode(request), Observed(request.request_id, tenant, timeout_ms, 0))
+
 
 def plan(
     offered: Iterable[Offered],
@@ -101,9 +115,7 @@ def _planned(offered: Offered, at_s: float, size: RequestSize, codec: Codec, mod
         priority=str(offered.priority),
         timeout_ms=offered.timeout_ms,
     )
-    topic = backfill_topic(offered.tenant) if offered.backfill else requests_topic(offered.tenant)
-    sent = Observed(request.request_id, offered.tenant, offered.timeout_ms, 0)
-    return Planned(at_s, topic, codec.encode(request), sent)
+    return Planned.of(request, offered.tenant, codec, at_s, backfill=offered.backfill)
 
 
 def text_of(tokens: int) -> str:
@@ -118,29 +130,42 @@ class LoadGenerator:
         load.start(plan(...))
         load.wait_published(90)
         for one in load.observed(): ...
+
+    The waits raise TimeoutError, or RuntimeError when one of the threads failed. A broker that is unavailable for a
+    while is waited for; only fatal errors of the clients are failures.
     """
 
     def __init__(self, settings: KafkaSettings, tenants: Sequence[str], codec: Codec | None = None) -> None:
         """``tenants``: whose replies to read."""
+        self.codec = codec or default_codec()
         self._settings = settings
         self._tenants = tuple(tenants)
-        self._codec = codec or default_codec()
         self._requests: dict[str, Observed] = {}
         self._submitted_at_ms: dict[str, int] = {}
         self._metered: dict[str, int] = {}
         self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Planned, float, Iterator[Planned]]] = []
+        """A heap with the next record of each plan: when it is due, a number, the record, the plan's start and rest."""
+        self._plans = 0
+        self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._cut = threading.Event()
         self._failures: list[str] = []
-        self._reader = threading.Thread(target=self._guarded, args=(self._read,), name="load-reader", daemon=True)
-        self._publisher: threading.Thread | None = None
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            for name, work in (("load-reader", self._read), ("load-publisher", self._publish))
+        ]
+        self.published_at: dict[str, float] = {}
+        """When each request was handed to the producer, in seconds of the monotonic clock."""
+        self.replied_at: dict[str, float] = {}
+        """When the first final reply to each request was read."""
         self.started_at_ms = 0
         """When the last plan began."""
         self.largest_lag_ms = 0.0
         """How much later than due a record went out at worst: how open this loop is."""
 
     def __enter__(self) -> Self:
-        self._reader.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
@@ -148,46 +173,58 @@ class LoadGenerator:
     ) -> None:
         """Stop at once; what is still planned is not sent."""
         self._stopping.set()
-        self._cut.set()
-        for thread in (self._publisher, self._reader):
-            if thread is not None:
-                thread.join()
+        self._wake.set()
+        for thread in self._threads:
+            thread.join()
 
-    def start(self, planned: Sequence[Planned]) -> None:
-        """Begin to publish. The plan before this one must have been published."""
-        assert self._publisher is None or not self._publisher.is_alive(), "the last plan is still being published"
-        self._publisher = threading.Thread(
-            target=self._guarded, args=(lambda: self._publish(planned),), name="load-publisher", daemon=True
-        )
-        self._cut.clear()
-        self.started_at_ms = now_ms()
-        self._publisher.start()
+    def start(self, planned: Iterable[Planned]) -> None:
+        """Publish these records beside those of earlier plans. They are taken one by one, ordered by ``at_s``."""
+        with self._changed:
+            self.started_at_ms = now_ms()
+            self._plans += 1
+            self._take_next(monotonic(), self._plans, iter(planned))
+        self._wake.set()
 
     def cut(self) -> None:
-        """Send nothing more of the plan: it counts as published with what was sent so far."""
-        self._cut.set()
+        """Send nothing more of any plan: they count as published with what was sent so far."""
+        with self._changed:
+            self._due.clear()
+
+    @property
+    def published(self) -> int:
+        return len(self.published_at)
+
+    @property
+    def outstanding(self) -> int:
+        """Published and, as far as a tenant can see, not answered."""
+        return len(self.published_at) - len(self.replied_at)
 
     def wait_published(self, timeout_s: float) -> None:
-        """Wait until the broker has the whole plan. Raises TimeoutError when it has not in time."""
-        assert self._publisher is not None, "nothing was started"
-        self._publisher.join(timeout_s)
-        self._check()
-        if self._publisher.is_alive():
-            raise TimeoutError(f"the plan was not published within {timeout_s:g} s")
+        """Wait until the broker has acknowledged all that was planned."""
+
+        def done() -> bool:
+            return not self._due and len(self._submitted_at_ms) == len(self._requests)
+
+        self._wait(done, timeout_s, lambda: f"{self.published - len(self._submitted_at_ms)} acknowledgements")
 
     def wait_answered(self, timeout_s: float, tenants: Sequence[str] = ()) -> None:
-        """Wait for a reply to every request so far, by default of all tenants. Raises TimeoutError."""
+        """Wait for a reply to every request so far, by default of all tenants."""
         self._wait(lambda: self._missing(tenants) == 0, timeout_s, lambda: f"{self._missing(tenants)} replies")
+
+    def wait_replies(self, more: int, timeout_s: float) -> None:
+        """Wait until so many more requests than now are answered."""
+        wanted = len(self.replied_at) + more
+        self._wait(lambda: len(self.replied_at) >= wanted, timeout_s, lambda: f"{more} more replies")
 
     def checked_lag_ms(self) -> float:
         """How much later than due a record went out at worst. Raises RuntimeError when that is above MAX_LAG_MS: the
-        generator was what there was too little of."""
+        generator was the bottleneck."""
         if self.largest_lag_ms > MAX_LAG_MS:
             raise RuntimeError(f"the load came up to {self.largest_lag_ms:.0f} ms late, allowed are {MAX_LAG_MS:g}")
         return self.largest_lag_ms
 
     def observed(self) -> list[Observed]:
-        """Every request so far and what became of it.
+        """Every acknowledged request so far and its outcome.
 
         Raises:
             TimeoutError: an answer is not in the ledger 20 s after it was seen.
@@ -207,32 +244,27 @@ class LoadGenerator:
             raise RuntimeError(f"{len(twice)} requests have more than one final reply, for instance {twice[0]}")
         return [
             replace(
-                one,
-                submitted_at_ms=self._submitted_at_ms[request_id],
-                cost_tokens=self._metered.get(request_id, 0),
+                one, submitted_at_ms=self._submitted_at_ms[request_id], cost_tokens=self._metered.get(request_id, 0)
             )
             for request_id, one in requests.items()
-            # What the broker has not acknowledged yet was not submitted.
             if request_id in self._submitted_at_ms
         ]
 
     def _missing(self, tenants: Sequence[str]) -> int:
-        with self._changed:
-            return sum(not one.outcome and (not tenants or one.tenant in tenants) for one in self._requests.values())
+        if not tenants:
+            return self.outstanding
+        return sum(not one.outcome and one.tenant in tenants for one in self._requests.values())
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, missing: Callable[[], str]) -> None:
         deadline = monotonic() + timeout_s
-        while not condition():
-            self._check()
-            left = deadline - monotonic()
-            if left <= 0:
-                raise TimeoutError(f"{missing()} did not come within {timeout_s:g} s")
-            with self._changed:
+        with self._changed:
+            while not condition():
+                if self._failures:
+                    raise RuntimeError(f"the load generator failed: {self._failures[0]}")
+                left = deadline - monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"{missing()} did not come within {timeout_s:g} s")
                 self._changed.wait(min(left, 0.2))
-
-    def _check(self) -> None:
-        if self._failures:
-            raise RuntimeError(f"the load generator failed: {self._failures[0]}")
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -240,38 +272,52 @@ class LoadGenerator:
         except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
             self._failures.append(f"{type(error).__name__}: {error}")
 
-    def _publish(self, planned: Sequence[Planned]) -> None:
-        config = idempotent_producer(self._settings) | {"queue.buffering.max.messages": _MAX_WAITING_RECORDS}
-        producer = Producer(config)
-        begin = monotonic()
-        for record in planned:
-            ahead_s = begin + record.at_s - monotonic()
-            if ahead_s > 0:
-                producer.poll(0)
-                # A tick at least, and then everything that is due: not one wake-up for each record.
-                self._cut.wait(max(ahead_s, _TICK_S))
-            if self._cut.is_set():
-                break
-            self.largest_lag_ms = max(self.largest_lag_ms, (monotonic() - begin - record.at_s) * 1000)
-            request_id = record.request.request_id
+    def _take_next(self, began_s: float, number: int, records: Iterator[Planned]) -> None:
+        record = next(records, None)
+        if record is not None:
+            heappush(self._due, (began_s + record.at_s, number, record, began_s, records))
+
+    def _publish(self) -> None:
+        options = {"queue.buffering.max.messages": _MAX_WAITING_RECORDS, "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS}
+        producer = Producer(idempotent_producer(self._settings) | options | QUIET)
+        while not self._stopping.is_set():
+            self._wake.clear()
+            wait_s = self._publish_due(producer)
+            producer.poll(0)
+            # A tick at least, and then everything that is due: not one wake-up for each record.
+            self._wake.wait(min(max(wait_s, _TICK_S), _IDLE_S))
+        producer.purge()
+
+    def _publish_due(self, producer: Producer) -> float:
+        """Publish all that is due. Returns the seconds until the next record is."""
+        while not self._stopping.is_set():
             with self._changed:
+                if not self._due:
+                    return _IDLE_S
+                now_s = monotonic()
+                if self._due[0][0] > now_s:
+                    return self._due[0][0] - now_s
+                due_s, number, record, began_s, records = heappop(self._due)
+                self._take_next(began_s, number, records)
+                self.largest_lag_ms = max(self.largest_lag_ms, (now_s - due_s) * 1000)
+                request_id = record.request.request_id
                 self._requests[request_id] = record.request
+                self.published_at[request_id] = now_s
             producer.produce(record.topic, record.value, request_id, on_delivery=self._delivered)
-        if self._stopping.is_set():
-            producer.purge()
-        elif producer.flush(_FLUSH_TIMEOUT_S) and not self._stopping.is_set():
-            raise TimeoutError(f"records were not acknowledged within {_FLUSH_TIMEOUT_S:g} s")
+            producer.poll(0)
+        return 0.0
 
     def _delivered(self, error: Any, message: Message) -> None:
         if error is None:
             key = message.key()
             assert isinstance(key, bytes)
-            self._submitted_at_ms[key.decode()] = message.timestamp()[1]
+            with self._changed:
+                self._submitted_at_ms[key.decode()] = message.timestamp()[1]
         elif not self._stopping.is_set():
-            self._failures.append(error.str())
+            self._failures.append(f"a request was not acknowledged: {error.str()}")
 
     def _read(self) -> None:
-        consumer = Consumer(read_committed_consumer(self._settings, f"load-{uuid.uuid4()}"))
+        consumer = Consumer(read_committed_consumer(self._settings, f"load-{uuid.uuid4()}") | QUIET)
         ledger = consumer.list_topics(LEDGER_USAGE, timeout=_METADATA_TIMEOUT_S).topics[LEDGER_USAGE].partitions
         consumer.assign(
             [
@@ -294,14 +340,14 @@ class LoadGenerator:
     def _take(self, message: Message, seen_at_ms: int) -> None:
         error = message.error()
         if error is not None:
-            if error.fatal() or not error.retriable():
+            if error.fatal():
                 raise KafkaException(error)
         elif message.topic() == LEDGER_USAGE:
-            event = self._codec.decode_as(UsageEvent, message.value())
+            event = self.codec.decode_as(UsageEvent, message.value())
             if event.outcome == Outcome.OK:
                 self._metered[event.request_id] = event.prompt_tokens + 2 * event.completion_tokens
         else:
-            self._take_reply(self._codec.decode_as(InferenceReply, message.value()), message.timestamp()[1], seen_at_ms)
+            self._take_reply(self.codec.decode_as(InferenceReply, message.value()), message.timestamp()[1], seen_at_ms)
 
     def _take_reply(self, reply: InferenceReply, replied_at_ms: int, seen_at_ms: int) -> None:
         known = self._requests.get(reply.request_id)
@@ -310,13 +356,16 @@ class LoadGenerator:
         if known.replies:
             self._requests[reply.request_id] = replace(known, replies=known.replies + 1)
             return
+        self.replied_at[reply.request_id] = monotonic()
         self._requests[reply.request_id] = replace(
             known,
             outcome=reply.outcome,
             code=reply.code or "",
             retry_after_ms=reply.retry_after_ms,
             dispatched_at_ms=reply.timings.dispatched_at_ms or 0,
+            engine_started_at_ms=reply.timings.engine_started_at_ms or 0,
             replied_at_ms=replied_at_ms,
             seen_at_ms=seen_at_ms,
+            completion_tokens=reply.usage.completion_tokens,
             replies=1,
         )

@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.service_curve import Completion, Interval, percentile
 from benchmarks.simulated_pool import MODEL
-from fairlane.kafka_config import idempotent_producer, read_committed_consumer
-from fairlane.names import replies_topic, requests_topic
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.outcomes import Outcome, Task
-from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput
-from fairlane.schema_files import default_codec
+from fairlane.records import InferenceRequest, Parameters, RequestInput
 from fairlane.settings import KafkaSettings
 
 REQUEST_TIMEOUT_MS = 3_600_000
@@ -43,65 +40,14 @@ def ends_of(settings: KafkaSettings, topics: Sequence[str]) -> list[TopicPartiti
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A final reply, and when it was appended."""
-
-    reply: InferenceReply
-    appended_at_ms: int
-
-
-class Backlog:
-    """Publishes requests all at once and collects their replies.
-
-    with Backlog(settings, "acme") as backlog:
-        answers = backlog.run(requests, timeout_s=60)
-    """
-
-    def __init__(self, settings: KafkaSettings, tenant: str) -> None:
-        self._settings, self._tenant = settings, tenant
-        self._codec = default_codec()
-        self._producer = Producer(idempotent_producer(settings))
-        self._consumer = Consumer(read_committed_consumer(settings, f"bench-{uuid4()}"))
-
-    def __enter__(self) -> Self:
-        self._consumer.assign(ends_of(self._settings, (replies_topic(self._tenant),)))
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._consumer.close()
-
-    def run(self, requests: Sequence[InferenceRequest], timeout_s: float) -> list[Answer]:
-        """The answers in the order of the requests. Raises TimeoutError, or RuntimeError when one was not served."""
-        for request in requests:
-            value = self._codec.encode(request)
-            self._producer.produce(requests_topic(self._tenant), value, key=request.request_id)
-        if self._producer.flush(_TIMEOUT_S):
-            raise TimeoutError("the requests could not be published")
-        wanted = {request.request_id for request in requests}
-        answers: dict[str, Answer] = {}
-        deadline = monotonic() + timeout_s
-        while len(answers) < len(wanted):
-            if monotonic() > deadline:
-                raise TimeoutError(f"{len(wanted) - len(answers)} replies did not come within {timeout_s:g} s")
-            message = self._consumer.poll(0.1)
-            if message is None or message.error() is not None:
-                continue
-            reply = self._codec.decode_as(InferenceReply, message.value())
-            if reply.request_id in wanted:
-                if reply.outcome != "ok":
-                    raise RuntimeError(f"a request was answered {reply.outcome} {reply.code}: {reply.message}")
-                answers[reply.request_id] = Answer(reply, message.timestamp()[1])
-        return [answers[request.request_id] for request in requests]
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """One request. Times are milliseconds since the epoch; all processes share one clock, that of the machine.
 
     Attributes:
         submitted_at_ms: the broker's time of its append; its deadline counts from there.
         outcome: empty while no reply was seen.
-        dispatched_at_ms: when the dispatcher wrote it to its pool, by its reply; 0 for what never got there.
+        dispatched_at_ms, engine_started_at_ms: when the dispatcher wrote it to its pool, and when its batch began, by
+            its reply; 0 for what never got there.
         replied_at_ms: the time of the reply's record, written within the transaction that settled the request.
         seen_at_ms: when a reader of committed records had the reply: what its client would call the end.
         cost_tokens: metered in ``ledger.usage``: prompt plus twice the output.
@@ -116,9 +62,11 @@ class Observed:
     code: str = ""
     retry_after_ms: int | None = None
     dispatched_at_ms: int = 0
+    engine_started_at_ms: int = 0
     replied_at_ms: int = 0
     seen_at_ms: int = 0
     cost_tokens: int = 0
+    completion_tokens: int = 0
     replies: int = 0
 
     @property

@@ -21,7 +21,8 @@ from time import perf_counter
 import yaml
 
 from benchmarks.cluster import cluster
-from benchmarks.observed import REQUEST_TIMEOUT_MS, Answer, Backlog
+from benchmarks.load import LoadGenerator, Planned
+from benchmarks.observed import REQUEST_TIMEOUT_MS, Observed
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT
 from benchmarks.vllm_direct import DirectVllm, check_python
@@ -73,14 +74,14 @@ def _run_torch() -> Part:
     tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
     with (
         cluster(_services(model), tenants=tenants) as running,
-        Backlog(running.settings, _TENANT) as backlog,
+        LoadGenerator(running.settings, (_TENANT,)) as load,
     ):
-        backlog.run(requests_for(model, -1), _TIMEOUT_S)
+        answered(load, _TENANT, requests_for(model, -1))
         engine.load()
 
         def measure(number: int) -> dict[str, float]:
             requests = requests_for(model, number)
-            answers = backlog.run(requests, _TIMEOUT_S)
+            answers = answered(load, _TENANT, requests)
             batches = _batches(requests, answers)
             through = _through_s(answers)
             direct = sum(_direct_s(engine, batch) for batch in batches)
@@ -109,11 +110,15 @@ def _run_vllm(python: Path) -> Part:
     with (
         DirectVllm(python, model, _MODELS_DIR) as direct,
         cluster(_services(model), tenants=tenants, models=_vllm_entries()) as running,
-        Backlog(running.settings, _TENANT) as backlog,
+        LoadGenerator(running.settings, (_TENANT,)) as load,
     ):
         direct.wait_loaded()
-        measure_vllm(backlog, direct, requests_for(model, -1, VLLM_ANSWER_TOKENS))
-        runs = repeated(lambda number: measure_vllm(backlog, direct, requests_for(model, number, VLLM_ANSWER_TOKENS)))
+
+        def measure(number: int) -> dict[str, float]:
+            return measure_vllm(load, _TENANT, direct, requests_for(model, number, VLLM_ANSWER_TOKENS))
+
+        measure(-1)
+        runs = repeated(measure)
     figures = (
         Figure("vLLM: tokens/s divided by its own", median_of(runs, "vllm_ratio"), "ratio", "at least", AIM_VLLM),
         Figure("vLLM: through Fairlane", median_of(runs, "vllm_through_tokens_per_s"), "completion tokens/s"),
@@ -122,9 +127,26 @@ def _run_vllm(python: Path) -> Part:
     return figures, runs
 
 
-def measure_vllm(backlog: Backlog, direct: DirectVllm, requests: Sequence[InferenceRequest]) -> dict[str, float]:
+def answered(load: LoadGenerator, tenant: str, requests: Sequence[InferenceRequest]) -> list[Observed]:
+    """Publish these all at once. Returns their answers in the order of the requests.
+
+    Raises TimeoutError, or RuntimeError when a request was not served.
+    """
+    load.start([Planned.of(request, tenant, load.codec) for request in requests])
+    load.wait_published(_TIMEOUT_S)
+    load.wait_answered(_TIMEOUT_S)
+    observed = {one.request_id: one for one in load.observed()}
+    answers = [observed[request.request_id] for request in requests]
+    if failed := [f"{one.outcome} {one.code}" for one in answers if not one.served]:
+        raise RuntimeError(f"{len(failed)} requests were not served, for instance {failed[0]}")
+    return answers
+
+
+def measure_vllm(
+    load: LoadGenerator, tenant: str, direct: DirectVllm, requests: Sequence[InferenceRequest]
+) -> dict[str, float]:
     """The speed of both at the same requests, one after the other: each has the machine to itself."""
-    answers = backlog.run(requests, _TIMEOUT_S)
+    answers = answered(load, tenant, requests)
     through = _tokens(answers) / _through_s(answers)
     took = direct.answer(requests)
     alone = took.completion_tokens / took.seconds
@@ -167,22 +189,22 @@ def requests_for(
     ]
 
 
-def _tokens(answers: Sequence[Answer]) -> int:
-    return sum(answer.reply.usage.completion_tokens for answer in answers)
+def _tokens(answers: Sequence[Observed]) -> int:
+    return sum(answer.completion_tokens for answer in answers)
 
 
-def _through_s(answers: Sequence[Answer]) -> float:
+def _through_s(answers: Sequence[Observed]) -> float:
     """From the start of the first batch to the last committed reply."""
-    first_ms = min(answer.reply.timings.engine_started_at_ms or 0 for answer in answers)
-    return (max(answer.appended_at_ms for answer in answers) - first_ms) / 1_000
+    first_ms = min(answer.engine_started_at_ms for answer in answers)
+    return (max(answer.replied_at_ms for answer in answers) - first_ms) / 1_000
 
 
-def _batches(requests: Sequence[InferenceRequest], answers: Sequence[Answer]) -> list[list[EngineItem]]:
+def _batches(requests: Sequence[InferenceRequest], answers: Sequence[Observed]) -> list[list[EngineItem]]:
     """What ran together, in the order in which it ran."""
     by_start: dict[int, list[EngineItem]] = defaultdict(list)
     for request, answer in zip(requests, answers, strict=True):
         item = EngineItem(request.request_id, request.task, request.input, request.parameters)
-        by_start[answer.reply.timings.engine_started_at_ms or 0].append(item)
+        by_start[answer.engine_started_at_ms].append(item)
     return [batch for _, batch in sorted(by_start.items())]
 
 

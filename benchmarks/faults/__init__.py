@@ -10,8 +10,6 @@ import random
 
 SEED_VARIABLE = "FAIRLANE_FAULT_SEED"
 SEEDS = 1_000
-QUIET = {"log_level": 0}
-"""Client options of observers: a broker that is stopped on purpose is not logged."""
 
 
 def fault_seed() -> int:

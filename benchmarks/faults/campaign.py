@@ -68,7 +68,7 @@ def carry_out(
             # What it knows of the groups is from before: only replies show that everybody works again.
             traffic.wait_replies(min(_REPLIES_AFTER_RESTART, traffic.outstanding), _READY_TIMEOUT_S)
     traffic.trickle(max(0, load.requests - traffic.asked))
-    traffic.wait_published(traffic.asked, _ANSWER_TIMEOUT_S)
+    traffic.wait_published(_ANSWER_TIMEOUT_S)
     with suppress(TimeoutError):
         traffic.wait_answered(_ANSWER_TIMEOUT_S)
     rig.wait_all_own(_READY_TIMEOUT_S)

@@ -16,9 +16,9 @@ from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.faults import QUIET
 from benchmarks.faults.deployed import Deployed, dispatcher_group, model_for, pool_of, work_group
 from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
+from benchmarks.load import QUIET
 from benchmarks.waiting import wait_until, wait_while
 from deploy.local import procfs
 from deploy.local.process import ProcessView, State

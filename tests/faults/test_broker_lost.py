@@ -142,7 +142,7 @@ class Trial:
     def finish(self, database: PostgresServer) -> None:
         """Wait until everything is answered, and hold the promise against it."""
         traffic = self._traffic
-        traffic.wait_published(traffic.asked, _TIMEOUT_S)
+        traffic.wait_published(_TIMEOUT_S)
         traffic.wait_answered(_TIMEOUT_S)
         self._rig.wait_all_own(_TIMEOUT_S)
         findings = examine(self._rig.pipeline, traffic.expected, postgres_dsn=database.dsn, timeout_s=60)

@@ -9,8 +9,9 @@ from confluent_kafka import Producer
 
 from benchmarks.attacks import raw_produce
 from benchmarks.attacks.batches import CODECS, Written, batch, deflated, gzip_of_zeros, record_bytes, varint
-from benchmarks.attacks.neighbour import Neighbour, quantile
+from benchmarks.attacks.neighbour import Neighbour
 from benchmarks.processes import peak_bytes, reset_peak
+from benchmarks.service_curve import percentile
 from fairlane import headers, names
 from fairlane.clock import now_ms
 from fairlane.codec import DecodeProblem
@@ -49,7 +50,7 @@ class Stand:
     def measure_calm(self) -> None:
         since = self.neighbour.mark()
         self.neighbour.wait_for(150)
-        self.calm_p99_s = quantile(self.neighbour.latencies_s(since), 0.99)
+        self.calm_p99_s = percentile(self.neighbour.latencies_s(since), 0.99)
 
     def letter(self, problem: DecodeProblem, offset: int) -> dict[str, str]:
         """Wait for the dead letter of this offset of the hostile tenant's topic. Returns its headers."""
@@ -98,7 +99,7 @@ def stand(running: Stand) -> Iterator[Stand]:
     running.goes_on()
     if (more := 100 - (running.neighbour.mark() - since)) > 0:
         running.neighbour.wait_for(more)
-    p99_s = quantile(running.neighbour.latencies_s(since), 0.99)
+    p99_s = percentile(running.neighbour.latencies_s(since), 0.99)
     assert p99_s <= MOST_TIMES_SLOWER * running.calm_p99_s + MORE_S
     assert {name: process.pid for name, process in running.pipeline.processes.items() if process.alive} == running.pids
     assert peak_bytes(running.dispatcher_pid) <= MEMORY_BOUND_BYTES

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoTokenizer
 
 from benchmarks import cluster, pipeline_efficiency
-from benchmarks.observed import Backlog
+from benchmarks.load import LoadGenerator
 from benchmarks.vllm_direct import DirectVllm, VllmMissingError
 from deploy.local.services import MODELS_FILE, Service
 from deploy.models.prepare import prepare, recipes
@@ -108,8 +108,9 @@ def bench(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ben
 def test_vllm_is_held_against_itself(bench: Bench) -> None:
     [model] = bench.pipeline.models
     requests = pipeline_efficiency.requests_for(model, 0, (2, 8), REQUESTS)
-    with Backlog(bench.pipeline.settings, bench.pipeline.tenant("a")) as backlog:
-        measured = pipeline_efficiency.measure_vllm(backlog, bench.direct, requests)
+    tenant = bench.pipeline.tenant("a")
+    with LoadGenerator(bench.pipeline.settings, (tenant,)) as load:
+        measured = pipeline_efficiency.measure_vllm(load, tenant, bench.direct, requests)
     assert measured.keys() == {"vllm_through_tokens_per_s", "vllm_direct_tokens_per_s", "vllm_ratio"}
     assert all(value > 0 for value in measured.values())
 

@@ -2,7 +2,8 @@
 
 import json
 
-from benchmarks.attacks.neighbour import Neighbour, quantile
+from benchmarks.attacks.neighbour import Neighbour
+from benchmarks.service_curve import percentile
 from fairlane import names
 from fairlane.schema_files import committed_schemas
 from fairlane.schema_registry import subject_of
@@ -63,11 +64,11 @@ def calm_p99_s(pipeline: Pipeline, tenant: str, requests: int = 60) -> float:
     """How long the neighbour waits while nobody else sends."""
     with neighbour(pipeline, tenant).sending() as calm:
         calm.wait_for(requests)
-    return quantile(calm.latencies_s(), 0.99)
+    return percentile(calm.latencies_s(), 0.99)
 
 
 def assert_undisturbed(beside: Neighbour, calm_s: float) -> None:
     """The bound is loose, for these tests share a machine; it is far below what a dispatcher that waits costs."""
-    p99_s = quantile(beside.latencies_s(), 0.99)
+    p99_s = percentile(beside.latencies_s(), 0.99)
     waits = f"p99 {p99_s:.3f} s of {beside.mark()}, {calm_s:.3f} s without a hostile tenant"
     assert p99_s < max(3 * calm_s, 1.0), waits

@@ -7,7 +7,6 @@ no checkpoints, no files, and all of it is produced at once. Both loops end afte
 """
 
 import json
-import os
 import subprocess
 import sys
 import uuid
@@ -118,7 +117,7 @@ def _job(running: Cluster, rows: int) -> dict[str, float]:
     submitted = _command(running, "submit", str(source), f"{source}.out", "--tenant", _TENANT)
     process = subprocess.Popen(
         [sys.executable, "-m", "producers.backfill", "run", submitted["job_id"], "--json"],
-        env=_environment(running),
+        env=running.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -147,17 +146,13 @@ def _job(running: Cluster, rows: int) -> dict[str, float]:
 def _command(running: Cluster, *arguments: str) -> Any:
     found = subprocess.run(
         [sys.executable, "-m", "producers.backfill", *arguments, "--json"],
-        env=_environment(running),
+        env=running.environment,
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
         check=True,
     )
     return json.loads(found.stdout)
-
-
-def _environment(running: Cluster) -> dict[str, str]:
-    return {**os.environ, **running.stack.endpoints.service_env, **running.env}
 
 
 def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:

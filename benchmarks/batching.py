@@ -16,18 +16,20 @@ is furthest behind, so that a machine that is slower for a minute is slower for 
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from pydoc_data.topics import topics
 from random import Random
 from time import perf_counter
 from typing import Protocol, Self
 
+from benchmarks.observed import make_work_item
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
 from benchmarks.trace import MAX_CONTEXT_TOKENS, RequestSize, TraceRow, TraceSampler, load_trace
 from fairlane.models import load_models
-from fairlane.names import priority_topic, replies_topic, requests_topic
+from fairlane.names import priority_topic
 from fairlane.outcomes import Outcome, Priority, Task
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (
@@ -37,7 +39,6 @@ from fairlane.records import (
     RequestInput,
     SourceCoordinate,
     UsageEvent,
-    WorkItem,
 )
 from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
@@ -277,9 +278,7 @@ def result(tallies: Mapping[str, Tally]) -> Result:
         Figure("padded by arrival: padding of all computed tokens", tallies[PADDED].padding, "ratio"),
         Figure(
             "bucketed: decoding, divided by one at a time",
-            bucketed.decode_tokens_per_s / tallies[ONE].decode_tokens_per_s
-            if tallies[ONE].decode_tokens_per_s
-            else 0.0,
+            bucketed.decode_tokens_per_s / (tallies[ONE].decode_tokens_per_s or inf),
             "ratio",
         ),
     ]
@@ -289,19 +288,8 @@ def result(tallies: Mapping[str, Tally]) -> Result:
             Figure(f"{name}: prefill's part of the time", tally.prefill_share, "ratio"),
             Figure(f"{name}: items per batch", tally.items / tally.batches, "items"),
         ]
-    numbers = {f"{name}: {key}": value for name, tally in tallies.items() for key, value in _numbers(tally).items()}
+    numbers = {f"{name}: {key}": value for name, tally in tallies.items() for key, value in asdict(tally).items()}
     return Result(NAME, tuple(figures), (numbers,))
-
-
-def _numbers(tally: Tally) -> dict[str, float]:
-    return {
-        "seconds": tally.seconds,
-        "prefill_s": tally.prefill_s,
-        "batches": tally.batches,
-        "completion_tokens": tally.completion_tokens,
-        "useful_tokens": tally.useful_tokens,
-        "computed_tokens": tally.computed_tokens,
-    }
 
 
 def take_turns(engine: Engine, ways: Mapping[str, Way], requests: int) -> dict[str, Tally]:
@@ -388,21 +376,7 @@ def _request(
     parameters = Parameters(max_tokens=min(size.output_tokens, model.max_output_tokens), stream=True)
     request = InferenceRequest(str(number), model.model, Task.GENERATE, RequestInput(prompt=prompt), parameters)
     cost = costs.estimate(_TENANT, model, len(prompt.encode()), parameters.max_tokens)
-    item = WorkItem(
-        request=request,
-        tenant=_TENANT,
-        pool=model.pool,
-        model_version=model.version,
-        priority_class=Priority.NORMAL,
-        cost_tokens=cost.total,
-        prompt_tokens=cost.prompt_tokens,
-        submitted_at_ms=0,
-        admitted_at_ms=0,
-        dispatched_at_ms=0,
-        deadline_at_ms=2**53,
-        reply_topic=replies_topic(_TENANT),
-        dispatcher_id="none",
-        source=SourceCoordinate(requests_topic(_TENANT), 0, number),
-    )
+    expected = {"cost_tokens": cost.total, "prompt_tokens": cost.prompt_tokens}
+    item = make_work_item(request, _TENANT, model.pool, number, model_version=model.version, **expected)
     claim = Claim(PartitionId(priority_topic(model.pool, Priority.NORMAL), 0), number, 1)
     return Request(ReceivedWork(claim, item, len(prompt), received_at_ms=0), size.prompt_tokens)

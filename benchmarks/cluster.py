@@ -1,18 +1,22 @@
-"""A stack of real parts for one benchmark, in a folder of its own that is removed afterwards."""
+"""A stack of real parts for one benchmark, in a temporary folder, and further services beside it."""
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from deploy.local.services import MODELS_FILE, Service, Step
+from benchmarks.waiting import wait_while
+from deploy.local import probes
+from deploy.local.ports import PortClaims
+from deploy.local.services import HOST, MODELS_FILE, Service, Step
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
 from fairlane.settings import Settings
@@ -20,8 +24,26 @@ from fairlane_server.processes.restarts import RestartPolicy
 
 _CREATE_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
+_READY_TIMEOUT_S = 60.0
+_COMMAND_TIMEOUT_S = 60.0
+_NO_LIMITS = {
+    "GATEWAY_KEY_RATE_PER_S": "1000000",
+    "GATEWAY_KEY_BURST": "1000000",
+    "GATEWAY_TENANT_RATE_PER_S": "1000000",
+    "GATEWAY_TENANT_BURST": "1000000",
+}
+"""One key makes all the calls of a benchmark."""
 # Deliberate kills every few seconds must not count as a crash loop.
 _KILLED_ON_PURPOSE = RestartPolicy(window_s=3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpService:
+    """A server that answers; ``headers`` go with every call."""
+
+    url: str
+    pid: int
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +55,15 @@ class Cluster:
     folder: Path
     env: Mapping[str, str]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process that reaches the stack."""
+        return {**os.environ, **self.stack.endpoints.service_env, **self.env}
+
     @contextmanager
     def service(self, service: Service) -> Iterator[int]:
         """Run one more service beside the stack, until it has left the group at the end. Yields its process id."""
-        environment = {**os.environ, **self.stack.endpoints.service_env, **self.env, **service.env}
-        environment["INSTANCE_ID"] = service.name
+        environment = {**self.environment, **service.env, "INSTANCE_ID": service.name}
         log_file = self.folder / f"{service.name}.log"
         with log_file.open("wb") as log:
             process = subprocess.Popen([sys.executable, *service.arguments], env=environment, stderr=log, stdout=log)
@@ -50,6 +76,45 @@ class Cluster:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait(_STOP_TIMEOUT_S)
+
+    @contextmanager
+    def http_service(self, name: str, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[HttpService]:
+        """Run ``python`` with these arguments until the context ends; ``{port}`` in an argument or in a value of
+        ``env`` is the port to listen on. Raises TimeoutError, with the reason, when it is not ready within a minute."""
+        ports = PortClaims()
+        try:
+            port = str(ports.take(name))
+            settings = {key: value.format(port=port) for key, value in (env or {}).items()}
+            service = Service(name, tuple(one.format(port=port) for one in arguments), settings)
+            url = f"http://{HOST}:{port}"
+            with self.service(service) as pid:
+                wait_while(lambda: probes.http_ok(f"{url}/health/ready"), _READY_TIMEOUT_S, name)
+                yield HttpService(url, pid, {"Content-Type": "application/json"})
+        finally:
+            ports.close()
+
+    @contextmanager
+    def gateway(self, tenant: str) -> Iterator[HttpService]:
+        """The gateway without limits on keys, and the headers of a key of this tenant. Needs Postgres."""
+        env = {"GATEWAY_PORT": "{port}", **_NO_LIMITS}
+        with self.http_service("gateway-1", "-m", "producers.gateway", env=env) as service:
+            headers = {**service.headers, "Authorization": f"Bearer {self._api_key(tenant)}"}
+            yield HttpService(service.url, service.pid, headers)
+
+    def _api_key(self, tenant: str) -> str:
+        """Create a key of the tenant. Raises RuntimeError with the command's standard error."""
+        command = ("-m", "fairlane_server.cli", "keys", "create", "--tenant", tenant, "--name", "benchmark", "--json")
+        done = subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, **self.env, **self.stack.endpoints.migration_env},
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"no key was made: {done.stderr[-500:]}")
+        return str(json.loads(done.stdout)["api_key"])
 
 
 @contextmanager

@@ -17,31 +17,14 @@ from typing import Any
 import faust
 from confluent_kafka import Producer
 
+from benchmarks.observed import make_work_item
+from benchmarks.simulated_pool import POOL
 from fairlane.kafka_config import idempotent_producer
-from fairlane.names import dispatcher_group, replies_topic, tenant_of_request_topic
-from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
+from fairlane.names import dispatcher_group, tenant_of_request_topic
+from fairlane.records import InferenceRequest
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.processes.service import HealthServer, Readiness
-
-
-def work_item(request: InferenceRequest, topic: str, offset: int, timestamp_ms: int) -> WorkItem:
-    """The same record the dispatcher writes."""
-    return WorkItem(
-        request=request,
-        tenant=tenant_of_request_topic(topic),
-        pool="generate",
-        model_version="1",
-        priority_class=request.priority,
-        cost_tokens=100,
-        submitted_at_ms=timestamp_ms,
-        admitted_at_ms=timestamp_ms,
-        dispatched_at_ms=timestamp_ms,
-        deadline_at_ms=timestamp_ms + 60_000,
-        reply_topic=replies_topic("acme"),
-        dispatcher_id="baseline-1",
-        source=SourceCoordinate(topic, 0, offset),
-    )
 
 
 def build(kind: str, topics: list[str], settings: Settings) -> Any:
@@ -74,7 +57,7 @@ def build(kind: str, topics: list[str], settings: Settings) -> Any:
         async for event in stream.noack().events():
             message = event.message
             request = codec.decode_as(InferenceRequest, message.value)
-            item = work_item(request, message.topic, message.offset, round(message.timestamp * 1000))
+            item = make_work_item(request, tenant_of_request_topic(message.topic), POOL, message.offset)
             producer.produce(f"baseline.{kind}", value=codec.encode(item), key=message.key)
             producer.poll(0)
 

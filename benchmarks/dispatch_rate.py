@@ -84,23 +84,20 @@ def publish_backlog(settings: Settings, tenants: Sequence[str], requests: int) -
         raise TimeoutError("the backlog could not be published within 60 s")
 
 
-def output_rate(settings: Settings, start: Sequence[TopicPartition], count: int) -> float:
-    """Of the first ``count`` records from ``start``: how many a second between the broker's timestamps of the first and
-    the last one."""
+def output_rate(settings: Settings, start: Sequence[TopicPartition], count: int, *, skip: int = 1) -> float:
+    """Records per second, by the broker's timestamps, from the ``skip``-th to the last of ``count`` after ``start``."""
     consumer = Consumer(read_committed_consumer(settings, "bench-reader"))
     consumer.assign(list(start))
     deadline = monotonic() + _TIMEOUT_S
-    first_ms, last_ms, found = 0, 0, 0
-    while found < count:
+    times_ms: list[int] = []
+    while len(times_ms) < count:
         if monotonic() > deadline:
-            raise TimeoutError(f"{start[0].topic}: {found} of {count} after {_TIMEOUT_S:g} s")
+            raise TimeoutError(f"{start[0].topic}: {len(times_ms)} of {count} after {_TIMEOUT_S:g} s")
         for message in consumer.consume(2_000, 0.5):
             error = message.error()
             if error is not None:
                 raise RuntimeError(f"{message.topic()}: {error.name()}")
-            timestamp_ms = message.timestamp()[1]
-            first_ms = min(first_ms or timestamp_ms, timestamp_ms)
-            last_ms = max(last_ms, timestamp_ms)
-            found += 1
+            times_ms.append(message.timestamp()[1])
     consumer.close()
-    return found / ((last_ms - first_ms) / 1000)
+    times_ms.sort()
+    return (len(times_ms) - skip + 1) / ((times_ms[-1] - times_ms[skip - 1]) / 1000)

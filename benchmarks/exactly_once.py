@@ -1,15 +1,14 @@
-"""exactly-once: what is lost or answered twice when everything is killed, paused and ended at random.
+"""exactly-once: requests lost or answered twice while processes are killed, paused and ended at random.
 
-Two dispatchers, three consumers with simulated engines in child processes, a recorder and three tenants, under a
-supervisor that starts again what ends. Before each blow the broker must say that everybody owns partitions, and work is
-outstanding; a paused service sleeps until the others have taken over, a paused engine until its consumer has ended it.
-Once the broker itself is restarted. In the end the whole log and Postgres are read and held against what was published.
+Two dispatchers, three consumers with simulated engines in child processes, a recorder and three tenants run under a
+supervisor that restarts them. Before each fault the broker must report partitions for every member, and work is
+outstanding. A paused service resumes when the others have taken over, a paused engine when its consumer has ended it.
+The broker is restarted once. At the end the whole log and Postgres are compared with what was published.
 """
 
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -53,17 +52,6 @@ Plan = Callable[[random.Random, Cast], Sequence[Fault]]
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The faults of a run and its findings."""
-
-    blows: list[Blow]
-    findings: Findings
-    longest_gap_s: float
-    ended_by_themselves: int
-    badly_ended: list[str]
-
-
 def run(plan: Plan | None = None, load: Load = LOAD) -> Result:
     """One run; by default of 30 faults and a restart of the broker. FAIRLANE_FAULT_SEED repeats another's choices."""
     seed = fault_seed()
@@ -72,16 +60,13 @@ def run(plan: Plan | None = None, load: Load = LOAD) -> Result:
     dice = random.Random(seed)
     faults = long_plan(dice, CAST, FAULTS) if plan is None else plan(dice, CAST)
     try:
-        done = _measure(faults, load, dice, seed, say)
+        return _measure(faults, load, dice, seed, say)
     except Exception as error:
         error.add_note(f"{SEED_VARIABLE}={seed} makes the same choices again")
         raise
-    for problem in (*done.findings.problems, *done.badly_ended):
-        say(problem)
-    return _result(seed, done)
 
 
-def _measure(plan: Sequence[Fault], load: Load, dice: random.Random, seed: int, say: Say) -> _Run:
+def _measure(plan: Sequence[Fault], load: Load, dice: random.Random, seed: int, say: Say) -> Result:
     with cluster(
         _services(),
         parts=("kafka", "redis", "postgres"),
@@ -97,7 +82,9 @@ def _measure(plan: Sequence[Fault], load: Load, dice: random.Random, seed: int, 
             blows = carry_out(rig, traffic, plan, load, dice, say)
         dsn = running.stack.endpoints.postgres_dsn
         findings = examine(deployed, traffic.expected, postgres_dsn=dsn, timeout_s=_RECORD_TIMEOUT_S)
-        return _Run(blows, findings, traffic.longest_gap_s(), rig.ended_by_themselves, rig.badly_ended)
+        for problem in (*findings.problems, *rig.badly_ended):
+            say(problem)
+        return _result(seed, findings, blows, rig, traffic.longest_gap_s())
 
 
 def _services() -> list[Service]:
@@ -121,15 +108,14 @@ def _model(name: str, task: Task, max_output_tokens: int) -> dict[str, object]:
     }
 
 
-def _result(seed: int, done: _Run) -> Result:
-    found = done.findings
-    kinds = count_kinds(CAST, [blow.fault for blow in done.blows])
+def _result(seed: int, found: Findings, blows: Sequence[Blow], rig: Rig, longest_gap_s: float) -> Result:
+    kinds = count_kinds(CAST, [blow.fault for blow in blows])
     by_sign = {sign: sum(count for kind, count in kinds.items() if kind[0] is sign) for sign in (KILL, PAUSE, END)}
     by_target = {target: sum(count for kind, count in kinds.items() if kind[1] is target) for target in Target}
-    at_work = sum(blow.outstanding > 0 for blow in done.blows)
+    at_work = sum(blow.outstanding > 0 for blow in blows)
     run = {
         "seed": float(seed),
-        "longest_gap_s": done.longest_gap_s,
+        "longest_gap_s": longest_gap_s,
         **{f"{sign.name} {target}": float(count) for (sign, target), count in sorted(kinds.items())},
     }
     return Result(
@@ -139,14 +125,14 @@ def _result(seed: int, done: _Run) -> Result:
             Figure("requests with more than one", found.twice, "", "at most", 0),
             Figure("rows in Postgres that differ from the reply topics", found.rows, "", "at most", 0),
             Figure("kinds of broken promises in the log", len(found.problems), "", "at most", 0),
-            Figure("ends on SIGTERM with another status than 0", len(done.badly_ended), "", "at most", 0),
-            Figure("longest time without a reply", done.longest_gap_s, "s"),
+            Figure("ends on SIGTERM with another status than 0", len(rig.badly_ended), "", "at most", 0),
+            Figure("longest time without a reply", longest_gap_s, "s"),
             Figure("requests", found.requests, ""),
-            Figure("faults and restarts of the broker", len(done.blows), ""),
+            Figure("faults and restarts of the broker", len(blows), ""),
             Figure("of these with work outstanding", at_work, ""),
             *(Figure(f"victims of {sign.name}", count, "") for sign, count in by_sign.items()),
             *(Figure(f"struck: {target}", count, "") for target, count in by_target.items()),
-            Figure("services that ended by themselves and came back", done.ended_by_themselves, ""),
+            Figure("services that ended by themselves and came back", rig.ended_by_themselves, ""),
             Figure("seed", seed, ""),
         ),
         (run,),

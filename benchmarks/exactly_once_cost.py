@@ -4,22 +4,21 @@ The engine is simulated: 100 ms a batch of 32, over 32 tenants' reply topics. Co
 """
 
 import threading
-from collections import deque
 from collections.abc import Sequence
-from time import monotonic
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.observed import ends_of, make_request
+from benchmarks.dispatch_rate import output_rate
+from benchmarks.observed import ends_of, make_request, make_work_item
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from fairlane.kafka_config import idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import idempotent_producer
 from fairlane.models import load_models
-from fairlane.names import priority_topic, replies_topic, requests_topic
+from fairlane.names import priority_topic, replies_topic
 from fairlane.offsets import MAX_SPAN
 from fairlane.outcomes import Priority
 from fairlane.ownership import Ownership
-from fairlane.records import Parameters, SourceCoordinate, WorkItem
+from fairlane.records import Parameters
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import Settlement, TransactionBatch, TransactionLoop
@@ -95,7 +94,7 @@ def _measure(running: Cluster, number: int) -> dict[str, float]:
 
 
 def _rate(running: Cluster, loop_type: type[TransactionLoop], group: str) -> float:
-    """Items per second, from the first to the last reply by the broker's clock."""
+    """Items per second by the broker's timestamps of the replies."""
     settings = running.settings.model_copy(
         update={
             "group_prefix": group,
@@ -113,27 +112,11 @@ def _rate(running: Cluster, loop_type: type[TransactionLoop], group: str) -> flo
     thread = threading.Thread(target=app.run_here, name=group)
     thread.start()
     try:
-        return _read_rate(running, ends)
+        # The first batch fills while the group forms.
+        return output_rate(running.settings, ends, BATCHES * BATCH_ITEMS, skip=BATCH_ITEMS)
     finally:
         app.stop()
         thread.join(_TIMEOUT_S)
-
-
-def _read_rate(running: Cluster, start: list[TopicPartition]) -> float:
-    consumer = Consumer(read_committed_consumer(running.settings, "bench-reader"))
-    consumer.assign(start)
-    seen: deque[float] = deque()
-    deadline = monotonic() + _TIMEOUT_S
-    while len(seen) < BATCHES * BATCH_ITEMS:
-        if monotonic() > deadline:
-            raise TimeoutError(f"{len(seen)} of {BATCHES * BATCH_ITEMS} replies after {_TIMEOUT_S:g} s")
-        for message in consumer.consume(500, 0.1):
-            if message.error() is None:
-                seen.append(monotonic())
-    consumer.close()
-    # The first batch fills while the group forms: leave it out at both ends alike.
-    first, last = seen[BATCH_ITEMS], seen[-1]
-    return (len(seen) - BATCH_ITEMS) / (last - first)
 
 
 def _publish(running: Cluster) -> None:
@@ -143,21 +126,7 @@ def _publish(running: Cluster) -> None:
     for number in range(BATCHES * BATCH_ITEMS):
         tenant = _TENANTS[number % len(_TENANTS)]
         request = make_request(model=model.model, parameters=Parameters(max_tokens=8))
-        item = WorkItem(
-            request=request,
-            tenant=tenant,
-            pool=_POOL,
-            model_version=model.version,
-            priority_class=Priority.NORMAL,
-            cost_tokens=10,
-            submitted_at_ms=0,
-            admitted_at_ms=0,
-            dispatched_at_ms=0,
-            deadline_at_ms=1 << 60,
-            reply_topic=replies_topic(tenant),
-            dispatcher_id="bench",
-            source=SourceCoordinate(requests_topic("bench"), 0, number),
-        )
+        item = make_work_item(request, tenant, _POOL, number, model_version=model.version, cost_tokens=10)
         producer.produce(priority_topic(_POOL, Priority.NORMAL), value=codec.encode(item), key=request.request_id)
         producer.poll(0)
     if producer.flush(30):

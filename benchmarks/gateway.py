@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from benchmarks.bare_route import PATH as BARE_PATH
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import Cluster, HttpService, cluster
 from benchmarks.http_load import Measured, Order, load
-from benchmarks.http_services import HttpService, gateway, http_service
 from benchmarks.processes import cpu_s
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 
@@ -64,9 +63,9 @@ def run() -> Result:
         running = stack.enter_context(
             cluster([], parts=("kafka", "redis", "postgres"), tenants=(TENANT,), topics=(BARE_TOPIC,))
         )
-        bare = http_service(running, "bare", "-m", "benchmarks.bare_route", "{port}", BARE_TOPIC)
+        bare = running.http_service("bare", "-m", "benchmarks.bare_route", "{port}", BARE_TOPIC)
         sides = (
-            Side("gateway", PATH, stack.enter_context(gateway(running, TENANT))),
+            Side("gateway", PATH, stack.enter_context(running.gateway(TENANT))),
             Side("bare", BARE_PATH, stack.enter_context(bare)),
         )
         for side in sides:

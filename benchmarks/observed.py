@@ -10,8 +10,9 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks.service_curve import Completion, Interval, percentile
 from benchmarks.simulated_pool import MODEL
 from fairlane.kafka_config import read_committed_consumer
+from fairlane.names import replies_topic, requests_topic
 from fairlane.outcomes import Outcome, Task
-from fairlane.records import InferenceRequest, Parameters, RequestInput
+from fairlane.records import InferenceRequest, Parameters, RequestInput, SourceCoordinate, WorkItem
 from fairlane.settings import KafkaSettings
 
 REQUEST_TIMEOUT_MS = 3_600_000
@@ -24,6 +25,28 @@ def make_request(**fields: Any) -> InferenceRequest:
     """A request to generate one token, with a new id and other values for these fields."""
     made = InferenceRequest(str(uuid4()), MODEL, Task.GENERATE, RequestInput(prompt="hello"), Parameters(max_tokens=1))
     return replace(made, **fields)
+
+
+def make_work_item(
+    request: InferenceRequest, tenant: str, pool: str, number: int, *, model_version: str = "1", **fields: Any
+) -> WorkItem:
+    """The work item that a dispatcher makes of the request at this offset of the tenant's topic, without a deadline."""
+    made = WorkItem(
+        request=request,
+        tenant=tenant,
+        pool=pool,
+        model_version=model_version,
+        priority_class=request.priority,
+        cost_tokens=100,
+        submitted_at_ms=0,
+        admitted_at_ms=0,
+        dispatched_at_ms=0,
+        deadline_at_ms=2**53,
+        reply_topic=replies_topic(tenant),
+        dispatcher_id="bench",
+        source=SourceCoordinate(requests_topic(tenant), 0, number),
+    )
+    return replace(made, **fields) if fields else made
 
 
 def ends_of(settings: KafkaSettings, topics: Sequence[str]) -> list[TopicPartition]:

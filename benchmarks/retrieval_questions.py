@@ -9,7 +9,6 @@ documentation strings of modules. Nothing is fetched.
 """
 
 import asyncio
-import importlib
 import inspect
 import random
 import re
@@ -40,34 +39,10 @@ QUESTIONS_FILE = Path(__file__).parent / "data/stdlib_questions.yaml"
 # Topics that only repeat others: they would answer every question twice.
 _REPEATED_TOPICS = frozenset({"compound", "specialnames", "execmodel", "else"})
 _QUESTION_MODULES = (
-    "argparse",
-    "cmd",
-    "collections",
-    "configparser",
-    "copy",
-    "difflib",
-    "doctest",
-    "heapq",
-    "http.client",
-    "http.cookies",
-    "json",
-    "pdb",
-    "plistlib",
-    "random",
-    "sched",
-    "shelve",
-    "smtplib",
-    "socketserver",
-    "statistics",
-    "subprocess",
-    "tempfile",
-    "timeit",
-    "tokenize",
-    "unittest",
-    "urllib.parse",
-    "urllib.request",
-    "uuid",
-    "wave",
+    *("argparse", "cmd", "collections", "configparser", "copy", "difflib", "doctest", "heapq", "http.client"),
+    *("http.cookies", "json", "pdb", "plistlib", "random", "sched", "shelve", "smtplib", "socketserver"),
+    *("statistics", "subprocess", "tempfile", "timeit", "tokenize", "unittest", "urllib.parse", "urllib.request"),
+    *("uuid", "wave"),
 )
 
 
@@ -92,11 +67,9 @@ def read_questions(path: Path = QUESTIONS_FILE) -> tuple[Question, ...]:
 
 def documentation() -> dict[str, str]:
     """The texts by name: ``topic/NAME`` and ``module/NAME``."""
-    from pydoc_data.topics import topics
-
     texts = {f"topic/{name}": text for name, text in sorted(topics.items()) if name not in _REPEATED_TOPICS}
     for name in _QUESTION_MODULES:
-        texts[f"module/{name}"] = importlib.import_module(name).__doc__ or ""
+        texts[f"module/{name}"] = import_module(name).__doc__ or ""
     return texts
 
 

@@ -25,13 +25,14 @@ from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 
-from benchmarks.result import Figure, Result
+from benchmarks.result import Bound, Figure, Result
 from benchmarks.service_curve import Completion, Interval, largest_gap, percentile, within
+from benchmarks.simulated_pool import capacity_report
 from benchmarks.trace import RequestSize, load_trace
 from fairlane.names import priority_topic, requests_topic
-from fairlane.outcomes import Health, Priority
+from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, PartitionId
-from fairlane.records import CapacityReport, SourceCoordinate, TenantSpec
+from fairlane.records import SourceCoordinate, TenantSpec
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Shed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, Policy, service_gap_bound
@@ -239,22 +240,9 @@ class Simulation:
         self._dispatch(now_ms)
 
     def _on_report(self, consumer: int, now_ms: int) -> None:
-        report = CapacityReport(
-            instance_id=f"consumer-{consumer}",
-            pool=POOL,
-            models=("simulated",),
-            health=Health.HEALTHY,
-            draining=False,
-            prefill_tokens_per_s=self.fleet.tokens_per_s,
-            decode_tokens_per_s=self.fleet.tokens_per_s / 2,
-            max_batch_size=self.fleet.max_batch_items,
-            max_batch_tokens=self.fleet.max_batch_tokens,
-            batch_fill=1.0,
-            in_flight_items=0,
-            in_flight_tokens=0,
-            reported_at_ms=now_ms,
-            cost_tokens_per_s=self.fleet.tokens_per_s,
-        )
+        fleet = self.fleet
+        sizes = (fleet.tokens_per_s, fleet.max_batch_items, fleet.max_batch_tokens)
+        report = capacity_report(f"consumer-{consumer}", POOL, "simulated", *sizes, now_ms)
         self._scheduler.capacity.report(report, now_ms)
         self._at(now_ms + _REPORT_EVERY_MS, "report", consumer)
 
@@ -326,10 +314,11 @@ def run(
         seen[policy] = simulation.run(_requests(names, demand, seconds, scale_up), round(seconds * 1000))
         gaps[policy] = _gap(seen[policy].dispatches, seen[policy], specs, largest_request)
         at_completion = _gap(seen[policy].completions, seen[policy], specs, largest_request)
+        # The bound is drr's; the others are only compared with it.
+        aim: tuple[Bound | None, float | None] = ("at most", 1.0) if policy == "drr" else (None, None)
         figures += [
             Figure(f"{policy}: gap at dispatch", gaps[policy].tokens, "tokens"),
-            # The bound is drr's; the others are shown what they are beside it.
-            _of_bound(policy, gaps[policy]),
+            Figure(f"{policy}: gap at dispatch divided by drr's bound", gaps[policy].of_bound, "ratio", *aim),
             Figure(f"{policy}: gap at completion, with what is in flight", at_completion.tokens, "tokens"),
         ]
         figures += _figures(policy, seen[policy], fleet, seconds)
@@ -350,13 +339,6 @@ class Gap:
 
     tokens: float
     of_bound: float
-
-
-def _of_bound(policy: Policy, gap: Gap) -> Figure:
-    name = f"{policy}: gap at dispatch divided by drr's bound"
-    if policy == "drr":
-        return Figure(name, gap.of_bound, "ratio", "at most", 1.0)
-    return Figure(name, gap.of_bound, "ratio")
 
 
 def _figures(policy: Policy, seen: Observations, fleet: ConsumerFleet, seconds: float) -> list[Figure]:

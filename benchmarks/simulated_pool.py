@@ -101,10 +101,6 @@ def fixed_batch_engine(batch_ms: float, batch_items: int) -> dict[str, str]:
 
 
 _REPORT_EVERY_S = 0.25
-_OPEN_WINDOW = "open-window"
-_TOKENS_PER_S = 1e9
-_BATCH_ITEMS = 1_000_000
-_BATCH_TOKENS = 1_000_000_000
 
 
 @contextmanager
@@ -118,7 +114,8 @@ def open_window(settings: KafkaSettings, pool: str = POOL) -> Iterator[None]:
     stopping = threading.Event()
 
     def report() -> None:
-        producer.produce(CONTROL_CAPACITY, default_codec().encode(_report(pool)), _OPEN_WINDOW)
+        roomy = capacity_report("open-window", pool, MODEL, 1e9, 1_000_000, 1_000_000_000, now_ms())
+        producer.produce(CONTROL_CAPACITY, default_codec().encode(roomy), roomy.instance_id)
 
     def keep_reporting() -> None:
         while not stopping.wait(_REPORT_EVERY_S):
@@ -138,20 +135,29 @@ def open_window(settings: KafkaSettings, pool: str = POOL) -> Iterator[None]:
         producer.flush(10)
 
 
-def _report(pool: str) -> CapacityReport:
+def capacity_report(
+    instance_id: str,
+    pool: str,
+    model: str,
+    tokens_per_s: float,
+    max_batch_size: int,
+    max_batch_tokens: int,
+    reported_at_ms: int,
+) -> CapacityReport:
+    """Of a consumer with nothing to do whose engine decodes at half the speed of its prefill."""
     return CapacityReport(
-        instance_id=_OPEN_WINDOW,
+        instance_id=instance_id,
         pool=pool,
-        models=(MODEL,),
+        models=(model,),
         health=Health.HEALTHY,
         draining=False,
-        prefill_tokens_per_s=_TOKENS_PER_S,
-        decode_tokens_per_s=_TOKENS_PER_S / 2,
-        max_batch_size=_BATCH_ITEMS,
-        max_batch_tokens=_BATCH_TOKENS,
+        prefill_tokens_per_s=tokens_per_s,
+        decode_tokens_per_s=tokens_per_s / 2,
+        max_batch_size=max_batch_size,
+        max_batch_tokens=max_batch_tokens,
         batch_fill=1.0,
         in_flight_items=0,
         in_flight_tokens=0,
-        reported_at_ms=now_ms(),
-        cost_tokens_per_s=_TOKENS_PER_S,
+        reported_at_ms=reported_at_ms,
+        cost_tokens_per_s=tokens_per_s,
     )

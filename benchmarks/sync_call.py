@@ -11,8 +11,7 @@ from statistics import median
 from time import perf_counter
 from urllib.parse import urlsplit
 
-from benchmarks.cluster import cluster
-from benchmarks.http_services import HttpService, gateway
+from benchmarks.cluster import HttpService, cluster
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.service_curve import percentile
 from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
@@ -34,7 +33,7 @@ def run() -> Result:
     """Three repetitions; in each the difference of the medians over calls that alternate."""
     with (
         cluster(INSTANT_SERVICES, parts=("kafka", "redis", "postgres"), tenants=(_TENANT,)) as running,
-        gateway(running, _TENANT) as service,
+        running.gateway(_TENANT) as service,
         Client(tenant=_TENANT, bootstrap_servers=running.settings.kafka_bootstrap_servers) as client,
         _Chat(service) as chat,
     ):

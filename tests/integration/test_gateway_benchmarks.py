@@ -5,10 +5,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks import gateway, http_load, http_services, sync_call
-from benchmarks.cluster import Cluster, cluster
+from benchmarks import gateway, http_load, sync_call
+from benchmarks.cluster import Cluster, HttpService, cluster
 from benchmarks.http_load import Order
-from benchmarks.http_services import HttpService
 from benchmarks.processes import cpu_s
 from benchmarks.simulated_pool import INSTANT_SERVICES
 
@@ -29,7 +28,7 @@ def running() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def served(running: Cluster) -> Iterator[HttpService]:
-    with http_services.gateway(running, gateway.TENANT) as one:
+    with running.gateway(gateway.TENANT) as one:
         yield one
 
 
@@ -38,7 +37,7 @@ def short(monkeypatch: pytest.MonkeyPatch, running: Cluster, served: HttpService
     for module in (gateway, sync_call):
         monkeypatch.setattr(module, "repeated", lambda measure: (measure(0),))
         monkeypatch.setattr(module, "cluster", lambda *_arguments, **_options: nullcontext(running))
-        monkeypatch.setattr(module, "gateway", lambda *_arguments: nullcontext(served))
+    monkeypatch.setattr(Cluster, "gateway", lambda *_arguments: nullcontext(served))
     monkeypatch.setattr(gateway, "SECONDS", 1.0)
     monkeypatch.setattr(gateway, "WARM_UP_S", 0.2)
     monkeypatch.setattr(gateway, "CONNECTIONS", 8)

@@ -1,9 +1,8 @@
-"""backfill: rows per second of an offline job, beside a bare loop of confluent-kafka that produces as many requests and
-consumes them again; and the job's memory, beside that of a smaller one.
+"""backfill: rows per second and peak memory of an offline job, beside a bare loop of confluent-kafka.
 
-The bare loop has a topic of its own and nothing behind it. The same loop through the dispatcher and the simulated
-engine, requests in and replies out, says what the pipeline itself takes on this machine: it keeps nothing, no chunks,
-no checkpoints, no files, and all of it is produced at once. Both loops end after ``BARE_ROWS``: their rates are steady.
+The bare loop produces as many requests and consumes them again, on a topic of its own. The same loop through the
+dispatcher and the simulated engine shows what the pipeline costs without chunks, checkpoints and files. Both loops end
+after ``BARE_ROWS``: their rates are steady. Memory is compared with that of a smaller job.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The baseline of ``gateway``: a FastAPI route that checks a body, produces it to Kafka and awaits the acknowledgement.
 
-``python -m benchmarks.bare_route PORT TOPIC``. No identity, no limits, no way back of an answer, a body of JSON as it
-came: what a team writes that needs only to get a request into a topic, durably. It is served like the gateway, by
-uvicorn with uvloop and httptools, without a log of accesses.
+``python -m benchmarks.bare_route PORT TOPIC``. No identity, no limits, no reply, the body as JSON. Served like the
+gateway, by uvicorn with uvloop and httptools, without an access log.
 """
 
 import asyncio

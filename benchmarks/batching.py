@@ -1,17 +1,12 @@
-"""batching: a real language model on the lengths of a production trace, given its work by the micro-batcher, one item
-at a time, and in batches by order of arrival.
+"""batching: a language model on the lengths of a production trace, by micro-batches, one at a time, and by arrival.
 
-The usual engine pads a batch to its longest prompt. The project's own prefills a batch in parts, which leaves little to
-pad whoever is in it, so batches by order of arrival are measured twice: as the engine runs them, and padded, with text
-in front of each prompt that makes it as long as the longest. The aim is against the padded ones; the other says what of
-the gain is the batcher's.
+A usual engine pads a batch to its longest prompt. The project's own prefills in parts, which needs little padding. So
+batches by arrival are measured twice: as the engine runs them, and padded, with text in front of each prompt up to the
+longest. The aim is against the padded ones; the other shows the batcher's part of the gain.
 
-On a CPU prefill is arithmetic, which a batch makes no less of: over one at a time nothing can gain more than the time
-of that divided by its prefill's, a figure of its own here. Decoding gains, and so does prefill on a GPU that one prompt
-does not fill.
-
-All ways answer the same requests on the same engine in the same process. They take turns, a batch each of the one that
-is furthest behind, so that a machine that is slower for a minute is slower for all of them.
+On a CPU a batch does not reduce the arithmetic of prefill: the gain over one at a time is bounded by that one's time
+divided by its prefill's, a figure of its own. All ways answer the same requests on the same engine. They take turns, a
+batch each of the one that is furthest behind, so that a change of the machine's load affects all of them.
 """
 
 import os

@@ -1,10 +1,9 @@
-"""cache: what the dispatcher's caches find again, what that costs beside a search, and that nobody finds another's.
+"""cache: hit ratio of the dispatcher's caches, the time of a hit beside a search, and look-ups by other tenants.
 
 Questions are drawn by popularity (Zipf, exponent 0.9, over all tenants) and answered from memory, from Redis, or by
-embedding them and a hybrid search in Postgres; a tenth of all results fits in memory. Then some of the questions once
-more, each kind of answer timed by itself, one at a time: a miss is the look-up, the embedding, the search and the
-hand-over to the cache. Last, other tenants ask for what one tenant has stored in all four caches: the same text, and
-every other time with that tenant's own entry copied to where they look.
+embedding and a hybrid search in Postgres; a tenth of all results fits in memory. Then each kind of answer is timed by
+itself: a miss is the look-up, the embedding, the search and the hand-over to the cache. Last, other tenants look up
+what one tenant has stored in all four caches, every other time with the owner's entry copied to where they look.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """dispatch-rate: requests per second through a dispatcher, beside two Faust programs that do less.
 
-A backlog lies ready in four tenants' topics; each program starts on it alone and is measured by the broker's own
-timestamps of its first and its last output, so that starting up does not count.
+A backlog is ready in four tenants' topics. Each program starts on it alone and is measured by the broker's timestamps
+of its first and last output, so that its start does not count.
 """
 
 from collections.abc import Sequence

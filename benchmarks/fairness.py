@@ -1,10 +1,9 @@
 """fairness: eight tenants with work all the time, one of which sends ten times its share; sizes as in the trace.
 
-All of them offer more than their share, deadlines are long and bounds high, so that nobody is refused and everybody
-waits. Compared is what completes while all wait, under the fair queue and under one line by arrival: the same load,
-the same pool, fresh servers each. A difference of normalised service is the largest between any two tenants over any
-part of that time (``service_curve``). Again with two dispatchers, of which each owns tenants from the beginning to the
-end; once with three tenants of weights 1, 2 and 4; and once under vtc, which is shown and aims at nothing.
+All offer more than their share, deadlines are long and bounds high: nobody is refused and everybody waits. The same
+load on the same pool runs under the fair queue and in order of arrival; compared is what completes while all wait. The
+service difference is the largest between any two tenants over any part of that time (``service_curve``). Repeated with
+two dispatchers, with weights 1, 2 and 4, and under vtc, which has no aim.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,12 @@
-"""gateway: requests a second that the gateway accepts for later, beside a bare route that does nothing but produce.
+"""gateway: requests a second that the gateway accepts for later, beside a bare route that only produces.
 
-Both serve with uvicorn and uvloop in a process of their own, take the same body over as many connections from the same
+Both serve with uvicorn and uvloop in a process of their own, get the same body over as many connections from the same
 generator (``benchmarks.http_load``), and answer 202 when the broker has acknowledged. They are loaded in turn, in an
-order that alternates. No dispatcher runs: what is accepted stays in the log, as the bare route's records do.
+order that alternates. No dispatcher runs.
 
-Times are taken at 70 % of the gateway's own peak, from calls at random moments that wait for no other, and count from
-when a call was due. The share of a core that each process used at the peak says what limits: gateway, broker and
-generator share the machine. Rates suffer from whatever else it does; processor time for a submit hardly does.
+Times are taken at 70 % of the gateway's peak, from calls at random moments, and count from when a call was due. The
+cores used at the peak show the bottleneck: gateway, broker and generator share the machine. Other load on it changes
+rates, but hardly the processor time for a submit.
 """
 
 import json

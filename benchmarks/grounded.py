@@ -1,10 +1,9 @@
-"""grounded: questions about invented facts that stand in one tenant's documents alone, through the whole pipeline with
-the language model that ships.
+"""grounded: questions about invented facts in one tenant's documents, through the pipeline with the shipped model.
 
-acme has the demo's handbook and asks with it and without it. globex has a collection of the same name, whose documents
-say something else in every place that is asked about: what it is told of acme's would show. initech names the
-collection, and has none. An answer is right when its first sentence says what is expected; of what must not be known,
-anything in the answer counts. Every answer is shown on the standard error.
+acme asks with its handbook and without it. globex has a collection of the same name with other facts in each place
+that is asked about, so that a leak would show. initech names the collection and has none. An answer is right when its
+first sentence has the expected fact; of what must not be known, anything in the answer counts. Every answer is printed
+to the standard error.
 """
 
 import sys

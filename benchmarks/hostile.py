@@ -1,11 +1,9 @@
 """hostile: latency of an honest tenant beside hostile records of another, and the dispatcher's peak memory.
 
-The honest tenant sends 50 small requests a second. For every kind of attack, seconds of calm and seconds of attack take
-turns, so that a change of the machine's load affects both; the figure is the p99 beside the attack divided by
-that of the calm between. An attack is paced.
-
-What an attack costs the broker and its sender is on the same machine. So it is also sent, in turn, to a topic that no
-dispatcher reads: the second figure is the p99 beside the attack divided by the p99 beside that.
+The honest tenant sends 50 small requests a second. For every kind of attack, seconds of calm and of paced attack take
+turns, so that a change of the machine's load affects both; the figure is the p99 beside the attack divided by that of
+the calm. The broker and the sender share the machine, so the attack is also sent, in turn, to a topic that no
+dispatcher reads: the second figure is divided by the p99 beside that.
 """
 
 from collections.abc import Callable, Sequence

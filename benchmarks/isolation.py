@@ -1,13 +1,10 @@
 """isolation: a tenant well within its share, alone and beside one that floods the pool at ten times its capacity.
 
-Eight engines that run one request at a time: a simulated batch takes the time of all its requests together, so with
-larger ones a full batch would be slower than an empty one, which is no matter of isolation. They are slow (the longest
-request takes 0.8 s), so that the flood is 380 requests a second and not what this machine is busy with.
-
-The victim asks for a fifth of the capacity at a steady pace and is entitled to half of it: what a tenant sends in
-bursts above its share waits for its own sake. Both have the same class and the same weight, and neither may be
-degraded. Sizes are the trace's, the flood comes in the trace's bursts. The victim's requests are the same in size and
-time alone, beside the flood, and beside it under fifo. One that is not served counts with all the time it allowed.
+Eight engines run one request at a time: a simulated batch takes the time of all its requests together, so a full batch
+would be slower than an empty one. They are slow (the longest request takes 0.8 s), so that the flood is 380 requests a
+second and this machine is not the bottleneck. The victim asks for a fifth of the capacity at a steady pace and is
+entitled to half of it. Both have the same class and weight, and neither may be degraded. The victim's requests are the
+same alone, beside the flood, and beside it under fifo. One that is not served counts with all the time it allowed.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""overload: eight tenants ask for three times what the pool can do, sizes and bursts as in the trace.
+"""overload: eight tenants ask for three times the pool's capacity, sizes and bursts as in the trace.
 
-Counted is what is of use: cost tokens answered before their deadlines, beside what the pool could do in that time at
-its declared speed. What cannot be served must be told so at once, and what is held must not grow.
+Counted are cost tokens answered before their deadlines, beside the pool's declared speed; the time to a refusal; and
+the growth of the dispatcher's memory.
 """
 
 import threading

@@ -1,11 +1,10 @@
-"""pipeline-efficiency: tokens per second through Kafka and Fairlane, beside the same engine called directly with the
-same work.
+"""pipeline-efficiency: tokens per second through Kafka and Fairlane, beside the same engine called directly.
 
-torch: a backlog of real requests runs through dispatcher and consumer. The replies tell which of them ran together; the
-engine is then given exactly those batches, one after the other, in this process, with nothing around it.
+torch: a backlog runs through dispatcher and consumer. The replies tell which requests ran together; the engine in this
+process is then given exactly those batches, one after the other.
 
-vLLM makes no batches: its own asynchronous engine is given all the requests at once, in a process of its own
-(``vllm_direct``), and schedules them as it does for itself. ``SKIP_VLLM=1`` leaves this part out.
+vLLM makes no batches: its asynchronous engine is given all requests at once, in a process of its own
+(``vllm_direct``). ``SKIP_VLLM=1`` leaves this part out.
 """
 
 import os

@@ -1,13 +1,11 @@
 """retrieval: searches among 100,000 passages of 50 tenants, whose sizes follow Zipf's law, in the real Postgres.
 
-What is found is held against an exact search over the vectors as they were before Postgres rounded them. The smallest
-tenant has no index, as no collection of that size has: its recall says what half precision costs. A request's time is
-that of the look-up of its collection, the question's embedding, the search and the fusion, one request at a time.
-Searches per second are compared with those of a plain psycopg loop that sends the same statements with the same
-parameters in one pipeline, on one connection of its own; the two take turns. Questions about the standard library's
-documentation, each with the passage that answers it, say what the nearest passages, those with words of the question,
-and both lists fused are worth; and what the static embedder is, beside the model it was made from
-(`retrieval_questions`).
+Recall is against an exact search over the vectors before Postgres rounded them; the smallest tenant has no index, so
+its recall shows the cost of half precision. A request's time is that of the look-up of its collection, the embedding,
+the search and the fusion, one request at a time. Searches per second are compared with a plain psycopg loop that sends
+the same statements in one pipeline; the two take turns. Questions about the standard library's documentation, each with
+the passage that answers it, compare the nearest passages, those with words of the question, and both lists fused; and
+the static embedder with the model it was made from (`retrieval_questions`).
 """
 
 import asyncio

@@ -1,11 +1,8 @@
 """Recall and speed of the static embedder on questions about the standard library, beside the model it was made from.
 
-The documentation is cut into passages as ingestion does it, and embedded twice: by the static embedder that ships, and
-by all-MiniLM-L6-v2, which that one was made from, in the engine that serves it. Nearest passages are found exactly, by
-cosine, so that no index has a part in the figures.
-
-The texts are what CPython brings along: ``pydoc_data.topics`` (the language reference as ``help()`` shows it) and the
-documentation strings of modules. Nothing is fetched.
+Passages, cut as ingestion does it, are embedded by the static embedder that ships and by all-MiniLM-L6-v2 in its
+engine. Nearest passages are found exactly, by cosine. The texts come with CPython: ``pydoc_data.topics`` (the language
+reference as ``help()`` shows it) and the docstrings of modules.
 """
 
 import asyncio

@@ -1,13 +1,12 @@
 """rolling-restart: latency and throughput of tenants while a pool's consumers restart one after another.
 
-Three consumers whose simulated engines take a fixed time for a batch, and a steady load of equal requests at 60 % of
-what the three can do: with one away it is 90 % of what the others can. Each consumer is asked to end (SIGTERM), must
-end with status 0, is started again at once, and owns partitions by the broker's word before the next one's turn. The
-group is a KIP-848 one with the range assignor; six partitions, so that two and three members have equally many.
+Three consumers whose simulated engines take a fixed time for a batch, under a steady load of 60 % of their capacity:
+90 % of what two can do. Each gets SIGTERM, must end with status 0, is started again at once, and owns partitions by the
+broker's word before the next one's turn. Six partitions, so that two and three members have equally many.
 
-Throughput is the number of replies that readers of committed records saw within a second, wherever that second lies
-between the first SIGTERM and the moment when the last consumer owned partitions again; latency that of the requests
-that were published then. Both are held against the same load on the same consumers just before.
+Throughput is the number of replies that readers of committed records see within a second, wherever that second lies
+between the first SIGTERM and the last consumer's partitions; latency is that of the requests published then. Both are
+compared with the same load on the same consumers just before.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,8 @@
-"""Who was served how much, when. Pure: completions in, figures out.
+"""Figures of service over time. Pure: completions in, figures out.
 
-Service is counted in cost tokens (prompt plus twice the output) at the moment a request completes, and normalised by
-the tenant's weight. With D(t) the normalised service of one tenant less that of another up to t, the difference over
-the interval from a to b is D(b) - D(a); the largest of these over all intervals is the largest D less the smallest,
-whichever comes first.
+Service is counted in cost tokens (prompt plus twice the output) when a request completes, normalised by the tenant's
+weight. With D(t) the normalised service of one tenant less that of another up to t, the difference over the interval
+from a to b is D(b) - D(a); the largest over all intervals is the largest D less the smallest.
 """
 
 import math

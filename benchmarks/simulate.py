@@ -1,18 +1,16 @@
-"""``simulate``: an hour of the trace, scaled up, over thousands of tenants, under a virtual clock.
+"""simulate: an hour of the trace, scaled up, over 10,000 tenants, under a virtual clock.
 
-What it shows is the order that the policies make, not the speed of anything: 10,000 tenants whose demand falls by a
-power of their rank, 64 consumers, a quarter more load than capacity in the mean with the trace's own bursts on top. The
-plot shows what the busiest tenants were served over time.
+It shows the order that the policies make, not speed: demand falls by a power of a tenant's rank, 64 consumers, a
+quarter more load than capacity in the mean and the trace's bursts on top. The plot shows served tokens of the busiest
+tenants over time.
 
-Two gaps are shown, both the largest difference of normalised service between two of the busiest tenants within a class
-over any time in which both had something of that class waiting without a break. **At dispatch** is what the fair queue
-decides, and what its bound is about: 2 Q + M / w_i + M / w_j (``fair_queue``). **At completion** is what the tenants
-see; the order in which 64 consumers finish what is in flight (two micro-batches each, more than a million tokens) comes
-on top of it, and no bound of the queue covers that.
+Both gaps are the largest difference of normalised service between two of the busiest tenants within a class over any
+time in which both had something of that class waiting. **At dispatch** the fair queue decides, with the bound
+2 Q + M / w_i + M / w_j (``fair_queue``). **At completion** the order in which 64 consumers finish their
+two micro-batches each comes on top (more than a million tokens), which no bound of the queue covers.
 
-Only time and the consumers are made up. Admission, window, fair queue and in-flight tracking are the modules that the
-dispatcher runs; what the log would carry between them (work read back, settlements, capacity reports) is handed over
-after the delay that it has on a real broker.
+Only time and consumers are simulated. Admission, window, fair queue and in-flight tracking are the dispatcher's
+modules; what the log carries between them is handed over after its delay on a real broker.
 """
 
 import random

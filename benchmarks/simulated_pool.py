@@ -1,11 +1,10 @@
 """A pool of simulated engines of a declared speed, and the dispatchers before it.
 
-An engine decodes at half the speed of its prefill, so that a batch takes exactly its cost tokens (prompt plus twice the
-output) divided by the speed: the pool's capacity is known without measuring it, in the unit that fairness is measured
-in. It is slow on purpose. At 40,000 cost tokens a second and the trace's sizes it serves about 76 requests a second,
-and ten times that is still little for the broker, one dispatcher and a load generator on two cores; at the speed of a
-real GPU fleet this machine would be what is measured. A batch of 4 then takes 105 ms on each of two engines: longer
-than the way from its settlement to the next work (some 30 ms), so that the batch that lies ready covers that way.
+An engine decodes at half the speed of its prefill, so a batch takes exactly its cost tokens (prompt plus twice the
+output) divided by the speed: the pool's capacity is known without measuring it, in the unit of fairness. It is slow on
+purpose: 40,000 cost tokens a second with the trace's sizes are about 76 requests a second, far below what the broker,
+one dispatcher and a load generator can do on two cores. A batch of 4 takes 105 ms on each of two engines, longer than
+the 30 ms from its settlement to the next work, which the batch that is ready covers.
 """
 
 import threading

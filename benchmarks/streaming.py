@@ -1,7 +1,7 @@
 """streaming: time to the first token through Fairlane, minus the engine's own.
 
-The same prompts are asked one at a time, in turn: through the client, dispatcher, consumer and back as a chunk, and of
-the same engine in this process. The consumer's own process rests while the engine here runs.
+The same prompts are asked one at a time, in turn: through client, dispatcher, consumer and back as a chunk, and of the
+same engine in this process while the consumer's is idle.
 """
 
 import os

@@ -1,8 +1,8 @@
 """sync-call: latency that a blocking chat completion over HTTP adds to the client SDK's call for the same work.
 
-The same question is asked one at a time, in turn: as an OpenAI chat completion of the gateway over one connection that
-stays open, and through the SDK. Both go through the same dispatcher and the same consumer with a simulated engine that
-takes no time, so what is left of the difference is the gateway, HTTP, and the shared topic of the gateway's replies.
+The same question is asked one at a time, in turn: of the gateway over one open connection, and through the SDK. Both
+use the same dispatcher and a consumer whose simulated engine takes no time, so the difference is the gateway, HTTP, and
+the shared topic of the gateway's replies.
 """
 
 import http.client

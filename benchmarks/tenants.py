@@ -1,8 +1,8 @@
-"""tenants: how the dispatch rate bears a thousand tenants, beside how a bare Faust consumer bears as many topics.
+"""tenants: the dispatch rate with a thousand tenants, beside a bare Faust consumer with as many topics.
 
-A backlog lies ready, in turn from each tenant; both programs read the same partitions (every tenant's requests and
-backfill) on the same servers, each in a group of its own from the beginning. More partitions cost every Kafka consumer
-something: what the dispatcher adds to that is the ratio of the two programs' ratios.
+A backlog is ready, in turn from each tenant; both programs read the same partitions on the same servers, each in a
+group of its own. More partitions cost every Kafka consumer something: the dispatcher's own cost is the ratio of the
+two programs' ratios.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
 """Sizes and arrival gaps of real requests to a production LLM service.
 
 The rows are those of ``data/azure_llm_code_2023.csv`` (attribution in ``data/README.md``). Sizes are drawn with
-replacement from all rows and multiplied by one factor, so that a request of the trace's longest context fits the
-simulated model. Gaps are drawn from the trace and scaled to the wanted rate; the longest hundredth is left out: those
-are silences between busy periods (up to 217 s at 2.6 requests a second), and would make of a minute's measurement a
-measurement of nothing. What is left is still bursty: its coefficient of variation is 1.7, that of a Poisson process 1.
+replacement and multiplied by one factor, so that the longest context fits the simulated model. Gaps are drawn from the
+trace and scaled to the wanted rate, without the longest hundredth: silences of up to 217 s would leave a minute's
+measurement empty. The rest is still bursty, with a coefficient of variation of 1.7 (a Poisson process has 1).
 """
 
 import random

@@ -1,8 +1,8 @@
 """Baseline of pipeline-efficiency: vLLM's asynchronous engine alone, in a process of its environment.
 
-``python -m benchmarks.vllm_direct MODEL_JSON MODELS_DIR``, started by :class:`DirectVllm`, loads a model as our engine
-does and answers lines of requests with lines of :class:`Took`. All requests of a line are given to vLLM at once, and
-the clock runs while it works: their prompts are tokens before.
+``python -m benchmarks.vllm_direct MODEL_JSON MODELS_DIR``, started by :class:`DirectVllm`, loads a model and answers
+lines of requests with lines of :class:`Took`. All requests of a line are given to vLLM at once; the clock runs while it
+works, after their prompts were tokenized.
 """
 
 import asyncio

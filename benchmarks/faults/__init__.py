@@ -1,8 +1,8 @@
 """Kill, pause and end processes of a pipeline under load, then check its promises against the log and Postgres.
 
-What the benchmarks and the fault tests share: ``deployed`` says which pipeline, ``traffic`` sends to it, ``rig`` knows
-who owns what and strikes, ``plan`` chooses whom and how, ``campaign`` carries a plan out, ``promise`` examines the log
-and Postgres afterwards.
+Shared by benchmarks and fault tests: ``deployed`` describes the pipeline, ``traffic`` sends to it, ``rig`` knows the
+owners of partitions and strikes, ``plan`` chooses victims, ``campaign`` carries a plan out, ``promise`` checks the log
+and Postgres.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Sends faults to the services of a supervisor, which restarts them as in a deployment.
 
-Before a blow the broker must say that all that share work own partitions, and the victim with them; otherwise nobody
-takes over and the blow proves little. Of an engine its consumer must say that it works.
+Before a fault the broker must report partitions for every member that shares work, the victim included; otherwise no
+other member takes over. An engine is struck while it works, by its consumer's metrics.
 """
 
 import signal

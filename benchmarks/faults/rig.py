@@ -132,9 +132,12 @@ class Rig:
         self.badly_ended: list[str] = []
         """Who was asked to end and did not end with status 0."""
         self._admin = AdminClient(connection(deployed.settings) | QUIET)
-        recorders = recorder_group(deployed.group_prefix)
-        self._groups = {dispatcher_group(deployed): cast.dispatchers, work_group(deployed): cast.consumers}
-        self._recorders = {recorders: (cast.recorder,)}
+        self._recorders = recorder_group(deployed.group_prefix)
+        self._groups = {
+            dispatcher_group(deployed): cast.dispatchers,
+            work_group(deployed): cast.consumers,
+            self._recorders: (cast.recorder,),
+        }
         self._members: dict[str, Member] = {}
         self._dead: set[str] = set()
         self._dead_pids: dict[str, int | None] = {}
@@ -160,8 +163,9 @@ class Rig:
         By the broker's word; a dead member still counts there until its session times out, and is told apart by its id.
         """
         found: dict[str, Member] = {}
-        groups = {**self._groups, **(self._recorders if self.cast.recorder in victims else {})}
-        for group, expected in groups.items():
+        for group, expected in self._groups.items():
+            if group == self._recorders and self.cast.recorder not in victims:
+                continue
             here = members(self._admin, group)
             present = sorted(member.name for member in here)
             if present != sorted(expected):
@@ -225,8 +229,7 @@ class Rig:
                     self.badly_ended.append(f"{name} ended with {view.last_exit} on SIGTERM")
 
     def _wake_after_the_session(self, name: str, timeout_s: float) -> None:
-        groups = {**self._groups, **self._recorders}
-        group = next(group for group, expected in groups.items() if name in expected)
+        group = next(group for group, expected in self._groups.items() if name in expected)
         try:
             wait_until(lambda: is_without(self._admin, group, name), timeout_s, f"the end of {name}'s session")
         finally:
@@ -279,7 +282,7 @@ class Rig:
 
     def _places(self, group: str) -> set[Place]:
         deployed = self.deployed
-        if group in self._recorders:
+        if group == self._recorders:
             return {(replies_topic(tenant), 0) for tenant in deployed.tenants}
         if group == dispatcher_group(deployed):
             topics = (requests_topic, backfill_topic)

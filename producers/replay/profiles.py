@@ -37,14 +37,12 @@ class Profile:
     """A scenario.
 
     Attributes:
-        what: what it is for, in a few words.
         think_s: the pause between an answer and the next question, on average; from half of it to one and a half.
         prompt_tokens: of each question.
         output_tokens: most tokens of each answer.
     """
 
     name: str
-    what: str
     stages: tuple[Stage, ...]
     think_s: float
     prompt_tokens: int = 64
@@ -85,26 +83,13 @@ class Profile:
 PROFILES: Mapping[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile("baseline", "a load that is served with ease", (Stage(60, 10),), think_s=1.0),
-        Profile(
-            "burst",
-            "twenty times as many users for a while, and few again",
-            (Stage(20, 10), Stage(20, 200), Stage(20, 10)),
-            think_s=1.0,
-        ),
+        Profile("baseline", (Stage(60, 10),), think_s=1.0),
+        Profile("burst", (Stage(20, 10), Stage(20, 200), Stage(20, 10)), think_s=1.0),
         Profile(
             "saturation",
-            "more users by and by, until what is served grows no more",
             (Stage(15, 25), Stage(15, 50), Stage(15, 100), Stage(15, 200), Stage(15, 400)),
             think_s=0.25,
         ),
-        Profile(
-            "degradation",
-            "long answers for too many: shorter ones rather than none",
-            (Stage(60, 200),),
-            think_s=0.25,
-            prompt_tokens=256,
-            output_tokens=512,
-        ),
+        Profile("degradation", (Stage(60, 200),), think_s=0.25, prompt_tokens=256, output_tokens=512),
     )
 }

@@ -82,7 +82,7 @@ def test_connections_are_kept_and_used_again() -> None:
             client = HttpClient(f"{url}/base/")
             for text in (b"one", b"two"):
                 reply = await client.send(client.request("POST", "/x", {"A": "b"}, text))
-                assert (reply.status, reply.body, reply.headers["x-one"]) == (200, text, "1")
+                assert (reply.status, reply.body) == (200, text)
             at_once = [client.send(client.request("POST", "/x", {}, b"%d" % number)) for number in range(5)]
             assert [reply.body for reply in await asyncio.gather(*at_once)] == [b"0", b"1", b"2", b"3", b"4"]
             client.close()

@@ -171,7 +171,7 @@ def test_a_signal_ends_the_run_early_with_a_report(number: signal.Signals) -> No
 
 
 def profile(*stages: Stage, think_s: float = 0.001) -> Profile:
-    return Profile("test", "", stages, think_s, prompt_tokens=5, output_tokens=6)
+    return Profile("test", stages, think_s, prompt_tokens=5, output_tokens=6)
 
 
 def test_users_ask_again_after_their_answers() -> None:

@@ -21,9 +21,9 @@ from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.state import report_state
 from producers.backfill.kafka import reply_partitions
+from producers.gateway import openapi
 from producers.gateway.claim_stores import LocalClaims, RedisClaims
 from producers.gateway.edge import error_responses
-from producers.gateway.edge import openapi as edge_openapi
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
 from producers.gateway.edge.fast_path import ShortPath
@@ -37,9 +37,9 @@ from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.router import router as native_router
 from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
-from producers.gateway.openai.batch_router import router as batch_router
+from producers.gateway.openai.batches import router as batch_router
+from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.files import MOST_FORM_BYTES
-from producers.gateway.openai.inference_calls import OpenAIDeps
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.call_context import present
@@ -91,7 +91,7 @@ class Gateway:
             telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         )
         error_responses.install(self.app)
-        edge_openapi.install(self.app)
+        openapi.install(self.app)
         self._add_routes()
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
@@ -152,10 +152,10 @@ class Gateway:
         openai = OpenAIDeps(
             submitter,
             self._authenticate,
-            self.pipeline.directory,
             idempotency,
             settings.gateway_wait_s,
-            on_accepted=self._results.accepted,
+            self._results.accepted,
+            models_of=self.pipeline.directory.models_of,
         )
         batches = self._batches = BatchDeps(
             self._authenticate,
@@ -173,9 +173,10 @@ class Gateway:
         native = self._native = NativeDeps(
             submitter,
             self._authenticate,
-            self._results,
             idempotency,
             settings.gateway_wait_s,
+            self._results.accepted,
+            results=self._results,
             identify=self._identity.gate.identify,
         )
         for router in (native_router(native), openai_router(openai), batch_router(batches)):

@@ -207,11 +207,11 @@ class Idempotency:
             else:
                 age_ms = mine.claimed_at_ms - theirs.claimed_at_ms
                 if reply is None if theirs.confirmed else age_ms < _UNCONFIRMED_MS:
-                    raise _in_flight(theirs.request_id)
+                    raise in_flight(theirs.request_id)
                 # A rejection of a repeated publish says nothing about the first one.
                 mine = replace(mine, request_id=theirs.request_id, is_again=True)
             expected = there
-        raise _in_flight(None)
+        raise in_flight(None)
 
 
 def is_key(key: str) -> bool:
@@ -233,7 +233,8 @@ def other_body() -> GatewayError:
     return GatewayError(422, OTHER_BODY, "this key was used with another body", field=HEADER)
 
 
-def _in_flight(request_id: str | None) -> GatewayError:
+def in_flight(request_id: str | None) -> GatewayError:
+    """409: the request with this key has no reply yet."""
     which = "" if request_id is None else f": {request_id}"
     message = f"the request with this key is in flight{which}"
     return GatewayError(409, IN_FLIGHT, message, field=HEADER, retry_after_ms=_AGAIN_MS, request_id=request_id)

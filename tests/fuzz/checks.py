@@ -164,15 +164,15 @@ def _embedding(data: bytes) -> InferenceRequest:
 
 
 def _native(data: bytes) -> InferenceRequest:
-    return parse(NewRequest, data).to_request(_REQUEST_ID, _TENANT)
+    return parse(NewRequest, data).to_request(_TENANT, _REQUEST_ID)
 
 
 def _rank(data: bytes) -> InferenceRequest:
-    return parse(RankRequest, data).to_request(_REQUEST_ID, _TENANT)
+    return parse(RankRequest, data).to_request(_TENANT, _REQUEST_ID)
 
 
 def _classify(data: bytes) -> InferenceRequest:
-    return parse(ClassifyRequest, data).to_request(_REQUEST_ID, _TENANT)
+    return parse(ClassifyRequest, data).to_request(_TENANT, _REQUEST_ID)
 
 
 def _batch(data: bytes) -> None:

@@ -29,7 +29,7 @@ from producers.backfill.outputs import FileParts
 from producers.backfill.ports import JobFailedError, UnavailableError
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
-from producers.gateway.openai.batch_router import router
+from producers.gateway.openai.batches import router
 from producers.openai_api.errors import GatewayError, error_response
 from tests.kit.stack import PostgresServer, empty_database
 

@@ -24,8 +24,7 @@ from producers.gateway.edge.error_responses import install
 from producers.gateway.edge.fast_path import ShortPath
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity.identity import Identity, Role, Scope
-from producers.gateway.native.deps import EventPolicy, NativeDeps
-from producers.gateway.native.event_slots import EventSlots
+from producers.gateway.native.deps import EventPolicy, EventSlots, NativeDeps
 from producers.gateway.native.router import router
 from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
@@ -177,9 +176,10 @@ class Bench:
         self.deps = NativeDeps(
             self.submitter,
             authenticate,
-            self.results,
             Idempotency(LocalClaims(), self.results.find_reply),
+            on_accepted=self.results.accepted,
             clock_ms=self.clock,
+            results=self.results,
             slots=EventSlots(deps.pop("most_streams", 100)),
             **(fields | deps),
         )

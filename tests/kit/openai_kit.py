@@ -19,7 +19,7 @@ from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, Out
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity.identity import Identity, Role, Scope
-from producers.gateway.openai.inference_calls import OpenAIDeps
+from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router
 from producers.openai_api.errors import GatewayError, error_response
 from tests.kit.waiting import eventually, eventually_async
@@ -171,14 +171,16 @@ def reply_to(request: InferenceRequest, tenant: str = "acme") -> InferenceReply:
     )
 
 
-class ScriptedCatalog:
+def models_of(_tenant: str) -> Sequence[ModelVersion]:
     """Two models."""
+    return (
+        ModelVersion(MODEL, "1", "gpu", "torch-lm", ("generate",), "m", 2_048, 512),
+        ModelVersion(EMBEDDER, "1", "cpu", "torch-embed", ("embed",), "e", 512, 0),
+    )
 
-    def models_of(self, tenant: str) -> Sequence[ModelVersion]:
-        return (
-            ModelVersion(MODEL, "1", "gpu", "torch-lm", ("generate",), "m", 2_048, 512),
-            ModelVersion(EMBEDDER, "1", "cpu", "torch-embed", ("embed",), "e", 512, 0),
-        )
+
+def accept(_tenant: str, _request: InferenceRequest) -> None:
+    """Nothing is kept of an accepted request."""
 
 
 async def authenticate(request: Request) -> Identity:
@@ -198,7 +200,9 @@ def build(submitter: ScriptedSubmitter, *, wait_s: float = 60.0, keep_alive_s: f
         return error_response(error)
 
     idempotency = Idempotency(LocalClaims(), submitter.find_reply)
-    deps = OpenAIDeps(submitter, authenticate, ScriptedCatalog(), idempotency, wait_s, keep_alive_s)
+    deps = OpenAIDeps(
+        submitter, authenticate, idempotency, wait_s, accept, models_of=models_of, keep_alive_s=keep_alive_s
+    )
     app.include_router(router(deps))
     return app
 

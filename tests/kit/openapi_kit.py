@@ -20,18 +20,18 @@ from schemathesis.specs.openapi.checks import (
 from fairlane.clock import now_ms
 from fairlane.outcomes import Decision
 from fairlane.settings import Settings
+from producers.gateway import openapi
 from producers.gateway.app import Gateway
 from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.native import openapi
 from producers.gateway.native.router import router as native_router
 from producers.gateway.native.sending_routes import short_answers
 from producers.gateway.openai.batch_deps import BatchDeps
-from producers.gateway.openai.batch_router import router as batch_router
-from producers.gateway.openai.inference_calls import OpenAIDeps
+from producers.gateway.openai.batches import router as batch_router
+from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router as openai_router
 from tests.kit.native_kit import KEY, Bench, authenticate, decided, recorded
-from tests.kit.openai_kit import ScriptedCatalog
+from tests.kit.openai_kit import accept, models_of
 
 Route = tuple[str, str]
 
@@ -99,7 +99,7 @@ def gateway(*, docs: bool = True, bench: Bench | None = None, batches: BatchDeps
     routers: dict[str, Any] = {}
     if bench is not None:
         keys = Idempotency(LocalClaims(), bench.results.find_reply)
-        openai = OpenAIDeps(bench.submitter, authenticate, ScriptedCatalog(), keys, bench.deps.wait_s)
+        openai = OpenAIDeps(bench.submitter, authenticate, keys, bench.deps.wait_s, accept, models_of=models_of)
         native = bench.deps
         routers |= {
             "native_router": lambda _own: native_router(native),

@@ -64,7 +64,7 @@ class BodyLimit:
         body = _Body(scope, receive, send, most, None if path in limits.streamed else limits.budget)
         declared = declared_bytes(scope)
         if declared is not None and declared > most:
-            await body.refuse(partial(_too_large, most))
+            await body.refuse(partial(too_large, most))
             return
         scope[_BODY] = body
         try:
@@ -118,7 +118,7 @@ class _Body:
             size = len(message.get("body", b""))
             self._read_bytes += size
             if self._read_bytes > self._most_bytes:
-                self._refusal = partial(_too_large, self._most_bytes)
+                self._refusal = partial(too_large, self._most_bytes)
             else:
                 self._refusal = self._hold(size)
             if self._refusal is not None:
@@ -169,7 +169,8 @@ class _Body:
         return None
 
 
-def _too_large(most_bytes: int) -> GatewayError:
+def too_large(most_bytes: int) -> GatewayError:
+    """413: a body over its bound."""
     return GatewayError(413, Code.INVALID, f"the body has more than {most_bytes} bytes", field="body")
 
 

@@ -1,18 +1,50 @@
 """Dependencies of the native routes, and their permission checks."""
 
+import asyncio
 from dataclasses import dataclass, field
 
-from fairlane.clock import ClockMs, now_ms
 from fairlane.names import is_request_id
 from fairlane_server.api_keys.api_key import Scope
-from producers.gateway.idempotency import Idempotency
 from producers.gateway.identity.identity import Authenticate, Identity, permit
 from producers.gateway.native.errors import unknown_request
-from producers.gateway.native.event_slots import EventSlots
 from producers.gateway.native.unclaimed_streams import KeptStreams
 from producers.gateway.pipeline.call_context import note_request
-from producers.gateway.ports import Submitter
+from producers.gateway.pipeline.publisher import draining
 from producers.gateway.results.results import Results
+from producers.gateway.sending import SendingDeps
+from producers.gateway.tenant_bounds import TenantSlots
+from producers.openai_api.errors import GatewayError
+
+TOO_MANY_STREAMS = "too_many_streams"
+"""The gateway's own code."""
+MOST_STREAMS = 10_000
+_RETRY_AFTER_MS = 5_000
+
+
+class EventSlots(TenantSlots):
+    """Limit on all event streams; one tenant may hold half of it.
+
+    Args:
+        most: streams of all tenants.
+
+    Attributes:
+        ending: set when the gateway drains.
+    """
+
+    def __init__(self, most: int = MOST_STREAMS) -> None:
+        super().__init__(most, max(1, most // 2), _full)
+        self.ending = asyncio.Event()
+
+    def check(self, tenant: str, count: int = 1) -> None:
+        """Raises GatewayError: no slot is left for this tenant, or the gateway drains."""
+        if self.ending.is_set():
+            raise draining()
+        super().check(tenant, count)
+
+
+def _full() -> GatewayError:
+    message = "as many event streams are open as may be"
+    return GatewayError(429, TOO_MANY_STREAMS, message, retry_after_ms=_RETRY_AFTER_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +70,33 @@ class EventPolicy:
     check_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class NativeDeps:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeDeps(SendingDeps):
     """Dependencies of the routes.
 
     Attributes:
-        submitter: publishes to Kafka.
-        authenticate: FastAPI dependency for HTTP and WebSockets that returns the identity; raises GatewayError.
-        identify: the same without counting a call; None: ``authenticate``.
         results: replies and statuses; opened and closed by the application.
-        idempotency: deduplicates calls by key.
-        wait_s: longest that a call waits for its answer.
-        clock_ms: milliseconds since the epoch.
+        identify: as ``authenticate``, without counting a call; None: ``authenticate``.
         events: timing of event streams.
         slots: limit on open event streams.
         kept: streamed texts that no client reads yet.
     """
 
-    submitter: Submitter
-    authenticate: Authenticate
     results: Results
-    idempotency: Idempotency
-    wait_s: float
-    clock_ms: ClockMs = now_ms
+    identify: Authenticate | None = None
     events: EventPolicy = field(default_factory=EventPolicy)
     slots: EventSlots = field(default_factory=EventSlots)
     kept: KeptStreams = field(default_factory=KeptStreams)
-    identify: Authenticate | None = None
 
 
-def require_send(identity: Identity) -> None:
-    """Raises GatewayError: 403 if this caller may not send and cancel requests."""
-    permit(identity, Scope.INFERENCE, writes=True)
+def require_send(identity: Identity) -> str:
+    """The tenant of a caller that may send and cancel requests. Raises GatewayError: 403."""
+    return permit(identity, Scope.INFERENCE, writes=True).tenant
 
 
-def may_read(identity: Identity) -> None:
-    """Raises GatewayError: 403 if this caller may not read requests and results."""
-    permit(identity, Scope.RESULTS)
+def require_read(identity: Identity) -> str:
+    """The tenant of a caller that may read requests and results. Raises GatewayError: 403."""
+    return permit(identity, Scope.RESULTS).tenant
 
 
 def checked_id(request_id: str) -> str:

@@ -17,7 +17,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native import openapi
-from producers.gateway.native.deps import NativeDeps, checked_id, may_read
+from producers.gateway.native.deps import NativeDeps, checked_id, require_read
 from producers.gateway.native.errors import error_response, unknown_request
 from producers.gateway.native.follow import Event, EventName, follow
 from producers.gateway.native.lookup_routes import RequestId
@@ -117,7 +117,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
     async def events(request: Request, request_id: RequestId, caller: Caller) -> Response:
         """`status` first and on every change, `delta` with text as it is generated, `result` at the end."""
         status = await _known(deps, caller, request_id)
-        return EventStream(_lines(deps, _Listener(request, caller.tenant, status)), dict(HEADERS), _no_cleanup)
+        return EventStream(_lines(deps, _Listener(request, caller.tenant, status)), dict(HEADERS))
 
     async def socket(websocket: WebSocket, request_id: str) -> None:
         """The same events as `{"event": …, "data": …}`, one per message."""
@@ -149,7 +149,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
                 "description": "Server-sent events",
                 "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
             },
-            **openapi.errors(*openapi.READING),
+            **openapi.READING,
         },
     )
     router.add_api_websocket_route("/v1/requests/{request_id}/events", socket, name="follow_request_socket")
@@ -157,17 +157,12 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
 
 async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> RequestStatus:
     """The status of the request. Raises GatewayError if the caller may not follow it or no stream slot is left."""
-    may_read(caller)
-    wanted = checked_id(request_id)
-    deps.slots.check(caller.tenant)
-    status = await deps.results.status(caller.tenant, wanted)
+    tenant, wanted = require_read(caller), checked_id(request_id)
+    deps.slots.check(tenant)
+    status = await deps.results.status(tenant, wanted)
     if status is None:
         raise unknown_request()
     return status
-
-
-async def _no_cleanup() -> None:
-    """No cleanup: the event generator does all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +177,7 @@ async def _permitted_events(deps: NativeDeps, who: _Listener) -> AsyncGenerator[
 
     async def check() -> None:
         identity = await (deps.identify or deps.authenticate)(who.connection)
-        may_read(identity)
-        if identity.tenant != who.tenant:
+        if require_read(identity) != who.tenant:
             raise GatewayError(403, Code.FORBIDDEN, "the caller belongs to another tenant by now")
 
     with deps.slots.taken(who.tenant):

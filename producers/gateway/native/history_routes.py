@@ -16,7 +16,7 @@ from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.text import NUL
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native import openapi
-from producers.gateway.native.deps import NativeDeps, may_read
+from producers.gateway.native.deps import NativeDeps, require_read
 from producers.gateway.native.response_bodies import HistoryAnswer, answered, ended_answer
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.openai_api.errors import GatewayError
@@ -87,9 +87,9 @@ def add_history_routes(router: APIRouter, deps: NativeDeps) -> None:
     """GET /v1/requests."""
     Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
 
-    page = {**openapi.answers(200, HistoryAnswer, "A page"), **openapi.errors(*openapi.READING)}
-
-    @router.get("/v1/requests", responses=page, tags=["requests"])
+    @router.get(
+        "/v1/requests", responses=openapi.answers(200, HistoryAnswer, "A page") | openapi.READING, tags=["requests"]
+    )
     async def list_requests(
         caller: Caller,
         status: Ended = None,
@@ -100,15 +100,15 @@ def add_history_routes(router: APIRouter, deps: NativeDeps) -> None:
         cursor: Cursor = None,
     ) -> Response:
         """Ended requests, newest first; requests that end meanwhile do not shift the pages."""
-        may_read(caller)
+        tenant = require_read(caller)
         if model is not None and NUL in model:
             raise GatewayError(400, Code.INVALID, "holds a NUL character", field="model")
         since_ms, until_ms = (None if at is None else round(at.timestamp() * 1_000) for at in (since, until))
         wanted = EndedFilter(None if status is None else status.value, model, since_ms, until_ms)
-        behind = None if cursor is None else place_of(caller.tenant, wanted, cursor)
-        found = await deps.results.ended(caller.tenant, wanted, behind, limit + 1)
+        behind = None if cursor is None else place_of(tenant, wanted, cursor)
+        found = await deps.results.ended(tenant, wanted, behind, limit + 1)
         shown, has_more = found[:limit], len(found) > limit
-        next_cursor = cursor_of(caller.tenant, wanted, _place(shown[-1])) if has_more else None
+        next_cursor = cursor_of(tenant, wanted, _place(shown[-1])) if has_more else None
         data = tuple(map(ended_answer, shown))
         return answered(HistoryAnswer(data=data, has_more=has_more, next_cursor=next_cursor))
 

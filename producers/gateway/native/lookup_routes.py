@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native import openapi
-from producers.gateway.native.deps import NativeDeps, checked_id, may_read, require_send
+from producers.gateway.native.deps import NativeDeps, checked_id, require_read, require_send
 from producers.gateway.native.errors import RESULT_EXPIRED, unknown_request
 from producers.gateway.native.response_bodies import (
     AcceptedAnswer,
@@ -19,22 +19,22 @@ from producers.gateway.native.response_bodies import (
     result_answer,
     status_answer,
 )
+from producers.gateway.openapi import EXAMPLE_ID
 from producers.gateway.results.request_status import RequestState
 from producers.openai_api.errors import GatewayError
 
-RequestId = Annotated[str, Path(description="Id of the request", examples=[openapi.EXAMPLE_ID])]
+RequestId = Annotated[str, Path(description="Id of the request", examples=[EXAMPLE_ID])]
 
-_ERRORS = openapi.errors(*openapi.READING)
 _RESULT = {
     **openapi.answers(200, ResultAnswer, "The final reply, whatever its outcome"),
     **openapi.answers(202, AcceptedAnswer, "No final reply so far"),
-    **_ERRORS,
+    **openapi.READING,
 }
-_STATUS = {**openapi.answers(200, StatusAnswer, "Its status"), **_ERRORS}
+_STATUS = openapi.answers(200, StatusAnswer, "Its status") | openapi.READING
 _CANCEL = {
     **openapi.answers(200, StatusAnswer, "The request had ended; nothing was cancelled"),
     **openapi.answers(202, AcceptedAnswer, "The cancellation was sent; the final reply follows"),
-    **_ERRORS,
+    **openapi.READING,
 }
 
 
@@ -45,8 +45,7 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
     @router.get("/v1/requests/{request_id}", responses=_STATUS, tags=["requests"])
     async def get_request(request_id: RequestId, caller: Caller) -> Response:
         """The status of a request, when it passed each stage, and every decision about it with its reasons."""
-        may_read(caller)
-        found = await deps.results.status(caller.tenant, checked_id(request_id))
+        found = await deps.results.status(require_read(caller), checked_id(request_id))
         if found is None:
             raise unknown_request()
         return answered(status_answer(found))
@@ -55,13 +54,13 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
     @router.get("/v1/results/{request_id}", responses=_RESULT, tags=["requests"])
     async def get_result(request_id: RequestId, caller: Caller) -> Response:
         """The final reply to a request, by default for 24 hours from its end; 202 while there is none yet."""
-        may_read(caller)
-        found = await deps.results.find(caller.tenant, checked_id(request_id))
+        tenant = require_read(caller)
+        found = await deps.results.find(tenant, checked_id(request_id))
         if found is not None:
             if deps.clock_ms() - found.replied_at_ms > deps.results.kept_ms:
                 raise _expired(deps, request_id)
             return answered(result_answer(found))
-        known = await deps.results.status(caller.tenant, request_id)
+        known = await deps.results.status(tenant, request_id)
         if known is None:
             raise unknown_request()
         if known.status is RequestState.DONE and known.reply is None:
@@ -71,8 +70,7 @@ def add_lookup_routes(router: APIRouter, deps: NativeDeps) -> None:
     @router.delete("/v1/requests/{request_id}", status_code=202, responses=_CANCEL, tags=["requests"])
     async def cancel_request(request_id: RequestId, caller: Caller) -> Response:
         """Cancel a request. Its final reply still comes: `cancelled`, unless it ended sooner."""
-        require_send(caller)
-        tenant = caller.tenant
+        tenant = require_send(caller)
         try:
             known = await deps.results.status(tenant, checked_id(request_id))
         except GatewayError as error:

@@ -5,10 +5,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from fairlane.outcomes import Code
+from producers.gateway.native.errors import unknown_request
 from producers.gateway.native.response_bodies import (
     AcceptedAnswer,
     ClassifyAnswer,
-    ErrorAnswer,
     HistoryAnswer,
     RankAnswer,
     ResponseBody,
@@ -16,57 +17,15 @@ from producers.gateway.native.response_bodies import (
     StatusAnswer,
     links_of,
 )
-
-Responses = dict[int | str, dict[str, Any]]
-
-EXAMPLE_ID = "0b0f1b52-6a3f-4f0e-9a55-0c6f6f5d8a11"
-
-_DESCRIPTIONS: Mapping[int, str] = {
-    400: "A field is invalid; `field` names it",
-    401: "No identity, or an invalid one",
-    403: "The identity lacks the permission",
-    404: "No such request, or its result has expired",
-    409: "A request with this Idempotency-Key is in flight",
-    413: "The body is too large",
-    422: "This Idempotency-Key was used with another body",
-    429: "A limit is reached; retry after `Retry-After`",
-    499: "The request was cancelled",
-    500: "The request failed",
-    503: "Unavailable; retry after `Retry-After`",
-    504: "No answer in time; the request in `request_id` continues, unless it has expired",
-}
-_EXAMPLES: Mapping[int, Mapping[str, Any]] = {
-    400: {"code": "invalid", "message": "must be from 1 to 4096, not 9000", "field": "parameters.max_tokens"},
-    401: {"code": "invalid_api_key", "message": "This API key or token is not valid."},
-    403: {"code": "insufficient_scope", "message": "This API key has not the scope that this needs."},
-    404: {"code": "unknown_request", "message": "there is no request with this id"},
-    409: {
-        "code": "request_in_flight",
-        "message": f"the request with this key is in flight: {EXAMPLE_ID}",
-        "field": "Idempotency-Key",
-        "retry_after_ms": 1000,
-        "request_id": EXAMPLE_ID,
-    },
-    413: {"code": "invalid", "message": "the body has more than 4194304 bytes", "field": "body"},
-    422: {
-        "code": "idempotency_key_reused",
-        "message": "this key was used with another body",
-        "field": "Idempotency-Key",
-    },
-    429: {"code": "overloaded", "message": "the queue of this tenant is full", "retry_after_ms": 1200},
-    499: {"code": "cancelled", "message": "the request was cancelled", "request_id": EXAMPLE_ID},
-    500: {"code": "engine_error", "message": "the request failed", "request_id": EXAMPLE_ID},
-    503: {
-        "code": "unavailable",
-        "message": "the log does not take requests at present; nothing was accepted",
-        "retry_after_ms": 1000,
-    },
-    504: {
-        "code": "timeout",
-        "message": f"no answer within 60 s; the request goes on, ask for /v1/results/{EXAMPLE_ID}",
-        "request_id": EXAMPLE_ID,
-    },
-}
+from producers.gateway.openapi import (
+    EXAMPLE_ID,
+    READ_STATUSES,
+    SEND_STATUSES,
+    Responses,
+    answered,
+    errors,
+)
+from producers.openai_api.errors import GatewayError
 
 GENERATE = {
     "model": "smollm2-135m-instruct",
@@ -149,10 +108,14 @@ _ANSWERS: Mapping[type[ResponseBody], Mapping[str, Any]] = {
     },
 }
 
-_COMMON = (401, 403, 429)
-READING = (*_COMMON, 400, 404, 503)
-SENDING = (*_COMMON, 400, 404, 409, 413, 422, 503)
-WAITING = (*SENDING, 499, 500, 504)
+_INVALID = (
+    GatewayError(400, Code.INVALID, "must be from 1 to 4096, not 9000", field="parameters.max_tokens"),
+    "A field is invalid; `field` names it",
+)
+_UNKNOWN = (unknown_request(), "No such request, or its result has expired")
+_CANCELLED = (GatewayError(499, "cancelled", "the request was cancelled"), "The request was cancelled")
+READING = errors((*READ_STATUSES, 400), _INVALID, _UNKNOWN, is_native=True)
+SENDING = errors((*SEND_STATUSES, 499, 500, 504), _INVALID, _UNKNOWN, _CANCELLED, is_native=True)
 """A waiting call also gets the status that its final reply maps to."""
 
 
@@ -170,57 +133,23 @@ class Ready(BaseModel):
     degraded: dict[str, str] = Field(description="Each missing optional dependency, and the effect")
 
 
-ALIVE: Responses = {
-    200: {
-        "model": Alive,
-        "description": "The process answers",
-        "content": {"application/json": {"example": {"status": "alive"}}},
-    }
-}
-READY: Responses = {
-    200: {
-        "model": Ready,
-        "description": "Requests can be accepted",
-        "content": {
-            "application/json": {
-                "example": {"status": "ready", "conditions": {"log": None, "serving": None}, "degraded": {}}
-            }
-        },
+ALIVE = answered(Alive, {"status": "alive"}, "The process answers")
+READY = answered(
+    Ready,
+    {"status": "ready", "conditions": {"log": None, "serving": None}, "degraded": {}},
+    "Requests can be accepted",
+) | answered(
+    Ready,
+    {
+        "status": "not_ready",
+        "conditions": {"log": None, "serving": "draining"},
+        "degraded": {"postgres": "recorded results and new keys are not found"},
     },
-    503: {
-        "model": Ready,
-        "description": "Requests cannot be accepted",
-        "content": {
-            "application/json": {
-                "example": {
-                    "status": "not_ready",
-                    "conditions": {"log": None, "serving": "draining"},
-                    "degraded": {"postgres": "recorded results and new keys are not found"},
-                }
-            }
-        },
-    },
-}
-
-
-def errors(*statuses: int) -> Responses:
-    """Error responses of a route."""
-    return {
-        status: {
-            "model": ErrorAnswer,
-            "description": _DESCRIPTIONS[status],
-            "content": {"application/json": {"example": {"error": _EXAMPLES[status]}}},
-        }
-        for status in sorted(statuses)
-    } | {"default": {"model": ErrorAnswer, "description": "Any other error"}}
+    "Requests cannot be accepted",
+    503,
+)
 
 
 def answers(status: int, model: type[ResponseBody], description: str) -> Responses:
     """Success response of a route, with an example."""
-    return {
-        status: {
-            "model": model,
-            "description": description,
-            "content": {"application/json": {"example": _ANSWERS[model]}},
-        }
-    }
+    return answered(model, _ANSWERS[model], description, status)

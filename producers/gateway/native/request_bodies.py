@@ -170,7 +170,7 @@ class NewRequest(_Scheduled):
     def _field(self, name: str) -> str:
         return f"input.{name}" if name in _INPUTS else f"parameters.{name}" if name in _PARAMETERS else name
 
-    def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
+    def to_request(self, tenant: str, request_id: str) -> InferenceRequest:
         """The record made from this body. Raises GatewayError: 400."""
         given, wanted = self.input, self.parameters
         if wanted.stream and self.task != "generate":
@@ -209,7 +209,7 @@ class RankRequest(_Scheduled):
     documents: Texts
     top_n: int | None = Field(None, ge=1, le=MOST_INPUT_ITEMS, description="Tell of the best so many alone")
 
-    def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
+    def to_request(self, tenant: str, request_id: str) -> InferenceRequest:
         """The record made from this body. Raises GatewayError: 400."""
         return self._built(request_id, tenant, Task.RANK, query=self.query, documents=self.documents)
 
@@ -220,6 +220,6 @@ class ClassifyRequest(_Scheduled):
     image: Image
     top_n: int | None = Field(None, ge=1, le=MOST_INPUT_ITEMS, description="Tell of the best so many alone")
 
-    def to_request(self, request_id: str, tenant: str) -> InferenceRequest:
+    def to_request(self, tenant: str, request_id: str) -> InferenceRequest:
         """The record made from this body. Raises GatewayError: 400."""
         return self._built(request_id, tenant, Task.CLASSIFY, image=self.image)

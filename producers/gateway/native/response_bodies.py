@@ -8,9 +8,7 @@ from starlette.responses import Response
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
-from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.results.request_status import RequestState, RequestStatus
-from producers.openai_api.errors import CLIENT_CLOSED_REQUEST, client_gone
 
 PREFIX = "/v1"
 
@@ -350,12 +348,6 @@ def accepted(request_id: str, status: RequestState = RequestState.QUEUED) -> Res
 def not_yet(request_id: str, status: RequestState) -> Response:
     """202 for a request without a reply so far, with Retry-After."""
     return answered(accepted_answer(request_id, status), 202, {"retry-after": str(_ASK_AGAIN_S)})
-
-
-def gone() -> Response:
-    """499 for a client that has disconnected; it is only logged."""
-    note_error(client_gone(None))
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 def _response(body: bytes, status: int, headers: dict[str, str]) -> Response:

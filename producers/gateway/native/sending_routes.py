@@ -1,18 +1,14 @@
 """Routes that send requests, with or without waiting for the answer."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from fairlane.records import InferenceReply
 from fairlane_server.postgres.request_timeline import RecordedReply
-from producers.gateway.disconnects import ClientGoneError, unless_gone
-from producers.gateway.edge.body_limit import release_body
 from producers.gateway.edge.fast_path import ShortAnswer
-from producers.gateway.idempotency import HEADER, IdempotentCall, publish_once
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native import openapi
 from producers.gateway.native.deps import NativeDeps, require_send
@@ -25,85 +21,13 @@ from producers.gateway.native.response_bodies import (
     accepted,
     answered,
     classify_answer,
-    gone,
     rank_answer,
     result_answer,
 )
-from producers.gateway.openai.inference_calls import body_of
-from producers.gateway.openai.openapi import IDEMPOTENCY_KEY
-from producers.gateway.ports import PendingReply
+from producers.gateway.openapi import IDEMPOTENCY_KEY
 from producers.gateway.results.request_status import RequestState
-from producers.openai_api.body import documented, parse
-from producers.openai_api.errors import error_of, waited_too_long
-
-BodyT = TypeVar("BodyT", NewRequest, RankRequest, ClassifyRequest)
-WishT = TypeVar("WishT")
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """An accepted request.
-
-    Attributes:
-        tenant: tenant of the request.
-        request_id: id of the request.
-        call: state of its idempotency key.
-        source: of the reply: a waiter, which must be forgotten in the end, or the earlier reply.
-    """
-
-    tenant: str
-    request_id: str
-    call: IdempotentCall
-    source: PendingReply | InferenceReply
-
-
-async def send(
-    deps: NativeDeps,
-    identity: Identity,
-    route: str,
-    request: Request,
-    model: type[BodyT],
-    wish_of: Callable[[BodyT], WishT],
-) -> tuple[Sent, WishT]:
-    """Publish the request in the body. The caller must wait for the returned source, or forget it.
-
-    On return nothing holds the body any more, except what ``wish_of`` took from it.
-
-    Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
-    """
-    require_send(identity)
-    tenant, submitter = identity.tenant, deps.submitter
-    raw = await body_of(request)
-    body = parse(model, raw)
-    asked = body.to_request(submitter.new_request_id(), tenant)
-    key = request.headers.get(HEADER)
-    published = await publish_once(submitter, deps.idempotency, deps.results.accepted, tenant, route, key, raw, asked)
-    release_body(request.scope)
-    return Sent(tenant, published.request_id, published.call, published.source), wish_of(body)
-
-
-async def reply_to(deps: NativeDeps, sent: Sent, request: Request, wait_s: float) -> RecordedReply:
-    """Wait for the reply, then stop waiting. Without a key, a disconnect cancels the request.
-
-    Raises:
-        TimeoutError: no reply within ``wait_s``; the request goes on.
-        ClientGoneError: the client disconnected.
-    """
-    waiting = sent.source
-    if isinstance(waiting, InferenceReply):
-        return RecordedReply(waiting, deps.clock_ms())
-    try:
-        reply = await unless_gone(request.receive, waiting.reply(wait_s))
-    except ClientGoneError:
-        if not sent.call.has_key:
-            # The client does not know the id, and without a key cannot come back for the result.
-            await waiting.cancel()
-        raise
-    finally:
-        waiting.forget()
-    await sent.call.settle(reply)
-    return RecordedReply(reply, deps.clock_ms())
-
+from producers.gateway.sending import ok_reply, publish, reply_in_time
+from producers.openai_api.body import documented
 
 _MOST_WAIT_S = 3_600.0
 _REQUESTS, _RANK, _CLASSIFY = "/v1/requests", "/v1/rank", "/v1/classify"
@@ -117,7 +41,7 @@ Wait = Annotated[
 _CREATED = {
     **openapi.answers(200, ResultAnswer, "With `wait`: the answer came in time"),
     **openapi.answers(202, AcceptedAnswer, "Accepted: it gets exactly one final reply"),
-    **openapi.errors(*openapi.WAITING),
+    **openapi.SENDING,
 }
 
 
@@ -144,27 +68,35 @@ def add_sending_routes(router: APIRouter, deps: NativeDeps) -> None:
 
     @router.post(
         _RANK,
-        responses=_waited(RankAnswer, "The documents, the best first"),
+        responses=openapi.answers(200, RankAnswer, "The documents, the best first") | openapi.SENDING,
         openapi_extra=documented(RankRequest, openapi.RANK) | IDEMPOTENCY_KEY,
         tags=["tasks"],
     )
     async def rank(request: Request, caller: Caller) -> Response:
         """Rank documents by a query, and wait for the result."""
-        sent, top_n = await send(deps, caller, _RANK, request, RankRequest, lambda body: body.top_n)
-        reply = await _ok(deps, sent, request)
-        return gone() if reply is None else answered(rank_answer(reply, top_n))
+        published, top_n = await publish(
+            deps, request, require_send(caller), _RANK, RankRequest, RankRequest.to_request, lambda body: body.top_n
+        )
+        return answered(rank_answer(await reply_in_time(published, request.receive, deps.wait_s), top_n))
 
     @router.post(
         _CLASSIFY,
-        responses=_waited(ClassifyAnswer, "The classes, the likeliest first"),
+        responses=openapi.answers(200, ClassifyAnswer, "The classes, the likeliest first") | openapi.SENDING,
         openapi_extra=documented(ClassifyRequest, openapi.CLASSIFY) | IDEMPOTENCY_KEY,
         tags=["tasks"],
     )
     async def classify(request: Request, caller: Caller) -> Response:
         """Classify an image, and wait for the result."""
-        sent, top_n = await send(deps, caller, _CLASSIFY, request, ClassifyRequest, lambda body: body.top_n)
-        reply = await _ok(deps, sent, request)
-        return gone() if reply is None else answered(classify_answer(reply, top_n))
+        published, top_n = await publish(
+            deps,
+            request,
+            require_send(caller),
+            _CLASSIFY,
+            ClassifyRequest,
+            ClassifyRequest.to_request,
+            lambda body: body.top_n,
+        )
+        return answered(classify_answer(await reply_in_time(published, request.receive, deps.wait_s), top_n))
 
 
 def short_answers(deps: NativeDeps) -> Mapping[str, ShortAnswer]:
@@ -177,45 +109,21 @@ def short_answers(deps: NativeDeps) -> Mapping[str, ShortAnswer]:
 
 
 async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s: float) -> Response:
-    sent, is_streamed = await send(deps, caller, _REQUESTS, request, NewRequest, lambda body: body.parameters.stream)
+    tenant = require_send(caller)
+    published, is_streamed = await publish(
+        deps, request, tenant, _REQUESTS, NewRequest, NewRequest.to_request, lambda body: body.parameters.stream
+    )
+    request_id, source = published.request_id, published.source
     if wait_s > 0:
-        return await _answered(deps, sent, request, min(wait_s, deps.wait_s))
-    if isinstance(sent.source, InferenceReply):
-        return accepted(sent.request_id, RequestState.DONE)
+        try:
+            reply = await ok_reply(published, request.receive, min(wait_s, deps.wait_s))
+        except TimeoutError:
+            return accepted(request_id)
+        return answered(result_answer(RecordedReply(reply, deps.clock_ms())))
+    if isinstance(source, InferenceReply):
+        return accepted(request_id, RequestState.DONE)
     if is_streamed:
-        deps.kept.keep(sent.tenant, sent.source)
+        deps.kept.keep(tenant, source)
     else:
-        sent.source.forget()
-    return accepted(sent.request_id)
-
-
-def _waited(model: type, description: str) -> openapi.Responses:
-    return {**openapi.answers(200, model, description), **openapi.errors(*openapi.WAITING)}
-
-
-async def _answered(deps: NativeDeps, sent: Sent, request: Request, wait_s: float) -> Response:
-    """The result, or the id if it takes longer than ``wait_s``."""
-    try:
-        recorded = await reply_to(deps, sent, request, wait_s)
-    except TimeoutError:
-        return accepted(sent.request_id)
-    except ClientGoneError:
-        return gone()
-    error = error_of(recorded.reply)
-    if error is not None:
-        raise error
-    return answered(result_answer(recorded))
-
-
-async def _ok(deps: NativeDeps, sent: Sent, request: Request) -> InferenceReply | None:
-    """The reply; None if the client disconnected. Raises GatewayError: it is not ``ok``, or did not come in time."""
-    try:
-        recorded = await reply_to(deps, sent, request, deps.wait_s)
-    except TimeoutError:
-        raise waited_too_long(sent.request_id, deps.wait_s) from None
-    except ClientGoneError:
-        return None
-    error = error_of(recorded.reply)
-    if error is not None:
-        raise error
-    return recorded.reply
+        source.forget()
+    return accepted(request_id)

@@ -1,14 +1,15 @@
 """Dependencies of the file and batch routes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import random
 from tempfile import gettempdir
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
+from fastapi import Depends
 from starlette.concurrency import run_in_threadpool
 
 from fairlane.backoff import jittered_ms
@@ -18,7 +19,8 @@ from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
 from producers.backfill.files import Blob, blob_of, file_url
 from producers.backfill.ports import JobFailedError, UnavailableError
-from producers.gateway.identity.identity import Authenticate
+from producers.gateway.identity.identity import Authenticate, Identity, Scope, require
+from producers.gateway.openapi import ErrorDoc
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.openai_api.errors import GatewayError
 
@@ -63,7 +65,7 @@ def _slots(most: int, most_of_tenant: int, what: str, *, has_reserve: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class BatchDeps:
-    """Dependencies of ``batch_router.router``.
+    """Dependencies of the routes.
 
     Attributes:
         authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
@@ -94,6 +96,18 @@ class BatchDeps:
     )
     transfer_s: float = 3_600.0
     spool_dir: Path | None = None
+
+    def caller(self, scope: Scope, *, writes: bool = False) -> Any:
+        """FastAPI dependency: the permitted caller's tenant, which holds a slot of short calls while the route runs. A
+        route that is no coroutine runs in a thread. Raises GatewayError: 401, 403, 429, 503."""
+
+        async def called(
+            identity: Annotated[Identity, Depends(require(self.authenticate, scope, writes=writes))],
+        ) -> AsyncIterator[str]:
+            with self.calls.taken(identity.tenant):
+                yield identity.tenant
+
+        return Depends(called, scope="function")
 
     async def call(self, tenant: str, answer: Callable[[], T]) -> T:
         """Run ``answer`` in a thread and return its result. Raises GatewayError: 429; and what ``answer`` raises."""
@@ -150,3 +164,10 @@ def _busy(most: int, what: str) -> GatewayError:
     return GatewayError(
         429, Code.OVERLOADED, f"at most {most} {what} are under way at a time", retry_after_ms=retry_after_ms
     )
+
+
+ERRORS: Sequence[ErrorDoc] = (
+    (unavailable(), "Files and batches are unavailable; retry after `retry-after`"),
+    (_busy(MOST_CALLS, "calls about files and batches"), "A limit is reached; retry after `retry-after`"),
+)
+"""Documented errors of all routes."""

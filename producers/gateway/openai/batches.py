@@ -18,12 +18,13 @@ from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Want
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.gateway.idempotency import HEADER, checked_key, other_body
 from producers.gateway.identity.identity import Identity, require
-from producers.gateway.openai import batch_openapi as answers
-from producers.gateway.openai.batch_deps import BatchDeps, listed
+from producers.gateway.openai import batch_models as answers
+from producers.gateway.openai import files
+from producers.gateway.openai.batch_deps import ERRORS, BatchDeps, listed
 from producers.gateway.openai.files import found_file
-from producers.gateway.openai.inference_calls import body_of
-from producers.gateway.openai.openapi import IDEMPOTENCY_KEY, READ_STATUSES, errors
+from producers.gateway.openapi import IDEMPOTENCY_KEY, READ_STATUSES, errors
 from producers.gateway.pipeline.call_context import note_object
+from producers.gateway.sending import body_of
 from producers.openai_api.body import documented, parse
 from producers.openai_api.errors import GatewayError
 
@@ -45,74 +46,79 @@ class BatchBody(BaseModel):
     ] = None
 
 
-def routes(deps: BatchDeps) -> APIRouter:
-    """The routes."""
-    api = APIRouter()
-    documented_errors = answers.BATCH_ERRORS
-    read = errors((*READ_STATUSES, 400), documented_errors)
-    reader = require(deps.authenticate, Scope.BATCHES)
-    writer = require(deps.authenticate, Scope.BATCHES, writes=True)
+_INVALID = (GatewayError(400, Code.INVALID, "endpoint: must be given", field="endpoint"), "A field is invalid")
+
+
+def _unknown() -> GatewayError:
+    return GatewayError(404, "not_found", "there is no such batch", field="batch_id")
+
+
+def _ended() -> GatewayError:
+    return GatewayError(409, "conflict", "the batch has ended", field="batch_id")
+
+
+_ERRORS = (*ERRORS, _INVALID, (_unknown(), "No such batch, or no such file"), (_ended(), "The batch has ended"))
+
+
+def router(deps: BatchDeps) -> APIRouter:
+    """All routes of files and batches, below ``/v1``."""
+    api = APIRouter(prefix="/v1", tags=["OpenAI"])
+    api.include_router(files.routes(deps))
+    read = errors((*READ_STATUSES, 400), *_ERRORS)
+    Reader = Annotated[str, deps.caller(Scope.BATCHES)]  # noqa: N806 - a type
+    Writer = Annotated[str, deps.caller(Scope.BATCHES, writes=True)]  # noqa: N806 - a type
+    creator = require(deps.authenticate, Scope.BATCHES, writes=True)
 
     @api.post(
         "/batches",
         summary="Start a batch",
         response_model=None,
-        responses=errors((*READ_STATUSES, 400, 413, 422), documented_errors) | answers.BATCH,
+        responses=errors((*READ_STATUSES, 400, 413, 422), *_ERRORS) | answers.BATCH,
         openapi_extra=documented(BatchBody, {"A batch": _EXAMPLE}) | IDEMPOTENCY_KEY,
     )
-    async def create(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
+    async def create(request: Request, identity: Annotated[Identity, Depends(creator)]) -> dict[str, object]:
         """Answer each line of a file like a call of its own. Calls with the same `Idempotency-Key` create one batch."""
         body = parse(BatchBody, await body_of(request))
         key = checked_key(request.headers.get(HEADER))
         return batch_json(await deps.call(identity.tenant, partial(_created, deps, identity.tenant, body, key)))
 
     @api.get("/batches", summary="The batches there are", response_model=None, responses=read | answers.BATCHES)
-    async def list_batches(
-        identity: Annotated[Identity, Depends(reader)],
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        after: str | None = None,
+    def list_batches(
+        tenant: Reader, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None
     ) -> dict[str, object]:
         """Newest first."""
-        return await deps.call(identity.tenant, partial(_page, deps, identity.tenant, limit, after))
+        if after is not None:
+            _found(deps, tenant, after)
+        with deps.store(tenant) as store:
+            found = store.batches(limit + 1, after)
+        return listed([batch_json(batch) for batch in found], limit)
 
     @api.get("/batches/{batch_id}", summary="One batch", response_model=None, responses=read | answers.BATCH)
-    async def get_batch(batch_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
+    def get_batch(batch_id: str, tenant: Reader) -> dict[str, object]:
         """Progress of a batch, and the ids of its output files."""
-        return batch_json(await deps.call(identity.tenant, partial(_found, deps, identity.tenant, batch_id)))
+        return batch_json(_found(deps, tenant, batch_id))
 
     @api.post(
         "/batches/{batch_id}/cancel",
         summary="Cancel a batch",
         response_model=None,
-        responses=errors((*READ_STATUSES, 400, 409), {**documented_errors, **answers.ENDED}) | answers.BATCH,
+        responses=errors((*READ_STATUSES, 400, 409), *_ERRORS) | answers.BATCH,
     )
-    async def cancel(batch_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
+    def cancel(batch_id: str, tenant: Writer) -> dict[str, object]:
         """Lines already answered are kept. Cancelling a cancelled batch again returns it unchanged."""
-        return await deps.call(identity.tenant, partial(_cancel, deps, identity.tenant, batch_id))
+        batch = _found(deps, tenant, batch_id)
+        with deps.store(tenant):
+            jobs = JobStore(deps.postgres_dsn, tenant)
+            try:
+                steered = jobs.steer(batch.job.job_id, Wanted.CANCEL, deps.clock_ms())
+            finally:
+                jobs.close()
+        batch = _found(deps, tenant, batch_id)
+        if steered is None and batch.job.status not in (Status.CANCELLING, Status.CANCELLED):
+            raise _ended()
+        return batch_json(batch)
 
     return api
-
-
-def _page(deps: BatchDeps, tenant: str, limit: int, after: str | None) -> dict[str, object]:
-    if after is not None:
-        _found(deps, tenant, after)
-    with deps.store(tenant) as store:
-        found = store.batches(limit + 1, after)
-    return listed([batch_json(batch) for batch in found], limit)
-
-
-def _cancel(deps: BatchDeps, tenant: str, batch_id: str) -> dict[str, object]:
-    batch = _found(deps, tenant, batch_id)
-    with deps.store(tenant):
-        jobs = JobStore(deps.postgres_dsn, tenant)
-        try:
-            steered = jobs.steer(batch.job.job_id, Wanted.CANCEL, deps.clock_ms())
-        finally:
-            jobs.close()
-    batch = _found(deps, tenant, batch_id)
-    if steered is None and batch.job.status not in (Status.CANCELLING, Status.CANCELLED):
-        raise GatewayError(409, "conflict", "the batch has ended", field="batch_id")
-    return batch_json(batch)
 
 
 def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> Batch:
@@ -202,7 +208,7 @@ def _found(deps: BatchDeps, tenant: str, batch_id: str) -> Batch:
         with deps.store(tenant) as store:
             batch = store.batch(batch_id)
     if batch is None:
-        raise GatewayError(404, "not_found", "there is no such batch", field="batch_id")
+        raise _unknown()
     return batch
 
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from errno import errorcode
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Annotated
@@ -29,9 +28,9 @@ from producers.backfill.job import Fingerprint
 from producers.backfill.ports import JobFailedError, NoSuchInputError, UnavailableError
 from producers.gateway.edge.body_limit import declared_bytes
 from producers.gateway.identity.identity import Identity, require
-from producers.gateway.openai import batch_openapi as answers
-from producers.gateway.openai.batch_deps import BatchDeps, listed, unavailable
-from producers.gateway.openai.openapi import READ_STATUSES, errors
+from producers.gateway.openai import batch_models as answers
+from producers.gateway.openai.batch_deps import ERRORS, BatchDeps, listed, unavailable
+from producers.gateway.openapi import READ_STATUSES, ErrorDoc, errors
 from producers.gateway.pipeline.call_context import note_object
 from producers.openai_api.errors import GatewayError, client_gone
 
@@ -98,56 +97,39 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 def routes(deps: BatchDeps) -> APIRouter:
     """The routes."""
     api = APIRouter()
-    read = errors((*READ_STATUSES, 400), answers.FILE_ERRORS)
-    reader = require(deps.authenticate, KeyScope.FILES)
-    writer = require(deps.authenticate, KeyScope.FILES, writes=True)
+    read = errors((*READ_STATUSES, 400), *_ERRORS)
+    Reader = Annotated[str, deps.caller(KeyScope.FILES)]  # noqa: N806 - a type
+    Writer = Annotated[str, deps.caller(KeyScope.FILES, writes=True)]  # noqa: N806 - a type
+    uploader = require(deps.authenticate, KeyScope.FILES, writes=True)
 
     @api.post(
         "/files",
         summary="Upload a file",
         response_model=None,
-        responses=errors((*READ_STATUSES, 400, 408, 411, 413), answers.FILE_ERRORS) | answers.FILE,
+        responses=errors((*READ_STATUSES, 400, 408, 411, 413), *_ERRORS) | answers.FILE,
         openapi_extra=answers.upload_body(INPUT_PURPOSE, _ANCHOR, LEAST_TTL_S, deps.limits.ttl_s),
     )
-    async def upload(request: Request, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
+    async def upload(request: Request, identity: Annotated[Identity, Depends(uploader)]) -> dict[str, object]:
         """Upload JSON lines for a batch. Quota is reserved first; then the body is written to disk as it arrives."""
-        declared = declared_bytes(request.scope)
-        if declared is None:
-            raise GatewayError(411, LENGTH_REQUIRED, "the length of the body must be given", field="content-length")
-        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise _no_form()
-        with deps.transfers.taken(identity.tenant):
-            coming = await run_in_threadpool(_reserve, deps, identity.tenant, declared)
-            try:
-                form = await _received(deps, request)
-            except Exception:
-                await run_in_threadpool(_leave, deps, coming)
-                raise
-            try:
-                upload, file = _described(deps, coming, form)
-            except GatewayError:
-                await form.close()
-                await run_in_threadpool(_leave, deps, coming)
-                raise
-            try:
-                return await run_in_threadpool(_keep, deps, file, upload)
-            finally:
-                await form.close()
+        return await _uploaded(deps, request, identity.tenant)
 
     @api.get("/files", summary="The files there are", response_model=None, responses=read | answers.FILES)
-    async def list_files(
-        identity: Annotated[Identity, Depends(reader)],
-        limit: Limit = 100,
-        after: str | None = None,
-        purpose: str | None = None,
+    def list_files(
+        tenant: Reader, limit: Limit = 100, after: str | None = None, purpose: str | None = None
     ) -> dict[str, object]:
         """Newest first."""
-        return await deps.call(identity.tenant, partial(_page, deps, identity.tenant, limit, after, purpose))
+        if after is not None:
+            found_file(deps, tenant, after)
+        if purpose not in _PURPOSES:
+            return listed([], limit)
+        with deps.store(tenant) as store:
+            found = store.files(deps.clock_ms(), limit + 1, after, purpose)
+        return listed([file_json(file) for file in found], limit)
 
     @api.get("/files/{file_id}", summary="One file", response_model=None, responses=read | answers.FILE)
-    async def get_file(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> dict[str, object]:
+    def get_file(file_id: str, tenant: Reader) -> dict[str, object]:
         """Metadata of a file, such as size and name."""
-        return file_json(await deps.call(identity.tenant, partial(found_file, deps, identity.tenant, file_id)))
+        return file_json(found_file(deps, tenant, file_id))
 
     @api.get(
         "/files/{file_id}/content",
@@ -155,15 +137,26 @@ def routes(deps: BatchDeps) -> APIRouter:
         response_class=StreamingResponse,
         responses=read | answers.CONTENT,
     )
-    async def get_content(file_id: str, identity: Annotated[Identity, Depends(reader)]) -> StreamingResponse:
+    def get_content(file_id: str, tenant: Reader) -> StreamingResponse:
         """Content of a file, streamed in blocks."""
-        blob, fingerprint = await deps.call(identity.tenant, partial(_opened, deps, identity.tenant, file_id))
-        return _Download(blob, fingerprint, deps.transfers.taken(identity.tenant), deps.transfer_s)
+        file = found_file(deps, tenant, file_id)
+        with deps.store(tenant):
+            blob = deps.blob_of(tenant, file.file_id)
+            try:
+                fingerprint = blob.fingerprint()
+            except NoSuchInputError:
+                # Deleted since it was found.
+                raise _not_found() from None
+        return _Download(blob, fingerprint, deps.transfers.taken(tenant), deps.transfer_s)
 
     @api.delete("/files/{file_id}", summary="Delete a file", response_model=None, responses=read | answers.DELETED)
-    async def delete_file(file_id: str, identity: Annotated[Identity, Depends(writer)]) -> dict[str, object]:
+    def delete_file(file_id: str, tenant: Writer) -> dict[str, object]:
         """A batch that has yet to read the file fails."""
-        await deps.call(identity.tenant, partial(_delete, deps, identity.tenant, file_id))
+        file = found_file(deps, tenant, file_id)
+        with deps.store(tenant) as store:
+            # Content first: no content is stored without an entry that names it.
+            deps.blob_of(tenant, file.file_id).delete()
+            store.remove_file(file.file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
     return api
@@ -238,33 +231,29 @@ def asked_ttl_s(form: FormData, most_s: int) -> int:
     return int(seconds)
 
 
-def _page(deps: BatchDeps, tenant: str, limit: int, after: str | None, purpose: str | None) -> dict[str, object]:
-    if after is not None:
-        found_file(deps, tenant, after)
-    if purpose not in _PURPOSES:
-        return listed([], limit)
-    with deps.store(tenant) as store:
-        found = store.files(deps.clock_ms(), limit + 1, after, purpose)
-    return listed([file_json(file) for file in found], limit)
-
-
-def _opened(deps: BatchDeps, tenant: str, file_id: str) -> tuple[Blob, Fingerprint]:
-    file = found_file(deps, tenant, file_id)
-    with deps.store(tenant):
-        blob = deps.blob_of(tenant, file.file_id)
+async def _uploaded(deps: BatchDeps, request: Request, tenant: str) -> dict[str, object]:
+    declared = declared_bytes(request.scope)
+    if declared is None:
+        raise _no_length()
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise _no_form()
+    with deps.transfers.taken(tenant):
+        coming = await run_in_threadpool(_reserve, deps, tenant, declared)
         try:
-            return blob, blob.fingerprint()
-        except NoSuchInputError:
-            # Deleted since it was found.
-            raise _not_found() from None
-
-
-def _delete(deps: BatchDeps, tenant: str, file_id: str) -> None:
-    file = found_file(deps, tenant, file_id)
-    with deps.store(tenant) as store:
-        # Content first: no content is stored without an entry that names it.
-        deps.blob_of(tenant, file.file_id).delete()
-        store.remove_file(file.file_id)
+            form = await _received(deps, request)
+        except Exception:
+            await run_in_threadpool(_leave, deps, coming)
+            raise
+        try:
+            upload, file = _described(deps, coming, form)
+        except GatewayError:
+            await form.close()
+            await run_in_threadpool(_leave, deps, coming)
+            raise
+        try:
+            return await run_in_threadpool(_keep, deps, file, upload)
+        finally:
+            await form.close()
 
 
 def _reserve(deps: BatchDeps, tenant: str, declared_bytes: int) -> StoredFile:
@@ -295,7 +284,7 @@ async def _received(deps: BatchDeps, request: Request) -> FormData:
     except ClientDisconnect:
         raise client_gone(None) from None
     except TimeoutError:
-        raise GatewayError(408, Code.INVALID, f"the body took more than {deps.transfer_s:g} s", field="body") from None
+        raise _too_slow(deps.transfer_s) from None
     except OSError as error:
         log.error("upload_not_spooled", error=errorcode.get(error.errno or 0, "unknown"))
         raise unavailable() from None
@@ -352,6 +341,14 @@ def _quota_reached(error: QuotaReachedError) -> GatewayError:
     return GatewayError(403, QUOTA_REACHED, message, field="file")
 
 
+def _no_length() -> GatewayError:
+    return GatewayError(411, LENGTH_REQUIRED, "the length of the body must be given", field="content-length")
+
+
+def _too_slow(most_s: float) -> GatewayError:
+    return GatewayError(408, Code.INVALID, f"the body took more than {most_s:g} s", field="body")
+
+
 def _no_form() -> GatewayError:
     return _invalid("file", "the body is no form with a file")
 
@@ -362,3 +359,16 @@ def _not_found() -> GatewayError:
 
 def _invalid(field: str, reason: str) -> GatewayError:
     return GatewayError(400, Code.INVALID, f"{field}: {reason}", field=field)
+
+
+_ERRORS: Sequence[ErrorDoc] = (
+    *ERRORS,
+    (_invalid("purpose", f"only {INPUT_PURPOSE} is supported"), "A field is invalid; `param` names it"),
+    (
+        _quota_reached(QuotaReachedError("a tenant keeps at most 10000 uploaded files, and 10000 are there")),
+        "The identity lacks the permission, or the quota of stored files is used up",
+    ),
+    (_not_found(), "No such file"),
+    (_too_slow(3_600), "The body did not arrive in time"),
+    (_no_length(), "The request has no Content-Length"),
+)

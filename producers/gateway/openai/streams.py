@@ -1,11 +1,9 @@
 """Streamed responses."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -15,9 +13,10 @@ from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply
 from producers.gateway.disconnects import ClientGoneError, unless_gone
 from producers.gateway.idempotency import Published
-from producers.gateway.openai.inference_calls import OpenAIDeps, asked, checked, json_response, leave, reply_of
+from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.ports import PendingReply
+from producers.gateway.sending import checked, leave, reply_in_time
 from producers.openai_api import sse
 from producers.openai_api.errors import (
     REQUEST_ID_HEADER,
@@ -27,7 +26,6 @@ from producers.openai_api.errors import (
     error_body,
     waited_too_long,
 )
-from producers.openai_api.request_models import ChatBody, CompletionBody
 from producers.openai_api.response_bodies import RequestEcho, Stream, text_of
 
 
@@ -81,12 +79,6 @@ class NoDelta(Enum):
     SILENCE = "silence"
 
 
-class HasDeltas(Protocol):
-    """The part of ``PendingReply`` that ``Deltas`` uses. A new call of ``deltas`` continues where the last ended."""
-
-    def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]: ...
-
-
 class Deltas:
     """Deltas of one answer, and the silences between them.
 
@@ -97,7 +89,7 @@ class Deltas:
         wait_s: longest wait without a delta, in seconds.
     """
 
-    def __init__(self, waiting: HasDeltas, wait_s: float) -> None:
+    def __init__(self, waiting: PendingReply, wait_s: float) -> None:
         self._waiting = waiting
         self._wait_s = wait_s
         self._deltas = waiting.deltas(wait_s)
@@ -138,35 +130,31 @@ class Deltas:
                 return delta
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseOptions:
-    """Response options of a text request, kept after its body is released."""
-
-    is_streamed: bool
-    with_usage: bool
-
-    @classmethod
-    def of(cls, body: ChatBody | CompletionBody) -> "ResponseOptions":
-        return cls(bool(body.stream), body.wants_usage)
+def json_response(reply: InferenceReply, body: bytes) -> Response:
+    """JSON response with the request id in a header."""
+    return Response(body, media_type="application/json", headers={REQUEST_ID_HEADER: reply.request_id})
 
 
 async def text_response(
     deps: OpenAIDeps,
     request: Request,
     published: Published,
-    wish: ResponseOptions,
+    wish: tuple[bool, bool],
     stream_of: Callable[[RequestEcho], Stream],
     whole: Callable[[InferenceReply, RequestEcho], bytes],
 ) -> Response:
-    """Response to a text request: streamed if requested, else whole. Raises GatewayError."""
-    if wish.is_streamed:
-        stream = stream_of(asked(deps, published, with_usage=wish.with_usage))
-        return await stream_response(deps, request, published, stream)
-    reply = await reply_of(published, request.receive, deps.wait_s)
-    return json_response(reply, whole(reply, asked(deps, published, reply)))
+    """Response to a text request. ``wish``: whether it is streamed, and whether a stream ends with usage.
+
+    Raises GatewayError.
+    """
+    is_streamed, with_usage = wish
+    if is_streamed:
+        return await _streamed(deps, request, published, stream_of(deps.echo(published, with_usage=with_usage)))
+    reply = await reply_in_time(published, request.receive, deps.wait_s)
+    return json_response(reply, whole(reply, deps.echo(published, reply)))
 
 
-async def stream_response(deps: OpenAIDeps, request: Request, published: Published, stream: Stream) -> Response:
+async def _streamed(deps: OpenAIDeps, request: Request, published: Published, stream: Stream) -> Response:
     """The answer as server-sent events.
 
     The status is sent with the first text or after ``keep_alive_s``: a request that fails before that gets an error
@@ -262,7 +250,10 @@ class EventStream(StreamingResponse):
     """Streams events, and calls ``close`` when they are sent or the client has disconnected."""
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: dict[str, str], close: Callable[[], Awaitable[None]]
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(events, headers=headers)
         self._events = events
@@ -277,7 +268,8 @@ class EventStream(StreamingResponse):
             try:
                 await self._events.aclose()
             finally:
-                await self._close()
+                if self._close is not None:
+                    await self._close()
 
 
 def _whole(stream: Stream, reply: InferenceReply) -> bytes:

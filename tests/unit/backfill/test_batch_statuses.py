@@ -8,7 +8,7 @@ from openai.types import Batch as OpenAIBatch
 
 from producers.backfill.batches import Batch
 from producers.backfill.job import DEFAULT_WINDOW_MS, Fingerprint, Job, JobSpec, Status, Tally, Wanted
-from producers.gateway.openai.batch_openapi import BATCH
+from producers.gateway.openai.batch_models import BATCH
 from producers.gateway.openai.batches import batch_json
 
 CREATED, STARTED, CANCELLING, FINALIZING, ENDED, DEADLINE = 1_000, 1_010, 1_020, 1_030, 1_040, 87_400

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from fairlane.records import Output
 from producers.gateway.openai.batch_deps import BatchDeps
-from producers.gateway.openai.batch_router import router
+from producers.gateway.openai.batches import router
 from producers.openai_api.body import parse
 from producers.openai_api.errors import GatewayError, error_response, param_of, speaks_openai
 from producers.openai_api.request_models import ChatBody, CompletionBody, EmbeddingBody, chat_request

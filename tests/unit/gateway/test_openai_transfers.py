@@ -19,7 +19,7 @@ from producers.backfill.files import LocalFile
 from producers.gateway.edge import error_responses
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_TRANSFERS_OF_TENANT, BatchDeps
-from producers.gateway.openai.batch_router import router
+from producers.gateway.openai.batches import router
 from producers.gateway.openai.files import _Download, form_of
 
 SCOPE: Scope = {

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from jsonschema_rs import Draft202012Validator
 from schemathesis import GenerationMode
 
-from producers.gateway.native import openapi
+from producers.gateway import openapi
 from tests.kit.openapi_kit import (
     FILES,
     HEALTH,

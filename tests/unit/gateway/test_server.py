@@ -22,7 +22,7 @@ from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.idempotency import Idempotency
-from producers.gateway.openai.inference_calls import OpenAIDeps
+from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import Pending
@@ -30,7 +30,7 @@ from producers.gateway.pipeline.submitter import KafkaSubmitter
 from producers.gateway.server import GatewayServer
 from tests.kit.native_kit import ID, Bench, decided
 from tests.kit.native_socket import following, said, socket
-from tests.kit.openai_kit import KEY, MODEL, ScriptedCatalog, authenticate
+from tests.kit.openai_kit import KEY, MODEL, accept, authenticate, models_of
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.kit.waiting import eventually
 
@@ -53,7 +53,9 @@ class Gateway:
         self.app = FastAPI()
         error_responses.install(self.app)
         idempotency = Idempotency(LocalClaims(), recorded.find)
-        deps = OpenAIDeps(self.submitter, authenticate, ScriptedCatalog(), idempotency, TIMEOUT_S, keep_alive_s=0.05)
+        deps = OpenAIDeps(
+            self.submitter, authenticate, idempotency, TIMEOUT_S, accept, models_of=models_of, keep_alive_s=0.05
+        )
         self.app.include_router(router(deps))
 
         @self.app.get("/stuck")

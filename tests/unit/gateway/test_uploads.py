@@ -28,7 +28,7 @@ from producers.gateway.openai.batch_deps import (
     BatchDeps,
     FileLimits,
 )
-from producers.gateway.openai.batch_router import router
+from producers.gateway.openai.batches import router
 from producers.gateway.openai.files import stored_name
 from producers.openai_api.errors import GatewayError, error_response
 from tests.kit.waiting import eventually

@@ -1,23 +1,29 @@
 """OpenAPI models and examples of the file and batch routes."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from producers.gateway.openai.openapi import CREATED_S, ErrorDoc, Responses, success
+from producers.gateway.openapi import CREATED_S, Responses, answered
 
 JobStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled", "failed"
 ]
-_TTL_S = 2_592_000
+EntryT = TypeVar("EntryT")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
+class Page(BaseModel, Generic[EntryT]):
+    """A page, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[EntryT]
+    first_id: str | None
+    last_id: str | None = Field(description="`after` of the next page")
+    has_more: bool
 
 
-class File(_Part):
+class File(BaseModel):
     """A file of this tenant: an upload, or the output or errors of a batch. Times are in seconds since the epoch."""
 
     id: str
@@ -31,17 +37,7 @@ class File(_Part):
     status_details: None = None
 
 
-class FileList(_Part):
-    """A page of files, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[File]
-    first_id: str | None
-    last_id: str | None = Field(description="`after` of the next page")
-    has_more: bool
-
-
-class DeletedFile(_Part):
+class DeletedFile(BaseModel):
     """Confirmation that a file was deleted."""
 
     id: str
@@ -49,7 +45,7 @@ class DeletedFile(_Part):
     deleted: Literal[True] = True
 
 
-class BatchError(_Part):
+class BatchError(BaseModel):
     """Reason of a failed batch."""
 
     code: str
@@ -58,14 +54,14 @@ class BatchError(_Part):
     line: int | None
 
 
-class BatchErrors(_Part):
+class BatchErrors(BaseModel):
     """Errors of a failed batch."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]
 
 
-class RequestCounts(_Part):
+class RequestCounts(BaseModel):
     """Numbers of lines; ``failed`` includes expired and cancelled ones."""
 
     total: int
@@ -73,7 +69,7 @@ class RequestCounts(_Part):
     failed: int
 
 
-class BatchAnswer(_Part):
+class BatchAnswer(BaseModel):
     """State of a batch. Times are in seconds since the epoch, and null before the event."""
 
     id: str
@@ -100,48 +96,29 @@ class BatchAnswer(_Part):
     metadata: dict[str, str] | None
 
 
-class BatchList(_Part):
-    """A page of batches, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[BatchAnswer]
-    first_id: str | None
-    last_id: str | None = Field(description="`after` of the next page")
-    has_more: bool
-
-
 FILE_ID = "file-0a1b2c3d4e5f60718293a4b5"
 BATCH_ID = "batch_0a1b2c3d4e5f6071"
-_FILE: Mapping[str, Any] = {
+_FILE = {
     "id": FILE_ID,
     "object": "file",
     "bytes": 20_480,
     "created_at": CREATED_S,
-    "expires_at": CREATED_S + _TTL_S,
+    "expires_at": CREATED_S + 2_592_000,
     "filename": "questions.jsonl",
     "purpose": "batch",
     "status": "processed",
     "status_details": None,
 }
-_BATCH: Mapping[str, Any] = {
+_BATCH = dict.fromkeys(BatchAnswer.model_fields) | {
     "id": BATCH_ID,
     "object": "batch",
     "endpoint": "/v1/chat/completions",
-    "errors": None,
     "input_file_id": FILE_ID,
     "completion_window": "24h",
     "status": "in_progress",
-    "output_file_id": None,
-    "error_file_id": None,
     "created_at": CREATED_S,
     "in_progress_at": CREATED_S + 3,
     "expires_at": CREATED_S + 86_400,
-    "finalizing_at": None,
-    "completed_at": None,
-    "failed_at": None,
-    "expired_at": None,
-    "cancelling_at": None,
-    "cancelled_at": None,
     "request_counts": {"total": 100, "completed": 42, "failed": 0},
     "metadata": {"night": "1"},
 }
@@ -154,11 +131,11 @@ def _page(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"object": "list", "data": [entry], "first_id": entry["id"], "last_id": entry["id"], "has_more": False}
 
 
-FILE = success(File, dict(_FILE))
-FILES = success(FileList, _page(_FILE))
-DELETED = success(DeletedFile, {"id": FILE_ID, "object": "file", "deleted": True})
-BATCH = success(BatchAnswer, dict(_BATCH))
-BATCHES = success(BatchList, _page(_BATCH))
+FILE = answered(File, _FILE)
+FILES = answered(Page[File], _page(_FILE))
+DELETED = answered(DeletedFile, {"id": FILE_ID, "object": "file", "deleted": True})
+BATCH = answered(BatchAnswer, _BATCH)
+BATCHES = answered(Page[BatchAnswer], _page(_BATCH))
 CONTENT: Responses = {
     200: {
         "description": "The bytes that were uploaded, or that the batch wrote",
@@ -167,36 +144,6 @@ CONTENT: Responses = {
         },
     }
 }
-
-_AWAY = ErrorDoc(
-    "Files and batches are unavailable; retry after `retry-after`",
-    "service_unavailable",
-    "files and batches cannot be reached now",
-)
-_BUSY = ErrorDoc(
-    "A limit is reached; retry after `retry-after`",
-    "overloaded",
-    "at most 18 calls about files and batches are under way at a time",
-)
-FILE_ERRORS: Mapping[int, ErrorDoc] = {
-    400: ErrorDoc("A field is invalid; `param` names it", "invalid", "purpose: only batch is supported", "purpose"),
-    403: ErrorDoc(
-        "The identity lacks the permission, or the quota of stored files is used up",
-        "insufficient_quota",
-        "file: a tenant keeps at most 10000 uploaded files, and 10000 are there",
-        "file",
-    ),
-    404: ErrorDoc("No such file", "not_found", "there is no such file", "file_id"),
-    429: _BUSY,
-    503: _AWAY,
-}
-BATCH_ERRORS: Mapping[int, ErrorDoc] = {
-    400: ErrorDoc("A field is invalid; `param` names it", "invalid", "endpoint: must be given", "endpoint"),
-    404: ErrorDoc("No such batch, or no such file", "not_found", "there is no such batch", "batch_id"),
-    429: _BUSY,
-    503: _AWAY,
-}
-ENDED: Mapping[int, ErrorDoc] = {409: ErrorDoc("The batch has ended", "conflict", "the batch has ended", "batch_id")}
 
 
 def upload_body(purpose: str, anchor: str, least_ttl_s: int, most_ttl_s: int) -> dict[str, Any]:

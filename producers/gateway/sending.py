@@ -1,0 +1,148 @@
+"""Steps of a call that sends a request: publish once, wait for the reply, and cancel if the client disconnects."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from fairlane.clock import ClockMs, now_ms
+from fairlane.logs import get_logger
+from fairlane.records import InferenceReply, InferenceRequest
+from producers.gateway.disconnects import ClientGoneError, unless_gone
+from producers.gateway.edge.body_limit import release_body
+from producers.gateway.idempotency import HEADER, Idempotency, OnAccepted, Published, publish_once
+from producers.gateway.identity.identity import Authenticate
+from producers.gateway.ports import Submitter
+from producers.openai_api.body import parse
+from producers.openai_api.errors import GatewayError, client_gone, error_of, waited_too_long
+
+log = get_logger(__name__)
+
+_CANCEL_TIMEOUT_S: Final = 5.0
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+WishT = TypeVar("WishT")
+
+
+@dataclass(frozen=True, slots=True)
+class SendingDeps:
+    """Dependencies of all routes that send requests.
+
+    Attributes:
+        submitter: publishes requests and waits for replies.
+        authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
+        idempotency: deduplicates calls by key.
+        wait_s: longest wait of a call for its answer, and of a stream for its next piece.
+        on_accepted: see ``publish_once``.
+        clock_ms: milliseconds since the epoch.
+    """
+
+    submitter: Submitter
+    authenticate: Authenticate
+    idempotency: Idempotency
+    wait_s: float
+    on_accepted: OnAccepted
+    clock_ms: ClockMs = now_ms
+
+
+async def body_of(request: Request) -> bytes:
+    """Read the body without caching it on the request. Raises GatewayError: 413, 429, 499, 503."""
+    # Not a list of chunks: each may be a single byte in an object of its own.
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+    except BaseException as error:
+        # A stored exception keeps this frame alive, and the body with it.
+        body.clear()
+        if isinstance(error, ClientDisconnect):
+            raise client_gone(None) from None
+        raise
+    return bytes(body)
+
+
+async def publish(
+    deps: SendingDeps,
+    request: Request,
+    tenant: str,
+    route: str,
+    model: type[BodyT],
+    make: Callable[[BodyT, str, str], InferenceRequest],
+    wish_of: Callable[[BodyT], WishT],
+) -> tuple[Published, WishT]:
+    """Publish the request in the body, once per idempotency key. The caller must wait for its source, or forget it.
+
+    On return nothing holds the body any more, except what ``wish_of`` took from it.
+
+    Args:
+        deps: dependencies of the route.
+        request: the call; its body has not been read.
+        tenant: of the identity.
+        route: path template, part of the idempotency key.
+        model: model of the body.
+        make: makes the request from body, tenant and request id.
+        wish_of: takes from the body what the answer needs.
+
+    Raises:
+        GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
+    """
+    raw = await body_of(request)
+    body = parse(model, raw)
+    asked = make(body, tenant, deps.submitter.new_request_id())
+    key = request.headers.get(HEADER)
+    published = await publish_once(deps.submitter, deps.idempotency, deps.on_accepted, tenant, route, key, raw, asked)
+    release_body(request.scope)
+    return published, wish_of(body)
+
+
+async def ok_reply(published: Published, receive: Receive, wait_s: float) -> InferenceReply:
+    """Wait for an ``ok`` reply, then release the waiter.
+
+    Raises:
+        TimeoutError: no reply within ``wait_s``; the request goes on.
+        GatewayError: the reply is not ``ok``, or the client has disconnected (499).
+    """
+    waiting = published.source
+    if isinstance(waiting, InferenceReply):
+        return checked(waiting)
+    try:
+        reply = await unless_gone(receive, waiting.reply(wait_s))
+    except ClientGoneError:
+        await leave(published)
+        raise client_gone(published.request_id) from None
+    finally:
+        waiting.forget()
+    await published.call.settle(reply)
+    return checked(reply)
+
+
+async def reply_in_time(published: Published, receive: Receive, wait_s: float) -> InferenceReply:
+    """As ``ok_reply``, with GatewayError 504 instead of TimeoutError."""
+    try:
+        return await ok_reply(published, receive, wait_s)
+    except TimeoutError:
+        raise waited_too_long(published.request_id, wait_s) from None
+
+
+async def leave(published: Published) -> None:
+    """Cancel the request of a disconnected client, unless the client may fetch the answer with its idempotency key."""
+    if isinstance(published.source, InferenceReply) or published.call.has_key:
+        return
+    try:
+        async with asyncio.timeout(_CANCEL_TIMEOUT_S):
+            await published.source.cancel()
+    except (GatewayError, TimeoutError) as error:
+        # The request runs on; nobody reads its answer.
+        log.warning("cancel_failed", request_id=published.request_id, error=type(error).__name__)
+
+
+def checked(reply: InferenceReply) -> InferenceReply:
+    """Return the reply. Raises GatewayError if it is not ``ok``."""
+    error = error_of(reply)
+    if error is not None:
+        raise error
+    return reply

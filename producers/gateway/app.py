@@ -25,7 +25,7 @@ from producers.gateway import openapi
 from producers.gateway.claim_stores import LocalClaims, RedisClaims
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
+from producers.gateway.edge.body_limit import BodyLimit, body_budget
 from producers.gateway.edge.fast_path import ShortPath
 from producers.gateway.idempotency import ClaimStore, Idempotency
 from producers.gateway.identity import assembly as identity
@@ -97,8 +97,13 @@ class Gateway:
         # The middleware added last is the outermost.
         self.app.add_middleware(ShortPath, answers=short_answers(self._native))
         self.app.add_middleware(RateLimitHeaders)
-        limits = BodyLimits(self._most_body_bytes, self._budget, frozenset({FILES_PATH}))
-        self.app.add_middleware(BodyLimit, limits=limits)
+        self.app.add_middleware(
+            BodyLimit,
+            max_bytes=settings.gateway_max_body_bytes,
+            budget=self._budget,
+            # A file of the maximum size, plus the form around it.
+            streamed={FILES_PATH: settings.gateway_max_file_bytes + MOST_FORM_BYTES},
+        )
         self.app.add_middleware(self._call_log)
 
     @property
@@ -133,13 +138,6 @@ class Gateway:
     def _call_log(self, app: object) -> CallLog:
         self.calls = CallLog(app)  # type: ignore[arg-type]  # starlette hands the next application to a factory
         return self.calls
-
-    def _most_body_bytes(self, path: str) -> int:
-        settings = self._settings
-        if path == FILES_PATH:
-            # A file of the maximum size, plus the form around it.
-            return settings.gateway_max_file_bytes + MOST_FORM_BYTES
-        return settings.gateway_max_body_bytes
 
     def _add_routes(self) -> None:
         settings, submitter = self._settings, self.pipeline.submitter

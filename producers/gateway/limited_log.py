@@ -11,22 +11,25 @@ _MOST_EVENTS = 64
 
 
 class LimitedLog:
-    """Logs three lines of an event, then one every five seconds with the number suppressed since. Not thread-safe.
+    """Logs lines of an event at a bounded rate, each with the number suppressed since the last. Not thread-safe.
 
     Args:
         log: logger of the lines.
         clock: monotonic milliseconds.
+        rate: of each event; by default three lines, then one every five seconds.
     """
 
-    def __init__(self, log: Any, clock: ClockMs = monotonic_ms) -> None:
+    def __init__(self, log: Any, clock: ClockMs = monotonic_ms, rate: RatePolicy = _LINES) -> None:
         self._log = log
         self._clock = clock
+        self._rate = rate
         self._book = TokenBuckets(_MOST_EVENTS)
         self._unsaid: Counter[str] = Counter()
 
-    def warning(self, event: str, **fields: object) -> None:
-        """Log a warning unless its event is over the rate. ``event`` must be a literal, so that there are few."""
-        if self._book.take([event], _LINES, self._clock()).is_granted:
-            self._log.warning(event, not_logged_before=self._unsaid.pop(event, 0), **fields)
+    def warning(self, event: str, kind: str = "", **fields: object) -> None:
+        """Log a warning unless its event, of this kind, is over the rate. Both must be constants: there are few."""
+        counted = f"{event}:{kind}"
+        if self._book.take([counted], self._rate, self._clock()).is_granted:
+            self._log.warning(event, not_logged_before=self._unsaid.pop(counted, 0), **fields)
         else:
-            self._unsaid[event] += 1
+            self._unsaid[counted] += 1

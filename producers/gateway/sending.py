@@ -1,9 +1,9 @@
 """Steps of a call that sends a request: publish once, wait for the reply, and cancel if the client disconnects."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -12,7 +12,6 @@ from starlette.types import Receive
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
 from fairlane.records import InferenceReply, InferenceRequest
-from producers.gateway.disconnects import ClientGoneError, unless_gone
 from producers.gateway.edge.body_limit import release_body
 from producers.gateway.idempotency import HEADER, Idempotency, OnAccepted, Published, publish_once
 from producers.gateway.identity.identity import Authenticate
@@ -26,6 +25,7 @@ _CANCEL_TIMEOUT_S: Final = 5.0
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 WishT = TypeVar("WishT")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,35 @@ async def publish(
     published = await publish_once(deps.submitter, deps.idempotency, deps.on_accepted, tenant, route, key, raw, asked)
     release_body(request.scope)
     return published, wish_of(body)
+
+
+class ClientGoneError(Exception):
+    """The client disconnected before its answer."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of ``work``. If the client disconnects first, cancels the work and raises ClientGoneError.
+
+    Args:
+        receive: ASGI receive of a request whose body has been read.
+        work: makes the answer.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return await working
+    finally:
+        working.cancel()
+        gone.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def ok_reply(published: Published, receive: Receive, wait_s: float) -> InferenceReply:

@@ -226,7 +226,7 @@ class RetrievalOptions(BaseModel):
     model_config = _CLOSED
 
     collection: Annotated[str, Field(min_length=1, max_length=128)]
-    top_k: Annotated[int, Field(ge=1, le=64)] = 4
+    top_k: Annotated[int, Field(ge=1, le=64, description="Most passages.")] = 4
     mode: Literal["hybrid", "vector", "cached"] = "hybrid"
 
 

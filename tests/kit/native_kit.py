@@ -19,7 +19,7 @@ from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
 from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.edge.body_limit import BodyLimit, BodyLimits, body_budget
+from producers.gateway.edge.body_limit import BodyLimit, body_budget
 from producers.gateway.edge.error_responses import install
 from producers.gateway.edge.fast_path import ShortPath
 from producers.gateway.idempotency import Idempotency
@@ -206,7 +206,7 @@ class Bench:
         install(app)
         app.include_router(router(self.deps))
         app.add_middleware(ShortPath, answers=short_answers(self.deps))
-        app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BODY_BYTES, body_budget(2**30, 2**30)))
+        app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES, budget=body_budget(2**30, 2**30))
         return app
 
     def run(self, test: Callable[[httpx.AsyncClient], Awaitable[T]], key: str | None = KEY) -> T:

@@ -4,8 +4,7 @@ An oversized Content-Length gets 413 before authentication: that costs nothing a
 other bodies are read by routes, after authentication.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -32,36 +31,32 @@ def body_budget(most_bytes: int, most_bytes_of_tenant: int) -> TenantSlots:
     return TenantSlots(most_bytes, most_bytes_of_tenant, _full, _tenant_full, has_reserve=True)
 
 
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """Limits on bodies.
-
-    Attributes:
-        max_bytes: bound of one body, by path.
-        budget: bytes held in memory.
-        streamed: paths whose bodies go to disk as they arrive and take no budget.
-    """
-
-    max_bytes: Callable[[str], int]
-    budget: TenantSlots
-    streamed: frozenset[str] = frozenset()
-
-
 class BodyLimit:
     """ASGI middleware. Reading a body over a bound raises GatewayError (413, 429, 503). The caller gets that error,
-    whatever the application answers; then the connection is closed."""
+    whatever the application answers; then the connection is closed.
 
-    def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
+    Args:
+        app: the next application.
+        max_bytes: bound of one body.
+        budget: bytes held in memory.
+        streamed: bounds by path of bodies that go to disk as they arrive and take no budget.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, budget: TenantSlots, streamed: Mapping[str, int] | None = None
+    ) -> None:
         self._app = app
-        self._limits = limits
+        self._max_bytes = max_bytes
+        self._budget = budget
+        self._streamed = streamed or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limits, path = self._limits, scope["path"]
-        most = limits.max_bytes(path)
-        body = _Body(scope, receive, send, most, None if path in limits.streamed else limits.budget)
+        streamed_bytes = self._streamed.get(scope["path"])
+        most = self._max_bytes if streamed_bytes is None else streamed_bytes
+        body = _Body(scope, receive, send, most, self._budget if streamed_bytes is None else None)
         declared = declared_bytes(scope)
         if declared is not None and declared > most:
             await body.refuse(partial(too_large, most))

@@ -1,7 +1,6 @@
-"""Bounded cache of store answers: fresh for a moment, usable longer while the store is unavailable. Pure."""
+"""Bounded cache of store answers with the time at which the store was asked. Pure."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from producers.gateway.tenant_bounds import TenantMap
@@ -9,44 +8,20 @@ from producers.gateway.tenant_bounds import TenantMap
 ValueT = TypeVar("ValueT")
 
 
-@dataclass(frozen=True, slots=True)
-class Freshness:
-    """Validity of an answer in milliseconds since the store was asked.
-
-    Attributes:
-        fresh_ms: without asking again.
-        grace_ms: if the store cannot be asked.
-    """
-
-    fresh_ms: int
-    grace_ms: int
-
-
 class Recent(Generic[ValueT]):
     """At most ``most`` answers. Beyond it, the tenant with the most answers loses the one asked for least recently, so
     that a tenant with few loses none."""
 
-    def __init__(self, freshness: Freshness, most: int) -> None:
-        self._freshness = freshness
+    def __init__(self, most: int) -> None:
         self._known: TenantMap[tuple[ValueT, int]] = TenantMap(most)
         self._tenants: dict[Hashable, str] = {}
         """Tenant of each name."""
 
-    def fresh(self, name: Hashable, now_ms: int) -> ValueT | None:
-        """The answer, if it need not be asked for again."""
-        return self.within(name, now_ms, self._freshness.fresh_ms)
-
-    def in_grace(self, name: Hashable, now_ms: int) -> ValueT | None:
-        """The answer, if it counts while the store cannot be asked."""
-        return self.within(name, now_ms, self._freshness.grace_ms)
-
     def within(self, name: Hashable, now_ms: int, span_ms: int) -> ValueT | None:
         """The answer, if the store was asked less than ``span_ms`` ago."""
-        known = self._get(name)
-        if known is None:
-            return None
-        value, asked_at_ms = known
-        return value if now_ms - asked_at_ms < span_ms else None
+        tenant = self._tenants.get(name)
+        known = None if tenant is None else self._known.get(tenant, name)
+        return known[0] if known is not None and now_ms - known[1] < span_ms else None
 
     def __contains__(self, name: Hashable) -> bool:
         """Whether an answer is cached, however old."""
@@ -67,7 +42,3 @@ class Recent(Generic[ValueT]):
 
     def __len__(self) -> int:
         return len(self._known)
-
-    def _get(self, name: Hashable) -> tuple[ValueT, int] | None:
-        tenant = self._tenants.get(name)
-        return None if tenant is None else self._known.get(tenant, name)

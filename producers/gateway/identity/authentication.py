@@ -14,8 +14,9 @@ from fairlane_server.api_keys.api_key import looks_like_key
 from producers.gateway.edge.connections import address_of
 from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
+from producers.gateway.limited_log import LimitedLog
 from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
-from producers.gateway.limits.rate_buckets import Allowance, RatePolicy, TokenBuckets
+from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
 
 log = get_logger(__name__)
 
@@ -44,7 +45,7 @@ class Authenticator:
     def __init__(self, keys: Verifier, tokens: Verifier | None, clock: ClockMs) -> None:
         self._keys = keys
         self._tokens = tokens
-        self._refusals = Refusals(clock)
+        self._log = LimitedLog(log, clock, _LINES)
 
     async def authenticate(
         self, authorization: str | None, api_key_header: str | None, address: str | None = None
@@ -58,7 +59,8 @@ class Authenticator:
             shown = _shown(authorization, api_key_header)
             return await self._verify(shown, address, may_be_token=api_key_header is None)
         except RefusedError as error:
-            self._refusals.tell(error.why, error.who)
+            metrics.AUTHENTICATIONS_REFUSED.labels(reason=error.why).inc()
+            self._log.warning("authentication_refused", error.why, reason=error.why, who=error.who)
             raise answer(error.why) from None
 
     async def _verify(self, shown: str, address: str | None, *, may_be_token: bool) -> Identity:
@@ -67,24 +69,6 @@ class Authenticator:
         if self._tokens is None or not may_be_token:
             raise RefusedError(AuthRefusal.MALFORMED)
         return await self._tokens.verify(shown, address)
-
-
-class Refusals:
-    """Counts every refusal, and logs them at a bounded rate."""
-
-    def __init__(self, clock: ClockMs) -> None:
-        self._clock = clock
-        self._book = TokenBuckets(len(AuthRefusal))
-        self._unsaid = dict.fromkeys(AuthRefusal, 0)
-
-    def tell(self, why: AuthRefusal, who: str | None) -> None:
-        """Record one refusal; ``who`` is no secret."""
-        metrics.AUTHENTICATIONS_REFUSED.labels(reason=why).inc()
-        if not self._book.take([why], _LINES, self._clock()).is_granted:
-            self._unsaid[why] += 1
-            return
-        log.warning("authentication_refused", reason=why, who=who, not_logged_before=self._unsaid[why])
-        self._unsaid[why] = 0
 
 
 def _shown(authorization: str | None, api_key_header: str | None) -> str:

@@ -7,11 +7,12 @@ from random import random
 from typing import Protocol
 
 import httpx
+from jwt import PyJWK
 
 from fairlane.backoff import Backoff
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
-from producers.gateway.identity.signing_keys import KeySetError, SigningKey, parse_key_set
+from producers.gateway.identity.signing_keys import KeySetError, parse_key_set
 
 log = get_logger(__name__)
 
@@ -91,13 +92,13 @@ class KeySet:
     def __init__(self, source: KeySetSource, clock: ClockMs) -> None:
         self._source = source
         self._clock = clock
-        self._keys: Mapping[str, SigningKey] = {}
+        self._keys: Mapping[str, PyJWK] = {}
         self._fetched_at_ms: int | None = None
         self._next_fetch_at_ms = clock()
         self._failures = 0
         self._fetch: asyncio.Task[None] | None = None
 
-    async def key(self, key_id: str) -> SigningKey | None:
+    async def key(self, key_id: str) -> PyJWK | None:
         """The key with this id; None if the issuer has none. The id is only compared.
 
         Raises KeySetUnavailableError: no keys were ever fetched, or the id is unknown and the last fetch failed.
@@ -124,7 +125,7 @@ class KeySet:
     def _age_ms(self) -> int:
         return LONGEST_STALE_MS if self._fetched_at_ms is None else self._clock() - self._fetched_at_ms
 
-    def _known(self, key_id: str) -> SigningKey | None:
+    def _known(self, key_id: str) -> PyJWK | None:
         return self._keys.get(key_id) if self._age_ms() < LONGEST_STALE_MS else None
 
     def _begin(self) -> "asyncio.Task[None] | None":

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.answer_cache import Freshness, Recent
+from producers.gateway.identity.answer_cache import Recent
 from producers.gateway.identity.key_store import StoreUnavailableError
 
 log = get_logger(__name__)
@@ -54,7 +54,7 @@ class Lookups(Generic[ValueT]):
         tenant_of: Callable[[Hashable, ValueT], str] = lambda _name, _value: "",
     ) -> None:
         self._grace_ms = max(FRESH_MS, grace_ms)
-        self._recent: Recent[ValueT] = Recent(Freshness(FRESH_MS, self._grace_ms), MOST_REMEMBERED)
+        self._recent: Recent[ValueT] = Recent(MOST_REMEMBERED)
         self._clock = clock
         self._breaker = breaker
         self._tenant_of = tenant_of
@@ -77,7 +77,7 @@ class Lookups(Generic[ValueT]):
         the cached answer is too old.
         """
         now_ms = self._clock()
-        if (known := self._recent.fresh(name, now_ms)) is not None:
+        if (known := self._recent.within(name, now_ms, FRESH_MS)) is not None:
             return known
         if name not in self._talks:
             is_known = name in self._recent
@@ -89,7 +89,7 @@ class Lookups(Generic[ValueT]):
                 return self._in_grace(name, now_ms)
             self._begin(name, ask, now_ms, counted_for)
         talk, begun_at_ms = self._talks[name]
-        known = self._recent.in_grace(name, now_ms)
+        known = self._recent.within(name, now_ms, self._grace_ms)
         patience_s = None if known is None else max(0, begun_at_ms + STALE_WAIT_MS - now_ms) / 1_000
         # Cancelling one waiter does not cancel the lookup: others may wait for it.
         await asyncio.wait((talk,), timeout=patience_s)
@@ -148,7 +148,7 @@ class Lookups(Generic[ValueT]):
             talk.exception()  # retrieved, so that asyncio does not warn that it never was
 
     def _in_grace(self, name: Hashable, now_ms: int) -> ValueT:
-        return _sure(self._recent.in_grace(name, now_ms))
+        return _sure(self._recent.within(name, now_ms, self._grace_ms))
 
 
 def _sure(known: ValueT | None) -> ValueT:

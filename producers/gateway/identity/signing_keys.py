@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -24,15 +23,7 @@ class KeySetError(Exception):
     """Not a valid key set. The message quotes nothing of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SigningKey:
-    """A public key, and the only algorithm it is used with."""
-
-    algorithm: str
-    key: PyJWK
-
-
-def parse_key_set(document: bytes) -> Mapping[str, SigningKey]:
+def parse_key_set(document: bytes) -> Mapping[str, PyJWK]:
     """The usable keys by id; others are skipped. Raises KeySetError."""
     try:
         parsed = json.loads(document)
@@ -43,14 +34,14 @@ def parse_key_set(document: bytes) -> Mapping[str, SigningKey]:
         raise KeySetError("it has no list of keys")
     if len(entries) > MOST_KEYS:
         raise KeySetError(f"it has more than {MOST_KEYS} keys")
-    found: dict[str, SigningKey] = {}
+    found: dict[str, PyJWK] = {}
     for entry in entries:
         if isinstance(entry, dict) and (key := _signing_key(entry)) is not None:
             found.setdefault(entry["kid"], key)
     return found
 
 
-def _signing_key(entry: Mapping[str, Any]) -> SigningKey | None:
+def _signing_key(entry: Mapping[str, Any]) -> PyJWK | None:
     key_id, kind, curve = entry.get("kid"), entry.get("kty"), entry.get("crv")
     if not isinstance(key_id, str) or not 1 <= len(key_id) <= MOST_KEY_ID_CHARACTERS:
         return None
@@ -71,7 +62,7 @@ def _signing_key(entry: Mapping[str, Any]) -> SigningKey | None:
         key = PyJWK(dict(entry), algorithm)
     except (PyJWTError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return SigningKey(algorithm, key) if _is_sound(key.key) else None
+    return key if _is_sound(key.key) else None
 
 
 def _is_sound(key: object) -> bool:

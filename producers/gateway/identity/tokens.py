@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jwt
 
@@ -11,11 +11,11 @@ from fairlane.names import is_name
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.jwks import KeySetUnavailableError
+from producers.gateway.identity.jwks import KeySet, KeySetUnavailableError
 from producers.gateway.identity.key_store import IdentityStore, StoreUnavailableError, UserSettings
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError
-from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS, SigningKey
+from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS
 
 MOST_CHARACTERS = 8_192
 MOST_SUBJECT_CHARACTERS = 255
@@ -25,14 +25,6 @@ _TYPES = {None, "jwt", "at+jwt", "application/at+jwt"}
 # What decoding may raise: a token may be any text.
 _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 _STRONGEST_FIRST = (Role.ADMIN, Role.OPERATOR, Role.TENANT, Role.VIEWER)
-
-
-class SigningKeys(Protocol):
-    """The public keys of one issuer."""
-
-    async def key(self, key_id: str) -> SigningKey | None:
-        """The key with this id. Raises KeySetUnavailableError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ class TokenVerifier:
     def __init__(
         self,
         policy: TokenPolicy,
-        keys: SigningKeys,
+        keys: KeySet,
         store: IdentityStore,
         grace_ms: int,
         monotonic_clock: ClockMs,
@@ -113,8 +105,8 @@ class TokenVerifier:
         try:
             return jwt.decode(
                 token,
-                key.key,
-                algorithms=[key.algorithm],
+                key,
+                algorithms=[key.algorithm_name],
                 audience=policy.audience,
                 issuer=policy.issuer,
                 leeway=policy.leeway_s,
@@ -125,7 +117,7 @@ class TokenVerifier:
         except _UNREADABLE:
             raise RefusedError(AuthRefusal.WRONG_TOKEN) from None
 
-    async def _key_of(self, token: str) -> SigningKey:
+    async def _key_of(self, token: str) -> jwt.PyJWK:
         """The issuer's key that the header names. Its other key parameters (jku, jwk, x5u, x5c) are not read."""
         if len(token) > MOST_CHARACTERS or not token.isascii() or token.count(".") != 2:
             raise RefusedError(AuthRefusal.MALFORMED)
@@ -146,7 +138,7 @@ class TokenVerifier:
             raise RefusedError(AuthRefusal.UNAVAILABLE) from None
         if key is None:
             raise RefusedError(AuthRefusal.UNKNOWN_SIGNER)
-        if key.algorithm != header["alg"]:
+        if key.algorithm_name != header["alg"]:
             raise RefusedError(AuthRefusal.WRONG_TOKEN)
         return key
 

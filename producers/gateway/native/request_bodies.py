@@ -11,17 +11,13 @@ from fairlane.client.requests import build_request, check_request
 from fairlane.outcomes import Code, Task
 from fairlane.records import MOST_INPUT_ITEMS, InferenceRequest, Message, Retrieval
 from producers.openai_api.errors import GatewayError
+from producers.openai_api.request_models import RetrievalOptions, Stop
 
 _MOST_NUMBER = 2**31 - 1
 _LARGEST_INT = 2**63 - 1
 _MOST_NAME_CHARS = 128
 _MOST_TIMEOUT_MS = 2**53
 
-_INPUTS = ("messages", "prompt", "texts", "query", "documents", "image")
-_PARAMETERS = ("max_tokens", "temperature", "top_p", "stop", "seed", "logprobs")
-
-PriorityName = Literal["high", "normal", "low"]
-CacheName = Literal["none", "exact", "semantic"]
 Name = Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_INPUT_ITEMS)]
 
@@ -35,10 +31,6 @@ def _decoded(value: object) -> object:
         raise PydanticCustomError("base64", "is no base64") from None
 
 
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 Image = Annotated[
     bytes,
     BeforeValidator(_decoded),
@@ -47,19 +39,6 @@ Image = Annotated[
             "type": "string",
             "contentEncoding": "base64",
             "description": "A PNG, JPEG or WebP file, or raw 8-bit grey pixels of the model's size, row by row.",
-        }
-    ),
-]
-Stop = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=256)]],
-    BeforeValidator(_listed),
-    Field(max_length=8),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": 256},
-                {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 256}, "maxItems": 8},
-            ]
         }
     ),
 ]
@@ -103,29 +82,21 @@ class ParametersBody(RequestBody):
     logprobs: int | None = Field(None, ge=0, le=20, description="Alternatives to report at each position")
 
 
-class RetrievalBody(RequestBody):
-    """Collection to retrieve context from, and how."""
-
-    collection: Name
-    top_k: int = Field(4, ge=1, le=64, description="Most passages")
-    mode: Literal["hybrid", "vector", "cached"] = "hybrid"
-
-
 class _Scheduled(RequestBody):
     """Fields of every request."""
 
     model: Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS, description="Name of the model")]
-    priority: PriorityName = Field("normal", description="The class it waits in")
+    priority: Literal["high", "normal", "low"] = Field("normal", description="The class it waits in")
     timeout_ms: int | None = Field(
         None, ge=1, le=_MOST_TIMEOUT_MS, description="The deadline, from its receipt; none: the service's own"
     )
-    cache: CacheName | None = Field(
+    cache: Literal["none", "exact", "semantic"] | None = Field(
         None, description="Which earlier answers may be given again; none given: the tenant's own default"
     )
     group: Name | None = Field(None, description="One of the tenant's groups, which share its weight")
     metadata: dict[str, str] = Field(default_factory=dict, description="Kept with the request's records")
 
-    def _built(self, request_id: str, tenant: str, task: Task, **fields: Any) -> InferenceRequest:
+    def _built(self, tenant: str, request_id: str, task: Task, **fields: Any) -> InferenceRequest:
         try:
             request = build_request(
                 request_id=request_id,
@@ -140,13 +111,11 @@ class _Scheduled(RequestBody):
             )
             check_request(request, tenant)
         except ValueError as error:
-            raise self._refusal(str(error)) from None
+            # The text begins with the field and quotes no input.
+            name, _, message = str(error).partition(": ")
+            field = self._field(name) if message else None
+            raise GatewayError(400, Code.INVALID, message or name, field=field) from None
         return request
-
-    def _refusal(self, text: str) -> GatewayError:
-        """The error for a failed client check, whose text begins with the field and quotes no input."""
-        name, _, message = text.partition(": ")
-        return GatewayError(400, Code.INVALID, message or text, field=self._field(name) if message else None)
 
     def _field(self, name: str) -> str:
         """Path in this body of a field of the client."""
@@ -159,7 +128,7 @@ class NewRequest(_Scheduled):
     task: Literal["generate", "embed", "rank", "classify"] = Field("generate", description="What the model is to do")
     input: InputBody
     parameters: ParametersBody = Field(default_factory=ParametersBody)
-    retrieval: RetrievalBody | None = Field(None, description="generate: answer from a collection's passages")
+    retrieval: RetrievalOptions | None = Field(None, description="generate: answer from a collection's passages")
     conversation_id: Name | None = Field(
         None, description="generate: the conversation it goes on with; the input is what is new"
     )
@@ -168,37 +137,26 @@ class NewRequest(_Scheduled):
     )
 
     def _field(self, name: str) -> str:
-        return f"input.{name}" if name in _INPUTS else f"parameters.{name}" if name in _PARAMETERS else name
+        if name in InputBody.model_fields:
+            return f"input.{name}"
+        return f"parameters.{name}" if name in ParametersBody.model_fields else name
 
     def to_request(self, tenant: str, request_id: str) -> InferenceRequest:
         """The record made from this body. Raises GatewayError: 400."""
-        given, wanted = self.input, self.parameters
-        if wanted.stream and self.task != "generate":
+        if self.parameters.stream and self.task != "generate":
             raise GatewayError(400, Code.INVALID, "is for task generate alone", field="parameters.stream")
-        messages = None
-        if given.messages is not None:
-            messages = [Message(message.role, message.content) for message in given.messages]
+        fields = vars(self.input) | vars(self.parameters)
+        if self.input.messages is not None:
+            fields["messages"] = [Message(message.role, message.content) for message in self.input.messages]
         retrieval = self.retrieval
         return self._built(
-            request_id,
             tenant,
+            request_id,
             Task(self.task),
-            messages=messages,
-            prompt=given.prompt,
-            texts=given.texts,
-            query=given.query,
-            documents=given.documents,
-            image=given.image,
-            max_tokens=wanted.max_tokens,
-            temperature=wanted.temperature,
-            top_p=wanted.top_p,
-            stop=wanted.stop,
-            seed=wanted.seed,
-            stream=wanted.stream,
-            logprobs=wanted.logprobs,
             retrieval=None if retrieval is None else Retrieval(retrieval.collection, retrieval.top_k, retrieval.mode),
             conversation_id=self.conversation_id,
             conversation_after=self.conversation_after,
+            **fields,
         )
 
 
@@ -211,7 +169,7 @@ class RankRequest(_Scheduled):
 
     def to_request(self, tenant: str, request_id: str) -> InferenceRequest:
         """The record made from this body. Raises GatewayError: 400."""
-        return self._built(request_id, tenant, Task.RANK, query=self.query, documents=self.documents)
+        return self._built(tenant, request_id, Task.RANK, query=self.query, documents=self.documents)
 
 
 class ClassifyRequest(_Scheduled):
@@ -222,4 +180,4 @@ class ClassifyRequest(_Scheduled):
 
     def to_request(self, tenant: str, request_id: str) -> InferenceRequest:
         """The record made from this body. Raises GatewayError: 400."""
-        return self._built(request_id, tenant, Task.CLASSIFY, image=self.image)
+        return self._built(tenant, request_id, Task.CLASSIFY, image=self.image)

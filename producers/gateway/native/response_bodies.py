@@ -1,5 +1,6 @@
 """Response bodies of the native API."""
 
+from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -7,7 +8,7 @@ from starlette.responses import Response
 
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
-from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
+from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.results.request_status import RequestState, RequestStatus
 
 PREFIX = "/v1"
@@ -135,6 +136,9 @@ class ResultAnswer(EndedAnswer):
     cache: CacheAnswer | None = None
 
 
+_REPLY_FIELDS = tuple(ResultAnswer.model_fields.keys() & {field.name for field in fields(InferenceReply)})
+
+
 class EventAnswer(ResponseBody):
     """One event of a request: a decision with its reasons, a stage, or its cost."""
 
@@ -242,21 +246,23 @@ def accepted_answer(request_id: str, status: RequestState = RequestState.QUEUED)
 
 def ended_answer(recorded: RecordedReply) -> EndedAnswer:
     """One entry of a page."""
-    return EndedAnswer.model_validate(_ended(recorded))
+    return EndedAnswer.model_validate(_fields_of(recorded))
 
 
 def result_answer(recorded: RecordedReply) -> ResultAnswer:
     """The final reply."""
+    return ResultAnswer.model_validate(_fields_of(recorded))
+
+
+def _fields_of(recorded: RecordedReply) -> dict[str, Any]:
     reply = recorded.reply
-    return ResultAnswer.model_validate(
-        _ended(recorded)
-        | {
-            "output": reply.output,
-            "passages": reply.passages,
-            "retrieval": reply.retrieval_use,
-            "cache": reply.cache_use,
-        }
-    )
+    fields = {name: getattr(reply, name) for name in _REPLY_FIELDS}
+    return fields | {
+        "id": reply.request_id,
+        "retrieval": reply.retrieval_use,
+        "cache": reply.cache_use,
+        "ended_at_ms": recorded.replied_at_ms,
+    }
 
 
 def status_answer(status: RequestStatus) -> StatusAnswer:
@@ -265,15 +271,15 @@ def status_answer(status: RequestStatus) -> StatusAnswer:
     return StatusAnswer(
         id=status.request_id,
         status=status.status,
-        outcome=None if reply is None else reply.outcome,
-        code=None if reply is None else reply.code,
-        message=None if reply is None else reply.message,
+        outcome=reply and reply.outcome,
+        code=reply and reply.code,
+        message=reply and reply.message,
         model=status.model,
         task=status.task,
         submitted_at_ms=status.submitted_at_ms,
         ended_at_ms=status.ended_at_ms,
         links=links_of(status.request_id),
-        events=tuple(map(_event, status.events)),
+        events=tuple(map(EventAnswer.model_validate, status.events)),
     )
 
 
@@ -282,50 +288,16 @@ def rank_answer(reply: InferenceReply, top_n: int | None) -> RankAnswer:
     scores = () if reply.output is None or reply.output.scores is None else reply.output.scores
     order = sorted(range(len(scores)), key=lambda index: (scores[index] != scores[index], -scores[index], index))
     results = tuple(RankedDocument(index=index, score=scores[index]) for index in order[:top_n])
-    return RankAnswer(id=reply.request_id, model=reply.model, results=results, usage=_usage(reply))
+    usage = UsageAnswer.model_validate(reply.usage)
+    return RankAnswer(id=reply.request_id, model=reply.model, results=results, usage=usage)
 
 
 def classify_answer(reply: InferenceReply, top_n: int | None) -> ClassifyAnswer:
     """The classes of an ``ok`` reply."""
     labels = () if reply.output is None or reply.output.labels is None else reply.output.labels
     shown = tuple(LabelAnswer.model_validate(label) for label in labels[:top_n])
-    return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=shown, usage=_usage(reply))
-
-
-def _ended(recorded: RecordedReply) -> dict[str, Any]:
-    reply = recorded.reply
-    return {
-        "id": reply.request_id,
-        "outcome": reply.outcome,
-        "code": reply.code,
-        "field": reply.field,
-        "message": reply.message,
-        "retry_after_ms": reply.retry_after_ms,
-        "model": reply.model,
-        "model_version": reply.model_version,
-        "task": reply.task,
-        "finish_reason": reply.finish_reason,
-        "usage": reply.usage,
-        "timings": reply.timings,
-        "degradations": reply.degradations,
-        "attempts": reply.attempts,
-        "ended_at_ms": recorded.replied_at_ms,
-    }
-
-
-def _event(event: TimelineEvent) -> EventAnswer:
-    return EventAnswer(
-        at_ms=event.at_ms,
-        event=event.event,
-        actor=event.actor,
-        code=event.code,
-        message=event.message,
-        details=dict(event.details),
-    )
-
-
-def _usage(reply: InferenceReply) -> UsageAnswer:
-    return UsageAnswer.model_validate(reply.usage)
+    usage = UsageAnswer.model_validate(reply.usage)
+    return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=shown, usage=usage)
 
 
 _ASK_AGAIN_S = 1

@@ -11,12 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply
-from producers.gateway.disconnects import ClientGoneError, unless_gone
 from producers.gateway.idempotency import Published
 from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.ports import PendingReply
-from producers.gateway.sending import checked, leave, reply_in_time
+from producers.gateway.sending import ClientGoneError, checked, leave, reply_in_time, unless_gone
 from producers.openai_api import sse
 from producers.openai_api.errors import (
     REQUEST_ID_HEADER,

@@ -1,7 +1,7 @@
 """Assembly of the Kafka pipeline, for the gateway's composition root."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from confluent_kafka import Consumer, Producer
 
@@ -10,14 +10,13 @@ from fairlane.codec import Codec
 from fairlane.names import gateway_chunks_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
-from fairlane_server.kafka.load_board import LoadView
-from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
+from producers.gateway.pipeline.chunk_reader import ChunkReader
 from producers.gateway.pipeline.early_rejection import LatestLoad
 from producers.gateway.pipeline.load_watch import LoadWatch, RegistryFeeds
 from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.publisher import Publisher, PublishLimits, producer_config
 from producers.gateway.pipeline.reply_reader import ReplyReader
-from producers.gateway.pipeline.submitter import KafkaSubmitter
+from producers.gateway.pipeline.submitter import FindReply, KafkaSubmitter
 
 NO_PARTITIONS = "no partition of the reply topic is read here"
 NOT_ACKNOWLEDGED = "the log does not acknowledge what is published"
@@ -27,7 +26,7 @@ class LogPipeline:
     """Publisher, readers and load watch of one gateway. Nothing is connected before ``start``.
 
     Args:
-        find_reply: finds replies that this instance has not read, see ``pipeline.waiting``.
+        find_reply: finds replies that this instance has not read, see ``KafkaSubmitter``.
         on_replies: called with every reply read, on a thread of the reader.
         on_failure: called in the event loop when a thread has died: the process must end.
     """
@@ -36,21 +35,24 @@ class LogPipeline:
         self,
         settings: Settings,
         codec: Codec,
-        find_reply: Callable[[str, str], Awaitable[InferenceReply | None]],
+        find_reply: FindReply,
         on_replies: Callable[[list[InferenceReply]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._on_failure = on_failure
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._latest_load = LatestLoad()
-        limits = PublishLimits()
+        latest_load, limits = LatestLoad(), PublishLimits()
         self.directory = RegistryFeeds(settings, codec, self._failed)
         self.pending = Pending(settings.gateway_max_in_flight)
         self.publisher = Publisher(
             lambda on_error: Producer(producer_config(settings, limits, on_error)), limits, self._failed
         )
         self._chunks = ChunkReader(
-            lambda: _chunk_consumer(settings), codec, self.pending.__contains__, self._chunks_came, self._failed
+            lambda: _chunk_consumer(settings),
+            codec,
+            self.pending.__contains__,
+            lambda chunks: self.submitter.add(chunks),  # noqa: PLW0108 - made below
+            self._failed,
         )
         self.submitter = KafkaSubmitter(
             codec,
@@ -58,11 +60,11 @@ class LogPipeline:
             self._chunks,
             self.pending,
             lambda: self.directory.registry,
-            self._latest_load,
+            latest_load,
             find_reply,
         )
         self._replies = ReplyReader(settings, codec, self.submitter, on_replies, self._failed)
-        self._load = LoadWatch(settings, codec, self._load_seen, self._failed)
+        self._load = LoadWatch(settings, codec, lambda view: self._soon(latest_load.look, view), self._failed)
 
     async def start(self) -> None:
         """Connect. Raises FeedUnavailableError: the control topics could not be read."""
@@ -94,12 +96,6 @@ class LogPipeline:
         if not self.submitter.owns_partitions:
             return NO_PARTITIONS
         return None if self.publisher.is_available else NOT_ACKNOWLEDGED
-
-    def _chunks_came(self, chunks: list[Chunk]) -> None:
-        self.submitter.add(chunks)
-
-    def _load_seen(self, view: LoadView) -> None:
-        self._soon(self._latest_load.look, view)
 
     def _failed(self, error: BaseException) -> None:
         self._soon(self._on_failure, error)

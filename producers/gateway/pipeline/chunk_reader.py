@@ -4,7 +4,6 @@ Chunks only make an answer arrive sooner. If a topic cannot be read, that is log
 """
 
 import asyncio
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -20,8 +19,7 @@ from fairlane.logs import get_logger
 from fairlane.names import chunks_topic, tenant_of_chunks
 from fairlane.records import ReplyChunk
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.loop_bridge import Handover
-from producers.gateway.pipeline.record_decoder import RecordDecoder
+from producers.gateway.pipeline.reader_thread import ReaderThread
 
 log = get_logger(__name__)
 
@@ -35,7 +33,6 @@ _CALL_TIMEOUT_S = 2.0
 _POLL_S = 0.02
 _IDLE_POLL_S = 0.5
 _MAX_RECORDS = 500
-_THREAD_TIMEOUT_S = 5.0
 _AGAIN_S = 1.0
 
 
@@ -48,14 +45,14 @@ class _Followed:
     idle_since_s: float = field(default_factory=monotonic)
 
 
-class ChunkReader:
+class ChunkReader(ReaderThread[ReplyChunk, Chunk]):
     """Call ``follow`` and ``leave`` in the event loop that ``start`` was called in.
 
     Args:
         consumer: makes a consumer without a group, ``read_uncommitted``: chunks are not transactional.
         is_wanted: whether a call waits for this request; called on the thread.
         deliver: called in the event loop with wanted chunks. While the loop is busy, chunks wait in Kafka.
-        on_failure: called on the thread when it has died: the process must end.
+        on_failure: see ``ReaderThread``.
     """
 
     def __init__(
@@ -66,14 +63,9 @@ class ChunkReader:
         deliver: Callable[[list[Chunk]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
+        super().__init__("chunks", codec, ReplyChunk, deliver, on_failure)
         self._make_consumer = consumer
-        self._decoder = RecordDecoder(codec, ReplyChunk, self._late, on_failure)
         self._is_wanted = is_wanted
-        self._deliver = deliver
-        self._on_failure = on_failure
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
         self._orders: SimpleQueue[tuple[str, asyncio.Future[bool] | None]] = SimpleQueue()
         """Tenants to start reading, each with the future to resolve, and with None tenants to stop reading."""
         self._followed: dict[str, _Followed] = {}
@@ -82,23 +74,8 @@ class ChunkReader:
         self._passed: set[tuple[str, int]] = set()
         """Partitions to seek to their end: retention has deleted the records at our position."""
         self._go_on_at_s = 0.0
-        self._handover: Handover[Chunk] | None = None
-        self._log = LimitedLog(log)
         self._loop_log = LimitedLog(log)
-
-    def start(self) -> None:
-        """Start the thread, with nothing to read yet."""
-        self._loop = asyncio.get_running_loop()
-        self._handover = Handover(self._deliver, self._stopping)
-        self._thread = threading.Thread(target=self._run, name="chunks", daemon=True)
-        self._thread.start()
-
-    async def close(self) -> None:
-        """Stop the thread."""
-        self._stopping.set()
-        self._decoder.close()
-        if self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
+        """For the event loop: ``_log`` is the thread's."""
 
     async def follow(self, tenant: str) -> bool:
         """Read a tenant's chunks; returns whether ``leave`` must be called. Waits until chunks written from now on are
@@ -139,16 +116,13 @@ class ChunkReader:
             del self._followed[tenant]
             self._orders.put((tenant, None))
 
-    def _run(self) -> None:
+    def _read_until_stopped(self) -> None:
         consumer = self._make_consumer()
         try:
             while not self._stopping.is_set():
                 self._obey(consumer)
                 if self._assigned:
                     self._read(consumer)
-        except Exception as error:  # noqa: BLE001 - the process ends with it
-            log.error("chunk_reader_died", reason=reason_of(error))
-            self._on_failure(error)
         finally:
             consumer.close()
 
@@ -224,14 +198,6 @@ class ChunkReader:
 
     def _late(self, found: list[tuple[str, ReplyChunk]]) -> None:
         self._give([(tenant_of_chunks(topic), chunk) for topic, chunk in found])
-
-    def _give(self, chunks: list[Chunk]) -> None:
-        assert self._handover is not None  # noqa: S101 - a mistake in this package, not of a caller
-        self._handover.give(chunks)
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 def _set(future: "asyncio.Future[bool]", is_read: bool) -> None:

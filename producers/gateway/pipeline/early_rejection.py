@@ -23,6 +23,7 @@ from fairlane_server.admission_rule import (
 )
 from fairlane_server.heartbeats import CAPACITY_TTL_MS, LEAST_OUTAGE_MS
 from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
+from producers.openai_api.errors import GatewayError
 
 NO_CAPACITY = "no_capacity"
 """The gateway's own code: the pool has lost its last consumer."""
@@ -35,17 +36,6 @@ SLACK_MS = 2_000
 
 _LEAST_RETRY_MS = 500
 _JITTER = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyRejection:
-    """Rejection of a request, as an HTTP error."""
-
-    status: int
-    code: str
-    message: str
-    field: str | None = None
-    retry_after_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +94,7 @@ class LatestLoad:
 
 def reject_early(
     tenant: str, request: InferenceRequest, registry: RegistrySnapshot, latest: LatestLoad, now_ms: int
-) -> EarlyRejection | None:
+) -> GatewayError | None:
     """Why this request would be rejected; None if it may be admitted.
 
     - 403 for an unregistered tenant, and for a model that it may not use; 404 for an unknown model.
@@ -116,12 +106,12 @@ def reject_early(
         return None
     spec = registry.tenants.get(tenant)
     if spec is None:
-        return EarlyRejection(403, Code.FORBIDDEN, f"{tenant} is not registered", "tenant")
+        return GatewayError(403, Code.FORBIDDEN, f"{tenant} is not registered", field="tenant")
     model = registry.models.get(request.model)
     if model is None:
-        return EarlyRejection(404, Code.UNKNOWN_MODEL, "no model has this name", "model")
+        return GatewayError(404, Code.UNKNOWN_MODEL, "no model has this name", field="model")
     if spec.models and model.model not in spec.models:
-        return EarlyRejection(403, Code.FORBIDDEN, f"{tenant} may not use {model.model}", "model")
+        return GatewayError(403, Code.FORBIDDEN, f"{tenant} may not use {model.model}", field="model")
     pool = pool_of(spec, model)
     if pool is None or not latest.is_known(now_ms) or request.task not in model.tasks:
         return None
@@ -143,26 +133,26 @@ def pool_of(spec: TenantSpec, model: ModelVersion) -> str | None:
     return spec.pool if spec.pool in (model.pool, *model.dedicated_pools) else None
 
 
-def _too_late(pool: str, load: Load, timeout_ms: int, request_id: str) -> EarlyRejection | None:
+def _too_late(pool: str, load: Load, timeout_ms: int, request_id: str) -> GatewayError | None:
     prediction = predict(load, cost_tokens=0)
     if prediction.finish_ms - SLACK_MS <= timeout_ms or takes_anything(load):
         return None
     retry_ms = _retry_ms(prediction.return_ms + prediction.ms_until_in_time(timeout_ms), request_id)
     if load.capacity.state is CapacityState.LOST:
         message = f"the pool {pool} has been without consumers for {load.capacity.lost_for_ms / 1_000:.0f} s"
-        return EarlyRejection(503, NO_CAPACITY, message, retry_after_ms=retry_ms)
+        return GatewayError(503, NO_CAPACITY, message, retry_after_ms=retry_ms)
     message = f"it would wait for {prediction.wait_ms / 1_000:.1f} s, and has {timeout_ms / 1_000:.1f} s"
-    return EarlyRejection(429, Code.DEADLINE_UNMEETABLE, message, retry_after_ms=retry_ms)
+    return GatewayError(429, Code.DEADLINE_UNMEETABLE, message, retry_after_ms=retry_ms)
 
 
-def _queue_is_full(spec: TenantSpec, row: TenantRow | None, request_id: str) -> EarlyRejection | None:
+def _queue_is_full(spec: TenantSpec, row: TenantRow | None, request_id: str) -> GatewayError | None:
     # The backlog includes backfill, which has a limit of its own: only a recent rejection proves the queue full.
     if row is None or row.waiting_requests < spec.max_queue_requests or not row.shed_recently.get(Code.OVERLOADED):
         return None
     rate = row.tokens_per_s or 0.0
     free_in_ms = AFTERWARDS_FREE * drain_ms(row.waiting_tokens, rate) if rate > 0 else LEAST_OUTAGE_MS
     message = f"the tenant's queue is full: {row.waiting_requests} of {spec.max_queue_requests} requests wait"
-    return EarlyRejection(429, Code.OVERLOADED, message, retry_after_ms=_retry_ms(free_in_ms, request_id))
+    return GatewayError(429, Code.OVERLOADED, message, retry_after_ms=_retry_ms(free_in_ms, request_id))
 
 
 def _retry_ms(least_ms: float, request_id: str) -> int:

@@ -4,8 +4,6 @@ No offsets are committed: a new owner starts at the end of a partition, since ea
 are in Postgres. An instance that gets a partition back resumes at its last position.
 """
 
-import asyncio
-import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
@@ -22,9 +20,7 @@ from fairlane.names import GATEWAY_REPLIES, gateway_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
-from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.loop_bridge import Handover
-from producers.gateway.pipeline.record_decoder import RecordDecoder
+from producers.gateway.pipeline.reader_thread import ReaderThread
 
 log = get_logger(__name__)
 
@@ -35,7 +31,6 @@ _POLL_S = 0.1
 _MAX_RECORDS = 500
 _POSITION_TIMEOUT_S = 5.0
 _START_TIMEOUT_S = 20.0
-_THREAD_TIMEOUT_S = 10.0
 _CLASSIC_SESSION_TIMEOUT_MS = 6_000
 
 
@@ -55,13 +50,13 @@ class ReplySink(Protocol):
         ...
 
 
-class ReplyReader:
-    """One group member, on a thread of its own.
+class ReplyReader(ReaderThread[InferenceReply, InferenceReply]):
+    """One group member.
 
     Args:
         on_replies: called with all replies read, on a thread of the reader and before the sink; must be fast and must
             not raise.
-        on_failure: called on such a thread when it has died: the process must end.
+        on_failure: see ``ReaderThread``.
     """
 
     def __init__(
@@ -72,14 +67,10 @@ class ReplyReader:
         on_replies: Callable[[list[InferenceReply]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
+        super().__init__("replies", codec, InferenceReply, sink.replies, on_failure)
         self._settings = settings
-        self._decoder = RecordDecoder(codec, InferenceReply, self._late, on_failure)
         self._sink = sink
         self._on_replies = on_replies
-        self._on_failure = on_failure
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
         self._partition_count = 0
         self._new: set[int] = set()
         """Assigned, not read yet."""
@@ -88,24 +79,8 @@ class ReplyReader:
         self._owned: set[int] = set()
         self._positions: dict[int, int] = {}
         """Next offset of every partition ever owned."""
-        self._handover: Handover[InferenceReply] | None = None
-        self._log = LimitedLog(log)
 
-    def start(self) -> None:
-        """Join the group. The sink is called in the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._handover = Handover(self._sink.replies, self._stopping)
-        self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
-        self._thread.start()
-
-    async def close(self) -> None:
-        """Leave the group."""
-        self._stopping.set()
-        self._decoder.close()
-        if self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, _THREAD_TIMEOUT_S)
-
-    def _run(self) -> None:
+    def _read_until_stopped(self) -> None:
         consumer = SkippingConsumer(_config(self._settings), "gateway_replies", self._unreadable)
         try:
             self._partition_count = len(existing_partitions(consumer, GATEWAY_REPLIES, monotonic() + _START_TIMEOUT_S))
@@ -114,9 +89,6 @@ class ReplyReader:
             )
             while not self._stopping.is_set():
                 self._read(consumer)
-        except Exception as error:  # noqa: BLE001 - the process ends with it
-            log.error("reply_reader_died", reason=reason_of(error))
-            self._on_failure(error)
         finally:
             consumer.close()
 
@@ -171,9 +143,8 @@ class ReplyReader:
         self._came([reply for _, reply in found])
 
     def _came(self, replies: list[InferenceReply]) -> None:
-        assert self._handover is not None  # noqa: S101 - a mistake in this package, not of a caller
         self._on_replies(replies)
-        self._handover.give(replies)
+        self._give(replies)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # Only acknowledge here, and start reading after the poll: a call that waits for a broker in this callback would
@@ -222,12 +193,6 @@ class ReplyReader:
         end = end_of(consumer, GATEWAY_REPLIES, partition, monotonic() + _POSITION_TIMEOUT_S)
         known = self._positions.get(partition)
         return known if known is not None and 0 <= end - known <= MOST_BEHIND_RECORDS else end
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call in the event loop, in order."""
-        assert self._loop is not None  # noqa: S101 - a mistake in this package, not of a caller
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 def _config(settings: Settings) -> ClientConfig:

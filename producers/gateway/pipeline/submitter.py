@@ -1,13 +1,17 @@
 """Kafka implementation of ``producers.gateway.ports.Submitter``."""
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from uuid import uuid4
 
 from fairlane import cloud_events, metrics
+from fairlane.backoff import Backoff
 from fairlane.client.ports import KafkaHeaders
+from fairlane.client.reassembly import TextDelta
 from fairlane.client.requests import check_request
 from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
@@ -16,17 +20,24 @@ from fairlane.names import GATEWAY_REPLIES, is_request_id, requests_topic
 from fairlane.outcomes import Code
 from fairlane.record_bounds import MAX_REQUEST_VALUE_BYTES
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
-from fairlane.trace_context import TraceHeaders
 from fairlane_server.kafka.reply_partition import new_request_id, partition_of
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.call_context import present
+from producers.gateway.pipeline.call_context import CallContext, present
 from producers.gateway.pipeline.chunk_reader import Chunk
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, reject_early
-from producers.gateway.pipeline.pending import LOOK_UPS, FindReply, KafkaPendingReply, Pending, WaitingCall
+from producers.gateway.pipeline.pending import Pending, WaitingCall
 from producers.gateway.pipeline.publisher import draining
 from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
+
+FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
+"""Finds the recorded reply by tenant and request id; None if there is none. May raise GatewayError."""
+
+LOOK_UPS = 8
+"""Concurrent look-ups of all calls of a process."""
+
+_LOOK_UP_TIMEOUT_S = 3.0
 
 
 class RecordPublisher(Protocol):
@@ -41,6 +52,94 @@ class TenantChunks(Protocol):
     async def follow(self, tenant: str) -> bool: ...
 
     def leave(self, tenant: str) -> None: ...
+
+
+class KafkaPendingReply:
+    """Kafka implementation of ``producers.gateway.ports.PendingReply``."""
+
+    def __init__(self, call: WaitingCall, submitter: "KafkaSubmitter", caller: CallContext | None) -> None:
+        self._call = call
+        self._submitter = submitter
+        self._caller = caller
+        self._backoff = Backoff(first_s=0.1, longest_s=3.0)
+        self._look_ups = 0
+
+    @property
+    def request_id(self) -> str:
+        return self._call.request_id
+
+    async def reply(self, timeout_s: float) -> InferenceReply:
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while self._call.reply is None:
+            await self._news(deadline_s)
+        self._note(self._call.reply)
+        return self._call.reply
+
+    async def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]:
+        if self._call.text is None:
+            raise ValueError("parameters.stream: the request did not ask for a stream")
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            if (delta := self._call.take()) is not None:
+                yield delta
+            elif self._call.reply is not None:
+                self._note(self._call.reply)
+                return
+            else:
+                try:
+                    await self._news(deadline_s)
+                except TimeoutError:
+                    if self._call.is_given_up or not self._call.still_comes():
+                        raise
+                    deadline_s = asyncio.get_running_loop().time() + timeout_s
+
+    async def cancel(self) -> None:
+        if self._call.reply is None:
+            try:
+                await self._submitter.cancel(self._call.tenant, self.request_id)
+            except GatewayError as error:
+                self._submitter.lines.warning("cancel_not_published", request_id=self.request_id, code=error.code)
+
+    def forget(self) -> None:
+        self._submitter.leave(self._call)
+
+    async def _news(self, deadline_s: float) -> None:
+        """Return when something has changed, or may have. Raises TimeoutError: past the deadline, or given up."""
+        # Taken before anything is awaited, so that no news is missed.
+        news = self._call.news
+        left_s = deadline_s - asyncio.get_running_loop().time()
+        if left_s <= 0 or self._call.is_given_up:
+            raise TimeoutError
+        if self._call.is_lost:
+            await self._look_up(min(left_s, _LOOK_UP_TIMEOUT_S))
+            left_s = min(left_s, self._backoff.delay_s(self._look_ups, random.random()))  # noqa: S311 - jitter
+        if self._call.reply is None and not self._call.is_given_up:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await news.wait()
+
+    async def _look_up(self, timeout_s: float) -> None:
+        """Look up the recorded reply: it may be in a partition that this instance does not read."""
+        self._look_ups += 1
+        try:
+            async with asyncio.timeout(timeout_s) as bound:
+                self._call.look_up = bound
+                async with self._submitter.look_ups:
+                    found = await self._submitter.find_reply(self._call.tenant, self.request_id)
+        except Exception as error:  # noqa: BLE001 - of whatever kind: it is asked again until the caller's time is over
+            metrics.GATEWAY_LOOK_UPS.labels(result="failed").inc()
+            kind = type(error).__name__
+            self._submitter.lines.warning("reply_look_up_failed", request_id=self.request_id, error=kind)
+            return
+        finally:
+            self._call.look_up = None
+        metrics.GATEWAY_LOOK_UPS.labels(result="missing" if found is None else "found").inc()
+        if found is not None and found.tenant == self._call.tenant:
+            self._call.settle(found)
+
+    def _note(self, reply: InferenceReply) -> None:
+        if self._caller is not None:
+            self._caller.reply = reply
 
 
 @dataclass(slots=True)
@@ -81,20 +180,16 @@ class KafkaSubmitter:
         refusal = reject_early(tenant, request, self.registry(), self.load, self.clock())
         if refusal is not None:
             metrics.GATEWAY_REFUSED_EARLY.labels(code=refusal.code).inc()
-            raise GatewayError(
-                refusal.status,
-                refusal.code,
-                refusal.message,
-                field=refusal.field,
-                retry_after_ms=refusal.retry_after_ms,
-            )
+            raise refusal
         value = self._encoded(replace(request, tenant=tenant, reply_to=GATEWAY_REPLIES), tenant)
         caller = present.get()
         call = self._open(tenant, request)
         try:
             if request.parameters.stream:
                 call.follows_chunks = await self.chunks.follow(tenant)
-            await self._publish(tenant, request.request_id, value, () if caller is None else caller.trace)
+            trace = () if caller is None else caller.trace
+            headers: KafkaHeaders = [*cloud_events.of_request(tenant, request.request_id), *trace]
+            await self.publisher.publish(requests_topic(tenant), request.request_id, value, headers)
         except BaseException:
             self.leave(call)
             raise
@@ -174,7 +269,3 @@ class KafkaSubmitter:
         )
         metrics.GATEWAY_WAITING.set(len(self.pending))
         return call
-
-    async def _publish(self, tenant: str, request_id: str, value: bytes, trace: TraceHeaders) -> None:
-        headers: KafkaHeaders = [*cloud_events.of_request(tenant, request_id), *trace]
-        await self.publisher.publish(requests_topic(tenant), request_id, value, headers)

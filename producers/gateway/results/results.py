@@ -13,7 +13,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.settings import Settings
-from fairlane_server.caching.entries import CacheKey, CacheName, request_key
+from fairlane_server.caching.entries import CacheName, request_key
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
@@ -125,7 +125,7 @@ class Results:
             is_news = self._recent.put(recorded, size_bytes)
             self.arrivals.came(recorded)
             if is_news:
-                key = _reply_key(reply.tenant, reply.request_id)
+                key = request_key(CacheName.RESULT, reply.tenant, reply.request_id)
                 self._writes.put(key, size_bytes, partial(encode_reply, recorded))
 
     def accepted(self, tenant: str, request: InferenceRequest) -> None:
@@ -133,7 +133,8 @@ class Results:
         request_id = request.request_id
         accepted = AcceptedRequest(request_id, request.model, request.task, self._clock_ms())
         self._accepted.put(tenant, request_id, accepted)
-        self._writes.put(_accepted_key(tenant, request_id), _ACCEPTED_BYTES, partial(encode_accepted, accepted))
+        key = request_key(CacheName.ACCEPTED, tenant, request_id)
+        self._writes.put(key, _ACCEPTED_BYTES, partial(encode_accepted, accepted))
 
     async def find_reply(self, tenant: str, request_id: str) -> InferenceReply | None:
         """As ``find``, without the time."""
@@ -163,7 +164,7 @@ class Results:
         recent = self._recent.get(tenant, request_id, self._clock_ms())
         if recent is not None:
             return recent
-        key = _reply_key(tenant, request_id)
+        key = request_key(CacheName.RESULT, tenant, request_id)
         return await self._cache.get(key, lambda payload: decode_reply(key, request_id, payload))
 
     async def status(self, tenant: str, request_id: str) -> RequestStatus | None:
@@ -178,7 +179,7 @@ class Results:
             history = History()
         accepted = self._accepted.get(tenant, request_id)
         if accepted is None and seen is None and not (history.decisions or history.replies):
-            key = _accepted_key(tenant, request_id)
+            key = request_key(CacheName.ACCEPTED, tenant, request_id)
             accepted = await self._cache.get(key, lambda payload: decode_accepted(request_id, payload))
         kept_since_ms = self._clock_ms() - self.kept_ms
         return status_of(request_id, history, seen, accepted, kept_since_ms)
@@ -218,14 +219,6 @@ def make_results(settings: Settings, redis: "Redis | None") -> Results:
     timeout_s = settings.gateway_redis_timeout_s
     cache = RedisCache(redis, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
     return Results(cache, PgRequestStore(settings.postgres_dsn.get_secret_value()), kept_s=settings.results_ttl_s)
-
-
-def _reply_key(tenant: str, request_id: str) -> CacheKey:
-    return request_key(CacheName.RESULT, tenant, request_id)
-
-
-def _accepted_key(tenant: str, request_id: str) -> CacheKey:
-    return request_key(CacheName.ACCEPTED, tenant, request_id)
 
 
 def _unavailable() -> GatewayError:

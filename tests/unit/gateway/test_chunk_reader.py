@@ -14,7 +14,7 @@ from fairlane.records import ReplyChunk
 from fairlane.schema_files import default_codec
 from producers.gateway.pipeline import chunk_reader
 from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
-from producers.gateway.pipeline.loop_bridge import MOST_BATCHES
+from producers.gateway.pipeline.reader_thread import MOST_BATCHES
 from tests.kit.waiting import eventually, eventually_async
 
 TOPIC = "chunks.acme"

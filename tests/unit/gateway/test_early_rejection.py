@@ -17,12 +17,12 @@ from producers.gateway.pipeline.early_rejection import (
     FRESH_MS,
     NO_CAPACITY,
     SLACK_MS,
-    EarlyRejection,
     LatestLoad,
     RegistrySnapshot,
     pool_of,
     reject_early,
 )
+from producers.openai_api.errors import GatewayError
 
 NOW = 1_000_000_000
 MODEL = ModelVersion("chat", "1", "gpu", "simulated", ("generate",), "chat", 4_096, 512)
@@ -47,11 +47,11 @@ def view(pool: PoolRow | None, tenant: TenantRow | None, at_ms: int, dispatchers
 
 def asked(
     seen: LatestLoad | None = None, registry: RegistrySnapshot = REGISTRY, now_ms: int = NOW, **fields: Any
-) -> EarlyRejection | None:
+) -> GatewayError | None:
     return reject_early("acme", replace(REQUEST, **fields), registry, seen or picture(), now_ms)
 
 
-def told(refusal: EarlyRejection | None) -> tuple[int, str]:
+def told(refusal: GatewayError | None) -> tuple[int, str]:
     assert refusal is not None
     return refusal.status, refusal.code
 

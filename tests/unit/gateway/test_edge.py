@@ -17,7 +17,7 @@ from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, TokenUsage
 from producers.gateway.edge import access_log, error_responses
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.edge.body_limit import TOO_MANY_BYTES, BodyLimit, BodyLimits, body_budget, release_body
+from producers.gateway.edge.body_limit import TOO_MANY_BYTES, BodyLimit, body_budget, release_body
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.openai_api.errors import GatewayError
@@ -63,7 +63,7 @@ def application(budget: TenantSlots | None = None) -> FastAPI:
         return name
 
     app.include_router(prefixed)
-    app.add_middleware(BodyLimit, limits=BodyLimits(lambda _path: MOST_BYTES, budget or body_budget(2**30, 2**30)))
+    app.add_middleware(BodyLimit, max_bytes=MOST_BYTES, budget=budget or body_budget(2**30, 2**30))
     app.add_middleware(CallLog)
     return app
 
@@ -329,7 +329,7 @@ def test_what_is_read_and_thrown_away_is_not_held(*, is_released: bool) -> None:
         async def send(_message: Message) -> None:
             pass
 
-        limited = BodyLimit(stream, BodyLimits(lambda _path: MOST_BYTES, budget))
+        limited = BodyLimit(stream, MOST_BYTES, budget)
         await limited({"type": "http", "path": "/v1/events", "headers": []}, receive, send)
 
     asyncio.run(talk())

@@ -26,11 +26,10 @@ from producers.gateway.identity.authentication import (
     AuthenticatedCall,
     Authenticator,
     RateLimitHeaders,
-    Refusals,
 )
 from producers.gateway.identity.identity import Identity, permit, require
 from producers.gateway.identity.jwks import KeySet
-from producers.gateway.identity.refusals import AuthRefusal, answer
+from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
 from producers.gateway.limits.call_limits import CallLimits, owners_of, span_text
 from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy, failure_policy
@@ -307,13 +306,23 @@ def count(reason: AuthRefusal) -> float:
 def test_every_refusal_is_counted_and_as_many_logged_as_anybody_reads() -> None:
     before = count(AuthRefusal.WRONG_KEY)
     clock = Clock()
-    refusals = Refusals(clock)
+
+    class Refusing:
+        async def verify(self, _text: str, _address: str | None, /) -> Identity:
+            raise RefusedError(AuthRefusal.WRONG_KEY, "0123456789abcdef")
+
+    authenticator = Authenticator(Refusing(), None, clock)
+
+    async def try_keys(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(GatewayError):
+                await authenticator.authenticate(None, new_key().text)
+
     with structlog.testing.capture_logs() as lines:
-        for _ in range(10_000):
-            refusals.tell(AuthRefusal.WRONG_KEY, "0123456789abcdef")
+        asyncio.run(try_keys(10_000))
         assert len(lines) == 50
         clock.now_ms += 1_000
-        refusals.tell(AuthRefusal.WRONG_KEY, "0123456789abcdef")
+        asyncio.run(try_keys(1))
     assert count(AuthRefusal.WRONG_KEY) == before + 10_001
     assert lines[-1]["not_logged_before"] == 9_950
     assert lines[-1]["who"] == "0123456789abcdef"

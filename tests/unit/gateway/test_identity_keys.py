@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairlane_server.api_keys.api_key import Role, Scope, looks_like_key, new_key, parse_key
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.answer_cache import Freshness, Recent
+from producers.gateway.identity.answer_cache import Recent
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError
@@ -376,7 +376,7 @@ def test_a_failure_of_ours_is_nobodys_key() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 400), st.sampled_from(["put", "forget", "look"]))))
 def test_what_is_remembered_is_bounded_and_never_too_old(steps: list[tuple[str, int, str]]) -> None:
-    recent: Recent[int] = Recent(Freshness(fresh_ms=100, grace_ms=500), most=3)
+    recent: Recent[int] = Recent(most=3)
     put_at_ms: dict[str, int] = {}
     now_ms = 0
     for name, pause_ms, what in steps:
@@ -387,7 +387,7 @@ def test_what_is_remembered_is_bounded_and_never_too_old(steps: list[tuple[str, 
         elif what == "forget":
             recent.forget(name)
             put_at_ms.pop(name, None)
-        fresh, in_grace = recent.fresh(name, now_ms), recent.in_grace(name, now_ms)
+        fresh, in_grace = recent.within(name, now_ms, 100), recent.within(name, now_ms, 500)
         age_ms = now_ms - put_at_ms.get(name, -1_000)
         assert fresh is None or (fresh == put_at_ms[name] and age_ms < 100)
         assert in_grace is None or (in_grace == put_at_ms[name] and age_ms < 500)
@@ -447,14 +447,14 @@ def test_strangers_of_one_origin_take_some_of_the_places() -> None:
 
 
 def test_what_is_remembered_of_one_tenant_pushes_out_nothing_of_another() -> None:
-    recent: Recent[str] = Recent(Freshness(10, 100), 3)
+    recent: Recent[str] = Recent(3)
     recent.put("its own", "b", 0, "b")
     for number in range(10):
         recent.put(number, "a", 0, "a")
     assert "its own" in recent
     assert len(recent) == 3
     assert [number for number in range(10) if number in recent] == [8, 9]
-    assert recent.fresh("its own", 200) is None
+    assert recent.within("its own", 200, 10) is None
     assert "its own" in recent, "it is known, if no longer believed"
     recent.forget("its own")
     assert "its own" not in recent

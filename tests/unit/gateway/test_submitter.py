@@ -185,7 +185,7 @@ def test_waiting_ends_with_its_time_and_the_request_goes_on() -> None:
 
 
 def test_when_waiting_ends_it_ends_for_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producers.gateway.pipeline.pending._LOOK_UP_TIMEOUT_S", 10 * WAIT_S)
+    monkeypatch.setattr("producers.gateway.pipeline.submitter._LOOK_UP_TIMEOUT_S", 10 * WAIT_S)
     bench = Bench()
 
     async def test(submitter: KafkaSubmitter) -> None:

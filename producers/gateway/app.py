@@ -57,7 +57,7 @@ _DESCRIPTION = "Inference on Kafka behind HTTP: OpenAI's API and Fairlane's own.
 
 
 class Gateway:
-    """All parts of one gateway process.
+    """All parts of one gateway process. Raises ValueError for an invalid setting.
 
     Attributes:
         app: the application; its lifespan opens and closes the connections.
@@ -276,11 +276,6 @@ class Gateway:
             return JSONResponse(body, 200 if is_ready else 503)
 
         return api
-
-
-def build(settings: Settings) -> FastAPI:
-    """The application; its lifespan opens the connections. Raises ValueError for an invalid setting."""
-    return Gateway(settings).app
 
 
 def _redis(settings: Settings, url: SecretStr | None) -> "Redis | None":

@@ -49,13 +49,7 @@ return {ARGV[2], ''}
 
 
 class LocalClaims:
-    """Claims in the memory of this process. Beyond ``most``, the tenant with the most claims loses its oldest.
-
-    Args:
-        ttl_s: lifetime of a claim, in seconds.
-        most: bound over all tenants.
-        clock_s: monotonic seconds.
-    """
+    """Claims in the memory of this process. Beyond ``most``, the tenant with the most claims loses its oldest."""
 
     def __init__(
         self, ttl_s: float = IDEMPOTENCY_TTL_S, most: int = MOST_LOCAL_CLAIMS, clock_s: Callable[[], float] = monotonic

@@ -10,6 +10,7 @@ often it was published.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Protocol
 
@@ -83,75 +84,61 @@ class ClaimStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A claim that this call wrote to the store."""
-
-    store: ClaimStore
-    tenant: str
-    name: str
-    claim: KeyClaim
-
-    async def become(self, claim: KeyClaim) -> "_Kept":
-        """Replace the claim if it is still stored."""
-        await self.store.swap(self.tenant, self.name, self.claim.packed(), claim.packed())
-        return replace(self, claim=claim)
-
-    async def end(self) -> None:
-        """Delete the claim if it is still stored."""
-        await self.store.swap(self.tenant, self.name, self.claim.packed(), None)
-
-
 class IdempotentCall:
     """One call under a key; without a key nothing is stored.
 
-    Attributes:
+    Args:
         request_id: id to publish the request with.
         reply: reply to the earlier call; if set, nothing must be published.
+        claim: the claim that this call wrote to the store.
+        swap: compares and swaps the stored claim.
     """
 
     def __init__(
         self,
         request_id: str,
         reply: InferenceReply | None = None,
-        kept: "_Kept | None" = None,
+        claim: KeyClaim | None = None,
+        swap: Callable[[str, str | None], Awaitable[str | None]] | None = None,
     ) -> None:
         self.request_id = request_id
         self.reply = reply
-        self._kept = kept
+        self._claim = claim
+        self._swap = swap
 
     @property
     def has_key(self) -> bool:
         """Whether the caller can repeat the call and get the same answer."""
-        return self._kept is not None or self.reply is not None
+        return self._claim is not None or self.reply is not None
 
     async def confirm(self) -> None:
         """Mark the claim confirmed: the request was accepted and is not published again."""
-        if self._kept is None:
-            return
-        self._kept = await self._kept.become(replace(self._kept.claim, confirmed=True))
-
-    async def give_back(self) -> None:
-        """Release the key after a failed publish, unless an earlier publish may have succeeded."""
-        await self._free()
+        if self._claim is not None:
+            confirmed = replace(self._claim, confirmed=True)
+            await self._store(confirmed)
+            self._claim = confirmed
 
     async def doubt(self) -> None:
         """Mark the publish as uncertain: the next call with this key publishes again under the same id."""
-        if self._kept is not None:
-            await self._kept.become(replace(self._kept.claim, claimed_at_ms=0, confirmed=False))
+        if self._claim is not None:
+            await self._store(replace(self._claim, claimed_at_ms=0, confirmed=False))
+
+    async def give_back(self) -> None:
+        """Release the key after a failed publish, unless an earlier publish may have succeeded."""
+        if self._claim is not None and self._claim.is_again:
+            await self.doubt()
+        else:
+            await self._store(None)
 
     async def settle(self, reply: InferenceReply) -> None:
         """Release the key if the reply says that nothing was run, unless an earlier publish may have succeeded."""
         if was_not_run(reply):
-            await self._free()
+            await self.give_back()
 
-    async def _free(self) -> None:
-        if self._kept is None:
-            return
-        if self._kept.claim.is_again:
-            await self.doubt()
-        else:
-            await self._kept.end()
+    async def _store(self, claim: KeyClaim | None) -> None:
+        """Replace this call's claim, if it is still stored; None deletes it."""
+        if self._claim is not None and self._swap is not None:
+            await self._swap(self._claim.packed(), None if claim is None else claim.packed())
 
 
 class Idempotency:
@@ -191,7 +178,7 @@ class Idempotency:
         for _ in range(_MOST_ROUNDS):
             there = await self._store.swap(tenant, name, expected, mine.packed())
             if there == mine.packed():
-                return IdempotentCall(mine.request_id, kept=_Kept(self._store, tenant, name, mine))
+                return IdempotentCall(mine.request_id, None, mine, partial(self._store.swap, tenant, name))
             theirs = None if there is None else KeyClaim.unpacked(there)
             if theirs is None:
                 # The claim is gone, or not in our format.
@@ -281,16 +268,8 @@ async def publish_once(
 ) -> Published:
     """Publish a request whose id comes from ``submitter``, once per idempotency key.
 
-    Args:
-        submitter: publishes to Kafka.
-        idempotency: deduplicates calls by key.
-        on_accepted: called for a request accepted now, and for an uncertain publish: its caller has the id and may ask
-            for it.
-        tenant: of the identity.
-        route: path template.
-        key: idempotency key of the call, if any.
-        body: raw bytes.
-        request: the request made from the body.
+    ``on_accepted`` is called for a request accepted now, and for an uncertain publish: its caller has the id and may
+    ask for it. See ``Idempotency.begin`` for the other arguments.
 
     Raises:
         GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``); 400, 409 or 422 because of the

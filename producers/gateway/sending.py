@@ -82,13 +82,12 @@ async def publish(
         deps: dependencies of the route.
         request: the call; its body has not been read.
         tenant: of the identity.
-        route: path template, part of the idempotency key.
+        route: path template; idempotency keys belong to it.
         model: model of the body.
         make: makes the request from body, tenant and request id.
         wish_of: takes from the body what the answer needs.
 
-    Raises:
-        GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
+    Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
     """
     raw = await body_of(request)
     body = parse(model, raw)

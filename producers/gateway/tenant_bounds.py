@@ -11,12 +11,8 @@ ValueT = TypeVar("ValueT")
 
 
 class TenantMap(Generic[ValueT]):
-    """Values by tenant and name. Beyond the bound, the tenant with the most values loses its oldest. Every operation is
-    O(1), however many tenants there are.
-
-    Args:
-        most: bound over all tenants.
-    """
+    """At most ``most`` values by tenant and name. Beyond it, the tenant with the most values loses its oldest. Every
+    operation is O(1), however many tenants there are."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -31,7 +31,7 @@ from producers.gateway.identity.key_store import (
     UserSettings,
 )
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError
-from producers.gateway.limits.rate_buckets import FailedKeys, failure_policy
+from producers.gateway.limits.rate_buckets import FailedKeys
 from tests.kit.identity_kit import MemoryIdentityStore
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
 from tests.kit.stack import PostgresServer, empty_database
@@ -444,7 +444,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
             return monotonic_ms() + later_ms
 
         breaker = CircuitBreaker(BreakerPolicy(failures=1))
-        verifier = KeyVerifier(PgIdentityStore(pool), 300_000, now_ms, clock, breaker, FailedKeys(failure_policy(10.0)))
+        verifier = KeyVerifier(PgIdentityStore(pool), 300_000, now_ms, clock, breaker, FailedKeys(10.0))
         try:
             assert (await verifier.verify(known.text)).tenant == "acme"
             with paused(tables):

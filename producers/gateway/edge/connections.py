@@ -71,13 +71,7 @@ Late = Callable[[float], CloseReason | None]
 
 
 class Connections:
-    """A limit on all connections, and one per address. For one event loop.
-
-    Args:
-        most: all connections.
-        most_of_address: connections from one address, or one /64 network of IPv6.
-        patience: timeouts of each connection.
-    """
+    """A limit on all connections, and one per address or /64 network of IPv6. For one event loop."""
 
     def __init__(self, most: int, most_of_address: int, patience: ConnectionTimeouts | None = None) -> None:
         self.patience = patience or ConnectionTimeouts()

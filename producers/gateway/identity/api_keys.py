@@ -20,13 +20,8 @@ class KeyVerifier:
     The cache is keyed by key id and hash of the presented secret: a wrong secret never hits it, so timing does not
     reveal whether a key id exists.
 
-    Args:
-        store: store of the keys.
-        grace_ms: how long cached keys pass while the store is unavailable.
-        clock: milliseconds since the epoch, for the expiry of keys.
-        monotonic_clock: monotonic milliseconds.
-        breaker: circuit breaker of the store.
-        failed: limit of failed keys per address.
+    Cached keys pass for ``grace_ms`` while the store is unavailable. ``clock`` is the time since the epoch, with which
+    the expiry of keys is compared.
     """
 
     def __init__(

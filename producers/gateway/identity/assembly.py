@@ -15,7 +15,7 @@ from producers.gateway.identity.jwks import HttpKeySetSource, KeySet
 from producers.gateway.identity.key_store import PgIdentityStore
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
 from producers.gateway.limits.call_limits import CallLimits
-from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy, failure_policy
+from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits, RateLimits, RedisRateLimits
 
 APPLICATION_NAME = "fairlane-gateway-identity"
@@ -56,7 +56,7 @@ def assemble(settings: Settings, redis: "Redis | None", watch: RedisAvailability
     pool = DeadlinePool(settings.postgres_dsn.get_secret_value(), APPLICATION_NAME, _CONNECTIONS)
     store, breaker = PgIdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))
     grace_ms = round(1_000 * settings.gateway_key_grace_s)
-    failed = FailedKeys(failure_policy(settings.gateway_failed_keys_per_s))
+    failed = FailedKeys(settings.gateway_failed_keys_per_s)
     keys = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker, failed)
     key_set, tokens = None, None
     if settings.jwt_issuer and settings.jwt_audience and settings.jwt_jwks_url:

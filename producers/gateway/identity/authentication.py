@@ -34,13 +34,7 @@ class Verifier(Protocol):
 
 
 class Authenticator:
-    """Authenticates a call by one API key or token.
-
-    Args:
-        keys: verifies API keys.
-        tokens: verifies tokens; None: tokens are refused.
-        clock: milliseconds, for the rate of the log.
-    """
+    """Authenticates a call by one API key or token; without a verifier of tokens, these are refused."""
 
     def __init__(self, keys: Verifier, tokens: Verifier | None, clock: ClockMs) -> None:
         self._keys = keys
@@ -101,10 +95,7 @@ class AuthenticatedCall:
 
     Raises GatewayError as ``Authenticator`` does, and 429 with ``retry_after_ms`` over the rate limit.
 
-    Args:
-        authenticator: authenticates calls.
-        limits: rate limits of calls.
-        trusted_proxies: networks whose X-Forwarded-For is trusted.
+    ``trusted_proxies`` are networks whose X-Forwarded-For is trusted.
     """
 
     def __init__(

@@ -62,7 +62,6 @@ class HttpKeySetSource:
         self._most_bytes = most_bytes
 
     async def fetch(self) -> bytes:
-        """See KeySetSource."""
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -82,12 +81,7 @@ class HttpKeySetSource:
 
 
 class KeySet:
-    """Cached key set of one issuer. For one event loop.
-
-    Args:
-        source: source of the keys.
-        clock: monotonic milliseconds.
-    """
+    """Cached key set of one issuer; ``clock`` gives monotonic milliseconds. For one event loop."""
 
     def __init__(self, source: KeySetSource, clock: ClockMs) -> None:
         self._source = source

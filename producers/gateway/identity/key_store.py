@@ -20,19 +20,7 @@ class StoreUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A stored API key.
-
-    Attributes:
-        key_id: its id.
-        tenant: owner of the key.
-        role: its permissions.
-        scopes: restrict the role; empty means all.
-        secret_sha256: hash of its secret.
-        user: user it was made for, if any.
-        expires_at_ms: since the epoch; None: never.
-        is_revoked: whether the key was revoked.
-        is_user_disabled: whether ``user`` is disabled.
-    """
+    """A stored API key. ``scopes`` restrict the role; empty means all. ``user`` is the user it was made for, if any."""
 
     key_id: str
     tenant: str
@@ -47,12 +35,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class UserSettings:
-    """Stored settings of a token's subject; most subjects have none.
-
-    Attributes:
-        role: overrides the token's role, if set.
-        is_disabled: whether the subject is refused.
-    """
+    """Stored settings of a token's subject; most subjects have none. ``role`` overrides the token's."""
 
     role: Role | None = None
     is_disabled: bool = False
@@ -80,7 +63,6 @@ class PgIdentityStore:
         self._pool = pool
 
     async def key(self, key_id: str, shown_sha256: bytes, timeout_s: float) -> StoredKey | None:
-        """See :class:`IdentityStore`."""
         row = await self._row(_FIND_KEY, (key_id, shown_sha256), timeout_s)
         if row is None:
             return None
@@ -98,7 +80,6 @@ class PgIdentityStore:
         )
 
     async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
-        """See :class:`IdentityStore`."""
         row = await self._row(_FIND_USER, (tenant, subject), timeout_s)
         return UserSettings() if row is None else UserSettings(Role(row[0]), row[1])
 

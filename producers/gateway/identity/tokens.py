@@ -29,13 +29,7 @@ _STRONGEST_FIRST = (Role.ADMIN, Role.OPERATOR, Role.TENANT, Role.VIEWER)
 
 @dataclass(frozen=True, slots=True)
 class TokenPolicy:
-    """Required claims of a token.
-
-    Attributes:
-        issuer: ``iss``.
-        audience: ``aud``.
-        leeway_s: tolerated clock skew of the issuer, in seconds.
-    """
+    """Required claims ``iss`` and ``aud`` of a token, and the tolerated clock skew of the issuer."""
 
     issuer: str
     audience: str
@@ -45,13 +39,8 @@ class TokenPolicy:
 class TokenVerifier:
     """Verifies tokens of one issuer, each by the algorithm of the key that signed it.
 
-    Args:
-        policy: required claims.
-        keys: signing keys of the issuer.
-        store: users that were disabled or given another role.
-        grace_ms: how long its answers count while the store is unavailable.
-        monotonic_clock: monotonic milliseconds. The times in a token are compared with the system clock.
-        breaker: circuit breaker of the store.
+    The store knows users that were disabled or given another role; its answers count for ``grace_ms`` while it is
+    unavailable. The times in a token are compared with the system clock.
     """
 
     def __init__(

@@ -16,14 +16,8 @@ _MS_PER_S, _MS_PER_MINUTE, _MS_PER_HOUR = 1_000, 60_000, 3_600_000
 
 class CallLimits:
     """Every key and every user has a token bucket; a call takes from both of its caller, or from none. A granted call
-    then takes from its tenant's bucket, so that many users do not multiply a tenant's rate.
-
-    Args:
-        limits: buckets of keys and users.
-        policy: of those buckets.
-        tenant_policy: of a tenant's bucket, which is local: it protects this process, and costs no round trip.
-        clock: monotonic milliseconds.
-    """
+    then takes from its tenant's bucket, so that many users do not multiply a tenant's rate. The tenants' buckets are
+    local: they protect this process, and cost no round trip."""
 
     def __init__(self, limits: RateLimits, policy: RatePolicy, tenant_policy: RatePolicy, clock: ClockMs) -> None:
         self._limits = limits

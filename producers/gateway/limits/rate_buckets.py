@@ -15,12 +15,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RatePolicy:
-    """Parameters of a bucket.
-
-    Attributes:
-        rate_per_s: sustained calls per second.
-        burst: calls at once from a full bucket.
-    """
+    """Sustained calls per second of a bucket, and calls at once from a full one."""
 
     rate_per_s: float
     burst: int
@@ -117,22 +112,18 @@ BURST_S: Final = 10.0
 MOST_ADDRESSES: Final = 20_000
 
 
-def failure_policy(per_s: float) -> RatePolicy:
-    """``per_s`` failures per second, with a burst of ``BURST_S`` seconds."""
-    return RatePolicy(per_s, max(1, round(BURST_S * per_s)))
-
-
 class FailedKeys:
-    """Failures by address. Bounded: the address that failed least recently is forgotten first. Not thread-safe."""
+    """Failures by address: ``per_s``, with a burst of ``BURST_S`` seconds. Bounded: the address that failed least
+    recently is forgotten first. Not thread-safe."""
 
-    def __init__(self, policy: RatePolicy, most_addresses: int = MOST_ADDRESSES) -> None:
-        self._policy = policy
+    def __init__(self, per_s: float, most_addresses: int = MOST_ADDRESSES) -> None:
+        self.policy = RatePolicy(per_s, max(1, round(BURST_S * per_s)))
         self._book = TokenBuckets(most_addresses)
 
     def may_try(self, address: str, now_ms: int) -> bool:
         """Whether this address may present an unknown key."""
-        return self._book.peek(address, self._policy, now_ms).is_granted
+        return self._book.peek(address, self.policy, now_ms).is_granted
 
     def failed(self, address: str, now_ms: int) -> None:
         """Count a failed key."""
-        self._book.take([address], self._policy, now_ms)
+        self._book.take([address], self.policy, now_ms)

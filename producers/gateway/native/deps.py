@@ -22,14 +22,7 @@ _RETRY_AFTER_MS = 5_000
 
 
 class EventSlots(TenantSlots):
-    """Limit on all event streams; one tenant may hold half of it.
-
-    Args:
-        most: streams of all tenants.
-
-    Attributes:
-        ending: set when the gateway drains.
-    """
+    """Limit on all event streams; one tenant may hold half of it. ``ending`` is set when the gateway drains."""
 
     def __init__(self, most: int = MOST_STREAMS) -> None:
         super().__init__(most, max(1, most // 2), _full)

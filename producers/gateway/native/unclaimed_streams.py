@@ -12,13 +12,8 @@ _Key = tuple[str, str]
 
 
 class KeptStreams:
-    """Bounded; one tenant may have a quarter. The oldest is dropped first; the reply still has the whole text. For one
-    event loop.
-
-    Args:
-        most: texts of all tenants.
-        keep_s: how long an unclaimed text is kept, in seconds.
-    """
+    """At most ``most``, of which one tenant may have a quarter. The oldest is dropped first; the reply still has the
+    whole text. For one event loop."""
 
     def __init__(self, most: int = MOST_KEPT, keep_s: float = KEEP_S) -> None:
         self._most = most

@@ -38,13 +38,9 @@ MOST_TRANSFERS, MOST_TRANSFERS_OF_TENANT = 16, 4
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits on stored files.
+    """Limits on stored files: number and total size per tenant, size of one upload.
 
-    Attributes:
-        most_files: uploaded files per tenant.
-        most_bytes: total size of a tenant's uploaded files.
-        most_file_bytes: size of one upload.
-        ttl_s: retention in seconds: of an upload from its creation, at most; of a batch's output from the batch's end.
+    ``ttl_s`` is the retention of an upload from its creation, at most, and of a batch's output from the batch's end.
     """
 
     most_files: int = 10_000

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from fairlane.client.reassembly import Reassembly, TextDelta
 from fairlane.records import InferenceReply, ReplyChunk
@@ -12,50 +13,34 @@ MOST_UNTAKEN_CHARS = 65_536
 """Bound on streamed text that the call has not taken; the rest comes with the reply."""
 
 
+@dataclass(slots=True, eq=False)
 class WaitingCall:
     """One call that waits for the reply to a request.
 
     Attributes:
         partition: reply partition of the request.
         is_lost: this instance may miss the reply, so it must be looked up elsewhere as well.
-        follows_chunks: whether its tenant's chunks are read for it.
         text: streamed text, if the request streams.
+        follows_chunks: whether its tenant's chunks are read for it.
         reply: final reply, once it has arrived.
         news: event that is set, and replaced by a new one, whenever any of this changes.
         look_up: timeout of the reply look-up in progress.
         is_given_up: the wait has ended without a reply.
     """
 
-    __slots__ = (
-        "_is_cut",
-        "_left_out",
-        "_untaken_chars",
-        "follows_chunks",
-        "is_given_up",
-        "is_lost",
-        "look_up",
-        "news",
-        "partition",
-        "reply",
-        "request_id",
-        "tenant",
-        "text",
-    )
-
-    def __init__(self, tenant: str, request_id: str, partition: int, *, is_lost: bool, streamed: bool) -> None:
-        self.tenant = tenant
-        self.request_id = request_id
-        self.partition = partition
-        self.is_lost = is_lost
-        self.follows_chunks = False
-        self.text = Reassembly() if streamed else None
-        self.reply: InferenceReply | None = None
-        self.news = asyncio.Event()
-        self.look_up: asyncio.Timeout | None = None
-        self.is_given_up = False
-        self._untaken_chars = 0
-        self._is_cut = False
-        self._left_out = False
+    tenant: str
+    request_id: str
+    partition: int
+    is_lost: bool
+    text: Reassembly | None
+    is_given_up: bool
+    follows_chunks: bool = False
+    reply: InferenceReply | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    look_up: asyncio.Timeout | None = None
+    _untaken_chars: int = 0
+    _is_cut: bool = False
+    _left_out: bool = False
 
     def add(self, chunk: ReplyChunk) -> None:
         """Add a chunk of text. Once the untaken text exceeds ``MOST_UNTAKEN_CHARS``, this chunk and all later ones are
@@ -129,8 +114,8 @@ class Pending:
         Raises GatewayError: 429 at the tenant's limit, 503 at the limit of the instance.
         """
         self._slots.take(tenant)
-        call = WaitingCall(tenant, request_id, partition, is_lost=is_lost, streamed=streamed)
-        call.is_given_up = self._has_ended
+        text = Reassembly() if streamed else None
+        call = WaitingCall(tenant, request_id, partition, is_lost, text, self._has_ended)
         self._calls.setdefault(request_id, []).append(call)
         return call
 

@@ -31,12 +31,8 @@ _BUSY_RETRY_AFTER_MS = 250
 
 def away() -> GatewayError:
     """503: Kafka does not take records."""
-    return GatewayError(
-        503,
-        UNAVAILABLE,
-        "the log does not take requests at present; nothing was accepted",
-        retry_after_ms=_RETRY_AFTER_MS,
-    )
+    message = "the log does not take requests at present; nothing was accepted"
+    return GatewayError(503, UNAVAILABLE, message, retry_after_ms=_RETRY_AFTER_MS)
 
 
 def draining() -> GatewayError:
@@ -46,34 +42,21 @@ def draining() -> GatewayError:
 
 def busy() -> GatewayError:
     """503: this instance is at its limit."""
-    return GatewayError(
-        503,
-        Code.OVERLOADED,
-        "too much is under way at this gateway; nothing was accepted",
-        retry_after_ms=_BUSY_RETRY_AFTER_MS,
-    )
+    message = "too much is under way at this gateway; nothing was accepted"
+    return GatewayError(503, Code.OVERLOADED, message, retry_after_ms=_BUSY_RETRY_AFTER_MS)
 
 
 def busy_with_tenant() -> GatewayError:
     """429: this tenant is at its limit at this instance."""
-    return GatewayError(
-        429,
-        TOO_MANY_CALLS,
-        "too much of this tenant is under way at this gateway; nothing was accepted",
-        retry_after_ms=_BUSY_RETRY_AFTER_MS,
-    )
+    message = "too much of this tenant is under way at this gateway; nothing was accepted"
+    return GatewayError(429, TOO_MANY_CALLS, message, retry_after_ms=_BUSY_RETRY_AFTER_MS)
 
 
 def not_confirmed(request_id: str) -> GatewayError:
     """503: the publish was not acknowledged; the request may be in Kafka."""
-    return GatewayError(
-        503,
-        UNCERTAIN,
-        f"it is not known whether the request was accepted: ask for /v1/results/{request_id}, or send it again with "
-        "the same Idempotency-Key",
-        retry_after_ms=_RETRY_AFTER_MS,
-        request_id=request_id,
-    )
+    what = f"ask for /v1/results/{request_id}, or send it again with the same Idempotency-Key"
+    message = f"it is not known whether the request was accepted: {what}"
+    return GatewayError(503, UNCERTAIN, message, retry_after_ms=_RETRY_AFTER_MS, request_id=request_id)
 
 
 log = get_logger(__name__)
@@ -146,7 +129,6 @@ class Publisher:
 
     Args:
         make_producer: makes the producer, given its ``error_cb``.
-        limits: limits on records in flight.
         on_failure: called when nothing can be published any more: the process must end.
     """
 

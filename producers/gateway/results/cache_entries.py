@@ -97,13 +97,8 @@ Encode = Callable[[], bytes]
 
 
 class WriteQueue:
-    """Writes entries in the order they were put, many in one round trip.
-
-    Args:
-        cache: cache to write to; while it does not answer, queued entries are dropped.
-        most: bound on queued entries.
-        most_bytes: bound on their approximate size.
-    """
+    """Writes entries in the order they were put, many in one round trip. Bounded in number and approximate size. While
+    the cache does not answer, queued entries are dropped."""
 
     def __init__(self, cache: RedisCache, most: int = MOST_WAITING, most_bytes: int = MOST_WAITING_BYTES) -> None:
         self._cache = cache
@@ -139,12 +134,9 @@ class WriteQueue:
             log.warning("result_cache_not_flushed", entries=len(self._entries))
 
     def put(self, key: CacheKey, size_bytes: int, encode: Encode) -> bool:
-        """Queue an entry; returns whether there was room. Thread-safe.
+        """Queue an entry of about ``size_bytes``; returns whether there was room. Thread-safe.
 
-        Args:
-            key: key of the entry.
-            size_bytes: its approximate size.
-            encode: makes its payload, later and in the event loop, so that ``put`` is cheap.
+        ``encode`` makes its payload, later and in the event loop, so that ``put`` is cheap.
         """
         with self._lock:
             loop = self._loop

@@ -46,8 +46,6 @@ class RequestStatus:
     """State of one request.
 
     Attributes:
-        request_id: its id.
-        status: its status.
         reply: once done, while it is retained; without its output if that was not looked up.
         submitted_at_ms: when the broker took it, or its first recorded event; None before anything is recorded.
         ended_at_ms: when it was answered.
@@ -77,7 +75,7 @@ def status_of(
 
     Args:
         request_id: its id.
-        history: what is recorded of it, for one tenant.
+        history: everything recorded under the id, for one tenant.
         seen: its reply, if known from elsewhere.
         accepted: its acceptance by the gateway, if known.
         kept_since_ms: older replies have been removed, while decisions and costs are retained longer.

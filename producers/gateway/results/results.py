@@ -52,14 +52,8 @@ _NOBODY, _NOTHING = "nobody", "00000000-0000-0000-0000-000000000000"
 
 
 class Results:
-    """Looks up in memory, then Redis, then Postgres. For one event loop, except ``remember``.
-
-    Args:
-        cache: Redis cache of replies and accepted requests.
-        store: recorded requests.
-        clock_ms: milliseconds since the epoch.
-        kept_s: retention of replies in Postgres, in seconds.
-    """
+    """Looks up in memory, then Redis, then Postgres, which keeps replies for ``kept_s`` seconds. For one event loop,
+    except ``remember``."""
 
     def __init__(
         self, cache: RedisCache, store: RequestStore, clock_ms: ClockMs = now_ms, kept_s: int = 86_400

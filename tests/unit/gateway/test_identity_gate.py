@@ -32,7 +32,7 @@ from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
 from producers.gateway.limits.call_limits import CallLimits, owners_of, span_text
-from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy, failure_policy
+from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits
 from producers.openai_api.errors import GatewayError
 from tests.kit.identity_kit import (
@@ -57,9 +57,7 @@ class Bench:
         self.clock = Clock()
         self.store = MemoryIdentityStore()
         self.worked = 0
-        keys = KeyVerifier(
-            self.store, 300_000, self.clock, self.clock, CircuitBreaker(), FailedKeys(failure_policy(1.0))
-        )
+        keys = KeyVerifier(self.store, 300_000, self.clock, self.clock, CircuitBreaker(), FailedKeys(1.0))
         policy, key_set = TokenPolicy(ISSUER, AUDIENCE), KeySet(FakeIssuer(), self.clock)
         tokens = TokenVerifier(policy, key_set, self.store, 300_000, self.clock, CircuitBreaker())
         self.authenticator = Authenticator(keys, tokens if with_tokens else None, self.clock)

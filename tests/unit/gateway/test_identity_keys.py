@@ -24,13 +24,13 @@ from producers.gateway.identity.lookups import (
     Lookups,
 )
 from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
-from producers.gateway.limits.rate_buckets import FailedKeys, failure_policy
+from producers.gateway.limits.rate_buckets import FailedKeys
 from tests.kit.identity_kit import Clock, MemoryIdentityStore
 from tests.kit.waiting import eventually_async
 
 T = TypeVar("T")
 GRACE_MS = 300_000
-FAILURES = failure_policy(1.0)
+FAILURES = FailedKeys(1.0).policy
 
 
 class Bench:
@@ -39,9 +39,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = Clock()
         self.store = MemoryIdentityStore()
-        self.verifier = KeyVerifier(
-            self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker(), FailedKeys(FAILURES)
-        )
+        self.verifier = KeyVerifier(self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker(), FailedKeys(1.0))
 
     async def refusal(self, text: str) -> AuthRefusal:
         with pytest.raises(RefusedError) as caught:
@@ -252,7 +250,7 @@ class SlowStore(MemoryIdentityStore):
 def test_who_comes_together_asks_once_and_a_caller_that_leaves_disturbs_nobody() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(FAILURES))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
         key = store.create("acme").text
         callers = [asyncio.create_task(verifier.verify(key)) for _ in range(20)]
         await asyncio.sleep(0)
@@ -271,7 +269,7 @@ def test_who_comes_together_asks_once_and_a_caller_that_leaves_disturbs_nobody()
 def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(FAILURES))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
         key = store.create("acme").text
         store.go_on.set()
         await verifier.verify(key)
@@ -295,7 +293,7 @@ def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
 def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(FAILURES))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
         keys = [store.create("acme") for _ in range(MOST_UNDER_WAY + 1)]
         store.go_on.set()
         for key in keys:
@@ -328,7 +326,7 @@ def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> 
 def test_who_has_an_older_answer_does_not_wait_for_a_slow_store() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(FAILURES))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
         key, stranger = store.create("acme"), store.create("acme")
         store.go_on.set()
         await verifier.verify(key.text)

@@ -9,6 +9,7 @@ import torch
 from fairlane.outcomes import Code, Task
 from fairlane.records import LabelScore, Output, TokenUsage
 from inference_consumers.engines.images import ImageError, pixels_of
+from inference_consumers.engines.precision import use_threads
 from inference_consumers.engines.protocol import (
     Cancelled,
     EngineItem,
@@ -20,7 +21,6 @@ from inference_consumers.engines.protocol import (
     RunObserver,
     Success,
 )
-from inference_consumers.engines.threads import use_threads
 from inference_consumers.engines.vision_programs import EXPORTED, ProgramFormat, VisionProgram, load_program
 
 

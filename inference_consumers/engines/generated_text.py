@@ -60,22 +60,19 @@ def _sure(text: str) -> str:
 
 
 class StopStrings:
-    """Watches a text for its first stop string, at a cost per character that does not grow with the text.
-
-    Knuth, Morris and Pratt 1977, "Fast Pattern Matching in Strings", section 2: for each string, how much of its
-    beginning the text ends with.
-    """
+    """Watches a text for its first stop string. Keeps only as much of the text as one of them may begin in, so that
+    the cost of a character does not grow with the text. Empty strings stop nothing."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop for stop in stops if stop]
-        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)
+        # Of several that end with the same character, the longest is found first.
+        self._stops = sorted(filter(None, stops), key=len, reverse=True)
+        self._tail = ""
         self._seen = 0
 
     @property
     def held(self) -> int:
         """Number of trailing characters that may begin a stop string."""
-        return max(self._matched, default=0)
+        return next((n for n in range(len(self._tail), 0, -1) if self._may_begin(self._tail[-n:])), 0)
 
     def feed(self, text: str) -> int | None:
         """Read on. The place in the whole text where the first stop string begins, once that is complete.
@@ -84,34 +81,16 @@ class StopStrings:
         """
         if not self._stops:
             return None
-        for character in text:
-            self._seen += 1
-            longest = 0
-            for number, stop in enumerate(self._stops):
-                matched = self._matched[number]
-                while matched and stop[matched] != character:
-                    matched = self._fallbacks[number][matched - 1]
-                if stop[matched] == character:
-                    matched += 1
-                self._matched[number] = matched
-                if matched == len(stop):
-                    longest = max(longest, matched)
-            if longest:
-                return self._seen - longest
+        window = self._tail + text
+        self._seen += len(text)
+        found = [(at + len(stop), at) for stop in self._stops if (at := window.find(stop)) >= 0]
+        if found:
+            return self._seen - len(window) + min(found)[1]
+        self._tail = window[max(0, len(window) - len(self._stops[0]) + 1) :]
         return None
 
-
-def _fallbacks(stop: str) -> list[int]:
-    """For each beginning of the string, the length of the longest shorter beginning that it ends with."""
-    fallbacks = [0] * len(stop)
-    length = 0
-    for place in range(1, len(stop)):
-        while length and stop[place] != stop[length]:
-            length = fallbacks[length - 1]
-        if stop[place] == stop[length]:
-            length += 1
-        fallbacks[place] = length
-    return fallbacks
+    def _may_begin(self, end: str) -> bool:
+        return any(stop.startswith(end) for stop in self._stops)
 
 
 class GeneratedText:

@@ -1,4 +1,4 @@
-"""Device and number format of a torch model, from settings and models.yaml."""
+"""Device, number format and CPU threads of a torch model, from settings and models.yaml."""
 
 import torch
 
@@ -6,6 +6,12 @@ from fairlane.records import ModelVersion
 from inference_consumers.engines.protocol import EngineLoadError
 
 _INT8 = "int8"
+
+
+def use_threads(threads: int) -> None:
+    """Set the threads of this process; 0 leaves the choice, one per core, to torch."""
+    if threads > 0:
+        torch.set_num_threads(threads)
 
 
 def device_of(model: ModelVersion, name: str) -> torch.device:

@@ -1,10 +1,13 @@
-"""Loading a transformers folder without reaching for the network."""
+"""Loading a transformers folder without reaching for the network, and the base of the engines that do."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -18,7 +21,70 @@ from transformers.utils import logging as transformers_logging
 from inference_consumers.engines.int8 import quantize_linears
 from inference_consumers.engines.memory import check_memory
 from inference_consumers.engines.model_folder import check_model_folder, tokenizer_file, weight_bytes
-from inference_consumers.engines.protocol import EngineLoadError
+from inference_consumers.engines.precision import use_threads
+from inference_consumers.engines.protocol import EngineLimits, EngineLoadError
+
+
+class PretrainedEngine(ABC):
+    """A transformers folder on one device. ``int8`` is for the weights of linear layers; what is between them is of
+    type ``dtype``. ``allow_unsafe_weights`` loads pickles."""
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        model: str,
+        path: Path,
+        limits: EngineLimits,
+        threads: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        int8: bool = False,
+        device: torch.device | str = "cpu",
+        allow_unsafe_weights: bool = False,
+    ) -> None:
+        self.limits = limits
+        self._model = model
+        self._path = path
+        self._threads = threads
+        self._dtype = dtype
+        self._int8 = int8
+        self._device = torch.device(device)
+        self._allow_unsafe_weights = allow_unsafe_weights
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the weights."""
+
+    def _load_folder(self, auto_class: type[PreTrainedModel]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        use_threads(self._threads)
+        network, tokenizer = load_pretrained(
+            auto_class,
+            self._model,
+            self._path,
+            self._dtype,
+            int8=self._int8,
+            device=self._device,
+            allow_unsafe_weights=self._allow_unsafe_weights,
+        )
+        held = _held_positions(network)
+        if held is not None and self.limits.max_context_tokens > held:
+            raise self._load_error(f"max_context_tokens is {self.limits.max_context_tokens}, the weights hold {held}")
+        return network, tokenizer
+
+    def _load_error(self, reason: str) -> EngineLoadError:
+        return EngineLoadError(f"{self._model}: {self._path}: {reason}")
+
+
+def _held_positions(network: PreTrainedModel) -> int | None:
+    """The longest row that the weights have positions for; None where that is not bounded by them."""
+    stated: int | None = getattr(network.config, "max_position_embeddings", None)
+    for name, module in network.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            # RoBERTa and its kin count from behind the padding's own position.
+            taken = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - taken
+    return stated
 
 
 def load_pretrained(

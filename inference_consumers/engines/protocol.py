@@ -192,3 +192,17 @@ def run_batch(engine: Engine, batch: Sequence[EngineItem]) -> list[ItemOutcome]:
     if len(outcomes.by_index) != len(batch):
         raise RuntimeError(f"the engine gave {len(outcomes.by_index)} outcomes for {len(batch)} items")
     return [outcomes.by_index[index] for index in range(len(batch))]
+
+
+def try_once(engine: Engine, items: Sequence[EngineItem], where: str) -> None:
+    """Run some items after loading: weights that load may still be of a kind that this engine cannot run. Closes the
+    engine and raises EngineLoadError, which begins with ``where``, when one fails."""
+    try:
+        outcomes = run_batch(engine, items)
+    except Exception as error:
+        engine.close()
+        raise EngineLoadError(f"{where}: the first run failed: {type(error).__name__}: {error}") from error
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            engine.close()
+            raise EngineLoadError(f"{where}: the first run failed: {outcome.message}")

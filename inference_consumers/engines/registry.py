@@ -51,27 +51,14 @@ def create_engine(
     path = models_dir / model.path
     limits = limits_of(model)
     match name:
-        case "torch-causal-lm":
+        case "torch-causal-lm" | "torch-embedding" | "torch-cross-encoder":
             from inference_consumers.engines.causal_lm import CausalLmEngine
-            from inference_consumers.engines.precision import device_of, dtype_of, is_int8
-
-            return CausalLmEngine(
-                model.model,
-                path,
-                limits,
-                threads,
-                dtype=dtype_of(model),
-                int8=is_int8(model),
-                device=device_of(model, device),
-                allow_unsafe_weights=allow_unsafe_weights,
-            )
-        case "torch-embedding" | "torch-cross-encoder":
             from inference_consumers.engines.cross_encoder import CrossEncoderEngine
             from inference_consumers.engines.embedding import EmbeddingEngine
             from inference_consumers.engines.precision import device_of, dtype_of, is_int8
 
-            encoder = EmbeddingEngine if name == EmbeddingEngine.name else CrossEncoderEngine
-            return encoder(
+            engines = {kind.name: kind for kind in (CausalLmEngine, EmbeddingEngine, CrossEncoderEngine)}
+            return engines[name](
                 model.model,
                 path,
                 limits,

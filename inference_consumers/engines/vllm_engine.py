@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairlane.outcomes import Code, FinishReason, Task
-from fairlane.records import Message, Output, Parameters, RequestInput, TokenLogprob, TokenUsage, TopLogprob
+from fairlane.outcomes import Code, FinishReason
+from fairlane.records import Output, TokenLogprob, TokenUsage, TopLogprob
 from inference_consumers.engines.continuous import join_and_wait
 from inference_consumers.engines.generated_text import TokenNames, fault_of
 from inference_consumers.engines.model_folder import check_model_folder
@@ -25,6 +25,7 @@ from inference_consumers.engines.prompts import (
     has_broken_text,
     prepare_text,
     read_passages_template,
+    warm_up_item,
 )
 from inference_consumers.engines.protocol import (
     Cancelled,
@@ -37,7 +38,7 @@ from inference_consumers.engines.protocol import (
     RunCost,
     RunObserver,
     Success,
-    run_batch,
+    try_once,
 )
 from inference_consumers.engines.vllm_client import (
     Position,
@@ -167,9 +168,6 @@ StartStreams = Callable[
 ]
 
 
-_WARM_UP_TOKENS = 4
-
-
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     encoder: PromptEncoder
@@ -230,15 +228,7 @@ class VllmEngine:
             thread.close()
             raise EngineLoadError(f"{model.name}: {model.path} cannot be loaded: {error}") from error
         self._loaded = _Loaded(encoder, TokenNames(tokenizer), thread, streams)
-        try:
-            [outcome] = run_batch(self, [_warm_up_item(bool(tokenizer.chat_template))])
-        except Exception as error:
-            # Weights that load may still be of a kind that vLLM cannot run.
-            self.close()
-            raise EngineLoadError(f"{model.name}: {model.path}: the first token failed: {error}") from error
-        if isinstance(outcome, Failure):
-            self.close()
-            raise EngineLoadError(f"{model.name}: {model.path}: the first token failed: {outcome.message}")
+        try_once(self, [warm_up_item(tokenizer)], f"{model.name}: {model.path}")
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item; other batches may run meanwhile."""
@@ -413,8 +403,3 @@ class VllmEngine:
 
 async def _called(function: Callable[[], str]) -> str:
     return function()
-
-
-def _warm_up_item(has_chat_template: bool) -> EngineItem:
-    given = RequestInput(messages=(Message("user", "Hello"),)) if has_chat_template else RequestInput(prompt="Hello")
-    return EngineItem("warm-up", Task.GENERATE, given, Parameters(max_tokens=_WARM_UP_TOKENS))

@@ -145,10 +145,10 @@ def test_a_context_beyond_the_weights_is_a_load_error(tiny_folder: Path) -> None
 
 def test_a_model_that_says_nothing_is_not_served(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     save_parrot(tmp_path / "ends", tokenizer, {"": [tokenizer.eos_token_id]})
-    with pytest.raises(EngineLoadError, match=r"tiny: .*the first token failed: the model ended its answer before"):
+    with pytest.raises(EngineLoadError, match=r"tiny: .*the first run failed: the model ended its answer before"):
         load(tmp_path / "ends")
     save_parrot(tmp_path / "half", tokenizer, {"": tokenizer("\N{GRINNING FACE}").input_ids[:1]})
-    with pytest.raises(EngineLoadError, match=r"tiny: .*the first token failed: the model wrote 2 tokens that are no"):
+    with pytest.raises(EngineLoadError, match=r"tiny: .*the first run failed: the model wrote 2 tokens that are no"):
         load(tmp_path / "half")
 
 

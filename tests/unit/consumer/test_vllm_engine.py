@@ -442,6 +442,6 @@ def test_a_model_without_a_first_token_is_a_load_error(folder: Path, first: Prog
         made.append(ScriptedStreams(on_iteration, on_death, first))
         return made[0]
 
-    with pytest.raises(EngineLoadError, match=f"words: {folder}: the first token failed: .*{reason}"):
+    with pytest.raises(EngineLoadError, match=f"words: {folder}: the first run failed: .*{reason}"):
         VllmEngine("words", folder, LIMITS, 0, start=start).load()
     assert made[0].is_closed

@@ -19,8 +19,7 @@ from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.batching.waiting_work import Waiting
 from inference_consumers.cancellation.cancellations import Cancellations
-from inference_consumers.capacity.busy_time import BusyTime
-from inference_consumers.capacity.busy_window import BusyWindow
+from inference_consumers.capacity.busy_time import BusyTime, BusyWindow
 from inference_consumers.capacity.measurement import CapacityMeter
 from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engine_process.messages import Ended, Loaded, Step

@@ -1,4 +1,4 @@
-"""A tenant's conversations: list, read and delete them.
+"""Conversations in Postgres: a tenant's own (list, read, delete), and the newest turns for an event loop.
 
 >>> from fairlane_server.conversations.conversations import Conversations
 >>> from fairlane.settings import Settings
@@ -8,18 +8,96 @@
 ...     conversations.delete("orders-17")
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 
 from fairlane.names import is_name
-from fairlane_server.conversations.pg_turn_store import stored_name, turn_of
-from fairlane_server.conversations.turns import StoredTurn
+from fairlane.records import Message
+from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn, StoredTurns
 from fairlane_server.postgres.connection import ReconnectingConnection, reason
+from fairlane_server.postgres.pool import DeadlinePool, Question, Rows, rows_for
 from fairlane_server.store_error import StoreError
+from fairlane_server.text import clean_text, without_nul
+
+# The tenant is named although row-level security applies: the index begins with it. One turn more than wanted shows
+# whether there are more.
+_NEWEST_IF = """
+SELECT request_id, messages, answer, tokens, replied_at_ms, place, found FROM (
+    SELECT *, row_number() OVER newest_first AS place, count(*) OVER () AS found,
+        sum(tokens) OVER newest_first - tokens AS newer_tokens
+    FROM (
+        SELECT request_id, messages, answer, tokens, replied_at_ms, submitted_at_ms, source_offset
+        FROM conversation_turns
+        WHERE tenant = %s AND conversation_id = %s ORDER BY submitted_at_ms DESC, source_offset DESC LIMIT %s
+    ) AS newest
+    WINDOW newest_first AS (ORDER BY submitted_at_ms DESC, source_offset DESC ROWS UNBOUNDED PRECEDING)
+) AS counted
+WHERE newer_tokens < %s {} ORDER BY place DESC
+"""
+_IS_THERE = """
+SELECT true FROM conversation_turns WHERE tenant = %s AND conversation_id = %s AND request_id = %s
+"""
+_NEWEST = _NEWEST_IF.format("").encode()
+# EXISTS depends on no row: Postgres evaluates it first, by primary key, and reads nothing else if it is false.
+NEWEST_WITH = _NEWEST_IF.format(f"AND EXISTS ({_IS_THERE})").encode()
+
+
+class PgTurnStore:
+    """A TurnStore over Postgres. Each transaction reads for one tenant, enforced by row-level security."""
+
+    def __init__(self, pool: DeadlinePool) -> None:
+        self._pool = pool
+
+    async def turns(
+        self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
+    ) -> StoredTurns:
+        if not is_name(tenant):
+            raise StoreError("this is no tenant's name")
+        name = stored_name(conversation_id)
+        asks: list[Question] = [(_NEWEST, (tenant, name, MOST_TURNS + 1, max(1, max_tokens)))]
+        if after is not None:
+            # Before the rows are read: a turn recorded in between then shows up in the rows. In the other order it
+            # would be found here and missing there.
+            asks.insert(0, (_IS_THERE.encode(), (tenant, name, stored_name(after))))
+        *there, rows = await rows_for(self._pool, tenant, asks, timeout_s)
+        is_there = after is None or bool(there[0]) or any(row[0] == stored_name(after) for row in rows)
+        return _turns_of(rows, has_after=is_there)
+
+    async def turns_with(
+        self, tenant: str, conversation_id: str, after: str, max_tokens: int, timeout_s: float
+    ) -> StoredTurns | None:
+        if not is_name(tenant):
+            raise StoreError("this is no tenant's name")
+        name = stored_name(conversation_id)
+        wanted = (tenant, name, MOST_TURNS + 1, max(1, max_tokens), tenant, name, stored_name(after))
+        (rows,) = await rows_for(self._pool, tenant, [(NEWEST_WITH, wanted)], timeout_s)
+        # Without rows the turn is not recorded: a conversation that contains it has a newest turn.
+        return _turns_of(rows, has_after=True) if rows else None
+
+
+def _turns_of(rows: Rows, *, has_after: bool) -> StoredTurns:
+    """Build turns from rows that end with their place, 1 for the newest turn, and the number of all turns found."""
+    kept = [row for row in rows if row[5] <= MOST_TURNS]
+    return StoredTurns(tuple(map(turn_of, kept)), not kept or len(kept) == kept[0][6], has_after)
+
+
+def turn_of(row: Sequence[Any]) -> StoredTurn:
+    """Build a turn from a row that begins with request_id, messages, answer, tokens and replied_at_ms."""
+    request_id, messages, answer, tokens, replied_at_ms = row[:5]
+    return StoredTurn(request_id, tuple(_message(message) for message in messages), answer, tokens, replied_at_ms)
+
+
+def stored_name(name: str) -> str:
+    return without_nul(clean_text(name))
+
+
+def _message(stored: Mapping[str, str]) -> Message:
+    return Message(stored["role"], stored["content"])
+
 
 APPLICATION_NAME = "fairlane-conversations"
 CALL_TIMEOUT_S = 30.0

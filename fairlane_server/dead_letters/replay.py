@@ -1,14 +1,26 @@
-"""Records of a replay: the new request, the mark on the letter, and the audit of both ids. Pure."""
+"""Replays of dead letters: the new request, the mark on the letter and the audit, in one transaction per letter."""
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane import names
+from fairlane.clock import ClockMs
+from fairlane.cluster import ClusterError, LastConnectionError, one_line, quiet_config, reason_of
 from fairlane.codec import Codec
 from fairlane.dead_letters import Letter, mark_headers, position_name
-from fairlane.names import is_request_id, tenant_of_request_topic
+from fairlane.kafka_config import transactional_producer
+from fairlane.names import DEAD_LETTER_REPLAY_ID, is_request_id, tenant_of_request_topic
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceRequest, SourceCoordinate, WorkItem
+from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.settlement import OutputRecord
+from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
 
 
 class NotReplayableError(Exception):
@@ -135,3 +147,152 @@ class ReplayRate:
 
     def went(self, now_s: float) -> None:
         self._next_at_s = now_s + self._interval_s
+
+
+_TIMEOUT_MS = 10_000
+_CALL_TIMEOUT_S = 20.0
+_LOOK_UP_TIMEOUT_S = 8.0
+_TRIES = 5
+_DROPPED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""Errors of records that the client dropped for another reason."""
+
+_FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
+
+
+class NotReplayedError(Exception):
+    """One letter could not be replayed and its transaction was aborted; others may be. The message says why."""
+
+
+class Replayer:
+    """Publishes replays. For one thread; ``close`` it."""
+
+    def __init__(self, settings: KafkaSettings, codec: Codec, actor: str, clock: ClockMs) -> None:
+        """Fence any earlier replay: its commits are then in the log, and no further ones follow.
+
+        Raises ClusterError.
+        """
+        self._codec = codec
+        self._actor = actor
+        self._clock = clock
+        self._errors = LastConnectionError()
+        self._known: set[str] = set()
+        config = transactional_producer(settings, DEAD_LETTER_REPLAY_ID, _TIMEOUT_MS)
+        self._producer = Producer(quiet_config(config, self._errors))
+        try:
+            self._repeat(partial(self._producer.init_transactions, _CALL_TIMEOUT_S))
+        except KafkaException as error:
+            raise ClusterError(f"no transaction can be begun: {self._errors.text or reason_of(error)}") from None
+
+    def send(self, replay: Replay) -> SourceCoordinate:
+        """Publish the request, the mark and the audit, all or none. Returns the position of the request.
+
+        Raises NotReplayedError when this letter cannot be sent and ClusterError when none can.
+        """
+        self._look_up(replay.topic)
+        for attempt in count(1):
+            try:
+                return self._transaction(replay)
+            except KafkaException as error:
+                cause = self._cause_of(error.args[0])
+            self._abort(cause)
+            # After a refused record the client may fail the next one although nothing is wrong with it.
+            if attempt == _TRIES or TopicRefusal.of(cause).lasting:
+                break
+            time.sleep(backoff_s(attempt))
+        raise NotReplayedError(cause.str())
+
+    def close(self) -> None:
+        """Disconnect. An open transaction, as after Ctrl-C, is aborted."""
+        # A fenced client raises once more.
+        with suppress(KafkaException, SystemError):
+            self._producer.close()
+
+    def _transaction(self, replay: Replay) -> SourceCoordinate:
+        now_ms = self._clock()
+        self._producer.begin_transaction()
+        # The mark goes first: if the tenant's topic refuses the request, the transaction must hold something to be
+        # aborted.
+        self._deliver(mark_record(replay))
+        place = self._deliver(request_record(replay, self._codec))
+        for record in audit_records(replay, place, self._codec, self._actor, now_ms):
+            self._deliver(record)
+        self._repeat(partial(self._producer.commit_transaction, _CALL_TIMEOUT_S))
+        return place
+
+    def _look_up(self, topic: str) -> None:
+        """Check that the topic exists: producing to a missing one would wait for it. Raises NotReplayedError,
+        ClusterError."""
+        if topic in self._known:
+            return
+        try:
+            found = self._producer.list_topics(topic, _LOOK_UP_TIMEOUT_S).topics.get(topic)
+        except KafkaException as error:
+            raise ClusterError(f"{topic}: {reason_of(error)}") from None
+        if found is None or found.error is not None:
+            reason = "no such topic" if found is None or found.error is None else found.error.str()
+            raise NotReplayedError(f"{topic}: {reason}")
+        self._known.add(topic)
+
+    def _deliver(self, record: OutputRecord) -> SourceCoordinate:
+        """Write a record and wait for its acknowledgement. Raises KafkaException."""
+        results: list[tuple[KafkaError | None, SourceCoordinate]] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            place = SourceCoordinate(record.topic, message.partition() or 0, message.offset() or 0)
+            results.append((error, place))
+
+        self._producer.produce(
+            record.topic,
+            value=record.value,
+            key=record.key,
+            headers=list(record.headers),
+            partition=-1 if record.partition is None else record.partition,
+            on_delivery=delivered,
+        )
+        try:
+            self._producer.flush(_CALL_TIMEOUT_S)
+        except SystemError as error:
+            # On a fatal error the client raises and still calls back, which Python reports as a fault of the callback.
+            raise error.__cause__ or error from None
+        if not results:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{record.topic} did not acknowledge"))
+        ((failure, place),) = results
+        if failure is not None:
+            raise KafkaException(failure)
+        return place
+
+    def _cause_of(self, failure: KafkaError) -> KafkaError:
+        """Why a transaction failed: for a topic that it may not write, the client reports only that it dropped the
+        record."""
+        if failure.code() not in _DROPPED:
+            return failure
+        try:
+            # This call is refused in any case; its error says what is wrong with the transaction, if anything.
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            told: KafkaError = error.args[0]
+            return told if told.txn_requires_abort() else failure
+        return failure
+
+    def _abort(self, cause: KafkaError) -> None:
+        """Abort the transaction. Raises ClusterError when nothing more can be sent after it."""
+        if cause.code() in _FENCED:
+            raise ClusterError("another replay was started, so this one has stopped; what it replayed stands")
+        if cause.fatal():
+            raise ClusterError(f"the replay has stopped: {one_line(cause.str())}; what it replayed stands")
+        try:
+            self._repeat(partial(self._producer.abort_transaction, _CALL_TIMEOUT_S))
+        except KafkaException as error:
+            raise ClusterError(f"{cause.str()}; and its transaction cannot be aborted: {reason_of(error)}") from None
+
+    def _repeat(self, call: Callable[[], None]) -> None:
+        """Repeat a call while its error is retriable, at most ``_TRIES`` times."""
+        for attempt in range(1, _TRIES + 1):
+            try:
+                call()
+            except KafkaException as error:
+                if not error.args[0].retriable() or attempt == _TRIES:
+                    raise
+                time.sleep(backoff_s(attempt))
+            else:
+                return

@@ -39,7 +39,6 @@ from inference_consumers.engine_process.messages import (
     can_be_written,
     to_engine,
 )
-from inference_consumers.engines.continuous import computed_tokens
 from inference_consumers.engines.protocol import (
     ContinuousEngine,
     Engine,
@@ -49,6 +48,7 @@ from inference_consumers.engines.protocol import (
     ItemOutcome,
     Problem,
     RunCost,
+    computed_tokens,
 )
 
 _ALIVE_EVERY_S = 0.1

@@ -14,9 +14,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from fairlane.outcomes import Code, Task
 from fairlane.records import Output, Parameters, RequestInput
 from fairlane_server.text import clean_text
-from inference_consumers.engines.encoder import EncoderEngine, wrong_length, wrong_task, wrong_texts
+from inference_consumers.engines.encoder import EncoderEngine, TokenRow, wrong_length, wrong_task, wrong_texts
 from inference_consumers.engines.protocol import EngineItem, Failure
-from inference_consumers.engines.token_groups import TokenRow
 
 _SIGMOID, _IDENTITY = "Sigmoid", "Identity"
 

@@ -206,3 +206,11 @@ def try_once(engine: Engine, items: Sequence[EngineItem], where: str) -> None:
         if isinstance(outcome, Failure):
             engine.close()
             raise EngineLoadError(f"{where}: the first run failed: {outcome.message}")
+
+
+def computed_tokens(outcome: ItemOutcome) -> int:
+    """Tokens computed for an item by an engine without padding. Cached tokens are not counted; 0 for a failure."""
+    if isinstance(outcome, Failure):
+        return 0
+    usage = outcome.usage
+    return usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens

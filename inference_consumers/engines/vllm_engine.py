@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Output, TokenLogprob, TokenUsage, TopLogprob
-from inference_consumers.engines.continuous import join_and_wait
 from inference_consumers.engines.generated_text import TokenNames, fault_of
 from inference_consumers.engines.model_folder import check_model_folder
 from inference_consumers.engines.prompts import (
@@ -38,6 +37,7 @@ from inference_consumers.engines.protocol import (
     RunCost,
     RunObserver,
     Success,
+    computed_tokens,
     try_once,
 )
 from inference_consumers.engines.vllm_client import (
@@ -51,6 +51,7 @@ from inference_consumers.engines.vllm_client import (
 )
 
 _END_TIMEOUT_S = 10.0
+_LOOK_EVERY_S = 0.2
 
 T = TypeVar("T")
 
@@ -85,6 +86,40 @@ class LoopThread:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
+
+
+class WaitedRun:
+    """Passes everything on to an observer, and knows when all outcomes were reported."""
+
+    def __init__(self, observer: RunObserver, items: int) -> None:
+        self._observer = observer
+        self._left = items
+        self._tokens = 0
+        self._is_done = threading.Event()
+        if items == 0:
+            self._is_done.set()
+
+    def text(self, index: int, delta: str) -> None:
+        self._observer.text(index, delta)
+
+    def finished(self, index: int, outcome: ItemOutcome) -> None:
+        self._observer.finished(index, outcome)
+        self._tokens += computed_tokens(outcome)
+        self._left -= 1
+
+    def step(self) -> None:
+        self._observer.step()
+        if self._left == 0:
+            self._is_done.set()
+
+    def is_cancelled(self, index: int) -> bool:
+        return self._observer.is_cancelled(index)
+
+    def wait(self, check_engine: Callable[[], None]) -> RunCost:
+        while not self._is_done.wait(_LOOK_EVERY_S):
+            check_engine()
+        # An engine without batches pads nothing.
+        return RunCost(useful_tokens=self._tokens, computed_tokens=self._tokens)
 
 
 @dataclass(eq=False, slots=True)
@@ -233,7 +268,9 @@ class VllmEngine:
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item; other batches may run meanwhile."""
         self._checked()
-        return join_and_wait(self, batch, observer, self._check_alive)
+        waited = WaitedRun(observer, len(batch))
+        self.join(batch, waited)
+        return waited.wait(self._check_alive)
 
     def join(self, batch: Sequence[EngineItem], observer: RunObserver) -> None:
         """Start on the items at once. The observer is called from one thread, never this one."""

@@ -21,7 +21,7 @@ from fairlane.ownership import Ownership
 from fairlane.records import DispatchReport, ModelVersion, TenantSpec
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
-from fairlane_server.conversations.pg_turn_store import PgTurnStore
+from fairlane_server.conversations.conversations import PgTurnStore
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after

@@ -16,8 +16,12 @@ from fairlane.clock import monotonic_ms
 from fairlane.outcomes import HistoryReason
 from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
 from fairlane.schema_files import default_codec
-from fairlane_server.conversations.conversations import ConversationNotFoundError, Conversations
-from fairlane_server.conversations.pg_turn_store import NEWEST_WITH, PgTurnStore
+from fairlane_server.conversations.conversations import (
+    NEWEST_WITH,
+    ConversationNotFoundError,
+    Conversations,
+    PgTurnStore,
+)
 from fairlane_server.conversations.turns import MOST_TURNS, StoredTurns
 from fairlane_server.postgres import pool
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect

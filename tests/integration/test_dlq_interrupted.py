@@ -16,10 +16,9 @@ from fairlane.cluster import ClusterError
 from fairlane.dead_letters import Letter, ReplayMark, mark_headers
 from fairlane.kafka_config import transactional_producer
 from fairlane.records import SourceCoordinate
-from fairlane_server.cli.dlq_options import DeadLetters
+from fairlane_server.cli.dlq import DeadLetters
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
-from fairlane_server.dead_letters.replay import Replay, make_replay, mark_record
-from fairlane_server.dead_letters.replayer import Replayer
+from fairlane_server.dead_letters.replay import Replay, Replayer, make_replay, mark_record
 from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

@@ -22,7 +22,7 @@ from deploy.local.kafka import HOST
 from deploy.local.ports import PortClaims
 from deploy.local.supervisor import Supervisor
 from fairlane.names import DEAD_LETTER_REPLAY_ID
-from fairlane_server.cli.dlq_options import DeadLetters
+from fairlane_server.cli.dlq import DeadLetters
 from fairlane_server.topics.families import load_families
 from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
 from tests.kit.pipeline import unique_name

@@ -14,7 +14,7 @@ from fairlane_server.retrieval.documents.document import (
     check_length,
 )
 from fairlane_server.retrieval.documents.parser_process import ParserProcess
-from fairlane_server.retrieval.documents.text import clean, decode
+from fairlane_server.retrieval.documents.parsers import clean, decode
 
 
 def read_file(source: str, path: Path, limits: DocumentLimits, within: Path | None = None) -> bytes:

@@ -21,8 +21,7 @@ from fairlane_server.retrieval.documents.document import (
     ParsedDocument,
     UnreadableError,
 )
-from fairlane_server.retrieval.documents.html import parse_html
-from fairlane_server.retrieval.documents.pdf import parse_pdf
+from fairlane_server.retrieval.documents.parsers import parse_html, parse_pdf
 
 READY = b"ready"
 _RECURSION_LIMIT = 10_000

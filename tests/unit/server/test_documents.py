@@ -22,9 +22,7 @@ from fairlane_server.retrieval.documents import (
 )
 from fairlane_server.retrieval.documents import reader as reader_module
 from fairlane_server.retrieval.documents.document import UnreadableError
-from fairlane_server.retrieval.documents.html import parse_html
-from fairlane_server.retrieval.documents.pdf import parse_pdf
-from fairlane_server.retrieval.documents.text import clean
+from fairlane_server.retrieval.documents.parsers import clean, parse_html, parse_pdf
 from tests.kit.pdf_kit import pdf
 
 LIMITS = DocumentLimits()

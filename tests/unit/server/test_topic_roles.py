@@ -117,8 +117,8 @@ USES = {
         "control-models": ("fairlane_server/cli/models.py", "CONTROL_MODELS"),
         "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
-        "dead-letter-requests": ("fairlane_server/cli/dlq_options.py", "DEAD_LETTER_REQUESTS"),
-        "dead-letter-work": ("fairlane_server/cli/dlq_options.py", "DEAD_LETTER_WORK"),
+        "dead-letter-requests": ("fairlane_server/cli/dlq.py", "DEAD_LETTER_REQUESTS"),
+        "dead-letter-work": ("fairlane_server/cli/dlq.py", "DEAD_LETTER_WORK"),
     },
     ("operator", WRITES): {
         "control-tenants": ("fairlane_server/cli/tenants.py", "CONTROL_TENANTS"),

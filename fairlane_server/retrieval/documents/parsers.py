@@ -1,0 +1,124 @@
+"""Parsers of one document each: bytes to text, HTML to Markdown without styles and scripts, PDF to plain text.
+
+Text is UTF-8 or begins with a byte order mark; characters that databases or prompts do not accept are dropped. Of a PDF
+only the text layer is read: a scanned page has none.
+"""
+
+import codecs
+import re
+import warnings
+from io import BytesIO
+
+from fairlane_server.retrieval.documents.document import DocumentLimits, ParsedDocument, UnreadableError, check_length
+
+# The longest first: the mark of UTF-32 begins with that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# Ends of lines in every alphabet's way, and pages.
+_LINE_END = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+# What is neither printed nor a space, soft hyphens included; a lone surrogate stands in no UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\xad\ufeff\ud800-\udfff]")
+
+
+def decode(data: bytes) -> str:
+    """The text of a file that is UTF-8, or begins with the byte order mark of another Unicode encoding.
+
+    Raises UnreadableError for anything else: a guess would store what nobody wrote.
+    """
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return _decoded(data[len(mark) :], encoding, len(mark))
+    return _decoded(data, "utf-8", 0)
+
+
+def _decoded(data: bytes, encoding: str, skipped: int) -> str:
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"is not valid {encoding.upper()} (byte {skipped + error.start:,})") from None
+    if "\0" in text:
+        raise UnreadableError("holds NUL characters: it is no text")
+    return text
+
+
+def clean(text: str) -> str:
+    return _UNPRINTABLE.sub("", _LINE_END.sub("\n", text))
+
+
+_DROPPED = ("script", "style", "nav", "noscript", "template", "svg", "iframe", "object", "canvas", "button", "select")
+# Their text stays; the marks around it would be tokens that say nothing.
+_PLAIN = ["a", "b", "strong", "i", "em"]
+
+
+def parse_html(data: bytes, limits: DocumentLimits) -> ParsedDocument:
+    from bs4 import BeautifulSoup
+    from markdownify import ATX, MarkdownConverter
+
+    text = decode(data)
+    with warnings.catch_warnings():
+        # XHTML read as HTML, text that looks like a file's name: nothing to be said about somebody's document.
+        warnings.simplefilter("ignore")
+        try:
+            soup = BeautifulSoup(text, "html.parser")
+            title = soup.title.get_text() if soup.title is not None else ""
+            for element in soup.find_all(["title", *_DROPPED]):
+                element.decompose()
+            for image in soup.find_all("img"):
+                image.replace_with(str(image.get("alt") or ""))
+            converter = MarkdownConverter(
+                heading_style=ATX, strip=_PLAIN, escape_asterisks=False, escape_underscores=False
+            )
+            markdown = converter.convert_soup(soup)
+        except RecursionError:
+            raise UnreadableError("its elements are nested too deeply") from None
+    check_length(len(markdown), limits)
+    return ParsedDocument(clean(markdown), " ".join(clean(title).split()), markdown=True)
+
+
+# A word that was divided at the end of a line.
+_HYPHENATED = re.compile(r"(?<=[^\W\d_])-\n(?=[a-z])")
+
+
+def parse_pdf(data: bytes, limits: DocumentLimits) -> ParsedDocument:
+    from pypdf.errors import DependencyError, FileNotDecryptedError, LimitReachedError
+
+    try:
+        title, pages = _title_and_pages(data, limits)
+    except (UnreadableError, MemoryError):
+        raise
+    except (FileNotDecryptedError, DependencyError):
+        raise UnreadableError("is encrypted, and cannot be opened without a password") from None
+    except LimitReachedError as error:
+        raise UnreadableError(f"is more work than a PDF may be: {_one_line(error)}") from None
+    except Exception as error:  # noqa: BLE001 - a broken file may raise anything, as pypdf's own documentation says
+        raise UnreadableError(f"is no PDF that can be read ({type(error).__name__}: {_one_line(error)})") from None
+    text = _HYPHENATED.sub("", clean("\n\n".join(pages)))
+    return ParsedDocument(text, " ".join(clean(title).split()), markdown=False)
+
+
+def _title_and_pages(data: bytes, limits: DocumentLimits) -> tuple[str, list[str]]:
+    from pypdf import PdfReader
+
+    reader = PdfReader(BytesIO(data))
+    # One that only forbids printing and the like opens with an empty password.
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise UnreadableError("is protected by a password")
+    if (count := len(reader.pages)) > limits.max_pages:
+        raise UnreadableError(f"has {count:,} pages, more than a document may have ({limits.max_pages:,})")
+    pages: list[str] = []
+    characters = 0
+    for page in reader.pages:
+        pages.append(page.extract_text())
+        characters += len(pages[-1])
+        check_length(characters, limits)
+    metadata = reader.metadata
+    return (metadata.title or "" if metadata is not None else ""), pages
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(clean(str(error)).split())[:100]

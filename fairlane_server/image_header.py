@@ -62,13 +62,17 @@ class ImageHeader:
 
 def image_header(image: bytes) -> ImageHeader | None:
     """The header of a file; None for what is no such file, or does not say its size where it must."""
+    name = image_format(image)
+    return None if name is None else _READERS[name](image)
+
+
+def image_format(image: bytes) -> str | None:
+    """PNG, JPEG or WebP by the first bytes; None for anything else."""
     if image.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _png(image)
+        return "PNG"
     if image.startswith(b"\xff\xd8\xff"):
-        return _jpeg(image)
-    if image.startswith(b"RIFF") and image[8:12] == b"WEBP":
-        return _webp(image)
-    return None
+        return "JPEG"
+    return "WebP" if image.startswith(b"RIFF") and image[8:12] == b"WEBP" else None
 
 
 def image_tokens(image: bytes) -> int:
@@ -129,3 +133,6 @@ def _webp(image: bytes) -> ImageHeader | None:
         case _:
             return None
     return ImageHeader("WebP", width, height)
+
+
+_READERS = {"PNG": _png, "JPEG": _jpeg, "WebP": _webp}

@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.clock import now_ms
 from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastConnectionError, quiet_config, reason_of
-from fairlane.codec import Codec, DecodeError
+from fairlane.codec import Codec, DecodeError, SchemaNotLoadedError
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS, group_id
 from fairlane.records import CapacityReport, DispatchReport, TenantSpec
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
 from fairlane_server.kafka.feeds import CatchUp
@@ -22,6 +24,10 @@ _POLL_S = 0.1
 _MAX_RECORDS = 500
 _SILENT_S = 2.0
 _RETRY_S = 0.1
+_REGISTRY_REST_S = 5.0
+"""Between two requests to a schema registry that failed: each blocks for seconds."""
+
+RecordT = TypeVar("RecordT")
 
 
 class LoadFeed:
@@ -37,6 +43,10 @@ class LoadFeed:
         self._errors = LastConnectionError()
         self._live = False
         self._heard_at = time.monotonic()
+        self._registry_error: str | None = None
+        self._ask_again_at = 0.0
+        self._unread: dict[bytes | None, Message] = {}
+        """Tenants' newest records with a schema that the registry did not give yet."""
         found = Cluster(settings).metadata().topics
         for topic in (CONTROL_TENANTS, CONTROL_CAPACITY, CONTROL_DISPATCH):
             if topic not in found:
@@ -66,7 +76,9 @@ class LoadFeed:
 
     @property
     def trouble(self) -> str | None:
-        """The client's last error, after a while without records."""
+        """Why records are missing: the schema registry's error, or after a while without records the client's last."""
+        if self._registry_error is not None:
+            return self._registry_error
         return self._errors.text if time.monotonic() - self._heard_at > _SILENT_S else None
 
     def catch_up(self) -> None:
@@ -114,12 +126,17 @@ class LoadFeed:
         return TopicPartition(topic, partition, found.offset if found.offset >= 0 else high), high
 
     def _read(self, timeout_s: float) -> None:
+        if self._registry_error is not None and time.monotonic() >= self._ask_again_at:
+            self._registry_error = None
+            for message in tuple(self._unread.values()):
+                self._take(message)
         first = self._consumer.poll(timeout_s)
         if first is None:
             return
         for message in (first, *self._consumer.consume(_MAX_RECORDS, 0)):
             place, error = (message.topic() or "", message.partition() or 0), message.error()
             if error is None:
+                self._heard_at = time.monotonic()
                 self._take(message)
                 self._catch_up.reached(place, (message.offset() or 0) + 1)
             elif error.code() == KafkaError._PARTITION_EOF:
@@ -128,23 +145,34 @@ class LoadFeed:
                 raise ClusterError(f"{message.topic()}: {error.str()}")
 
     def _take(self, message: Message) -> None:
-        self._heard_at = time.monotonic()
+        is_tenant = message.topic() == CONTROL_TENANTS
+        if is_tenant:
+            self._unread.pop(message.key(), None)
         try:
             self._apply[message.topic() or ""](message)
         except DecodeError:
             # Of a newer version, or nobody's: what a watcher cannot read it leaves out.
             return
+        except (RegistryError, SchemaNotLoadedError) as error:
+            if isinstance(error, RegistryError):
+                self._registry_error = str(error)
+                self._ask_again_at = time.monotonic() + _REGISTRY_REST_S
+            # The next heartbeat replaces this one; a tenant is not published again.
+            if is_tenant:
+                self._unread[message.key()] = message
+
+    def _decoded(self, record_type: type[RecordT], message: Message) -> RecordT:
+        return self._codec.decode_any((record_type,), message.value(), may_ask=self._registry_error is None)
 
     def _tenant(self, message: Message) -> None:
         name = (message.key() or b"").decode(errors="replace")
-        value = message.value()
-        self._board.configure(name, None if value is None else self._codec.decode_as(TenantSpec, value))
+        self._board.configure(name, None if message.value() is None else self._decoded(TenantSpec, message))
 
     def _capacity(self, message: Message) -> None:
-        self._board.capacity(self._codec.decode_as(CapacityReport, message.value()), self._seen_at_ms(message))
+        self._board.capacity(self._decoded(CapacityReport, message), self._seen_at_ms(message))
 
     def _dispatch(self, message: Message) -> None:
-        self._board.dispatch(self._codec.decode_as(DispatchReport, message.value()), self._seen_at_ms(message))
+        self._board.dispatch(self._decoded(DispatchReport, message), self._seen_at_ms(message))
 
     def _seen_at_ms(self, message: Message) -> int:
         """By our clock; for what was there before us its own time is the best there is."""

@@ -11,6 +11,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cache
 
 from fairlane.names import is_name
 from fairlane.settings import Settings
@@ -113,28 +114,22 @@ class LazyEmbedder:
     """An embedder loaded at first use, so that listing and deleting need no model."""
 
     def __init__(self, make: Callable[[], OpenEmbedder]) -> None:
-        self._make = make
-        self._made: OpenEmbedder | None = None
+        self._made = cache(make)
 
     @property
     def name(self) -> str:
-        return self._embedder().name
+        return self._made().name
 
     @property
     def dimensions(self) -> int:
-        return self._embedder().dimensions
+        return self._made().dimensions
 
     def embed(self, texts: Sequence[str]) -> FloatArray:
-        return self._embedder().embed(texts)
+        return self._made().embed(texts)
 
     def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
-
-    def _embedder(self) -> OpenEmbedder:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        if self._made.cache_info().currsize:
+            self._made().close()
 
 
 @contextmanager

@@ -81,37 +81,25 @@ class OpenAiEmbedder:
     """Sends batches, one at a time. Refusals for the moment (429, 5xx, no answer) are tried again, a few times."""
 
     def __init__(
-        self,
-        server: OpenAiServer,
-        *,
-        timeout_s: float = _TIMEOUT_S,
-        sleep: Callable[[float], None] = time.sleep,
+        self, server: OpenAiServer, *, timeout_s: float = _TIMEOUT_S, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         """``timeout_s`` bounds each attempt as a whole."""
         self._server = server
         self._timeout_s = timeout_s
         self._sleep = sleep
         self._client = httpx.Client(timeout=_timeout(timeout_s))
-
-    @property
-    def name(self) -> str:
-        """See OpenAiServer."""
-        return self._server.name
-
-    @property
-    def dimensions(self) -> int:
-        """As configured; an answer with others is an error."""
-        return self._server.dimensions
+        self.name = server.name
+        self.dimensions = server.dimensions
 
     def embed(self, texts: Sequence[str]) -> FloatArray:
-        return embed_texts(texts, self.dimensions, self._embed)
+        return embed_texts(
+            texts,
+            self.dimensions,
+            lambda filled: np.concatenate([*map(self._batch, batches(filled, MOST_TEXTS, MOST_CHARACTERS))]),
+        )
 
     def close(self) -> None:
         self._client.close()
-
-    def _embed(self, texts: list[str]) -> FloatArray:
-        parts = [self._batch(batch) for batch in batches(texts, MOST_TEXTS, MOST_CHARACTERS)]
-        return np.concatenate(parts)
 
     def _batch(self, texts: list[str]) -> FloatArray:
         failures = 0
@@ -153,16 +141,8 @@ class OpenAiQueryEmbedder:
         self._server = server
         self._timeout_s = timeout_s
         self._client = httpx.AsyncClient(timeout=_timeout(timeout_s))
-
-    @property
-    def name(self) -> str:
-        """See OpenAiServer."""
-        return self._server.name
-
-    @property
-    def dimensions(self) -> int:
-        """As configured; an answer with others is an error."""
-        return self._server.dimensions
+        self.name = server.name
+        self.dimensions = server.dimensions
 
     async def embed_query(self, text: str) -> FloatArray:
         if not text.strip():

@@ -67,16 +67,7 @@ class PoolEmbedder:
         self._client = client
         self._model = model
         self._sleep = sleep
-
-    @property
-    def name(self) -> str:
-        """See PoolModel."""
-        return self._model.name
-
-    @property
-    def dimensions(self) -> int:
-        """As configured; an answer with others is an error."""
-        return self._model.dimensions
+        self.name, self.dimensions = model.name, model.dimensions
 
     def embed(self, texts: Sequence[str]) -> FloatArray:
         """See Embedder. A text longer than the model's context is an error, which names it by its place."""
@@ -139,16 +130,7 @@ class PoolQueryEmbedder:
         self._client = client
         self._model = model
         self._timeout_ms = timeout_ms
-
-    @property
-    def name(self) -> str:
-        """See PoolModel."""
-        return self._model.name
-
-    @property
-    def dimensions(self) -> int:
-        """As configured; an answer with others is an error."""
-        return self._model.dimensions
+        self.name, self.dimensions = model.name, model.dimensions
 
     async def embed_query(self, text: str) -> FloatArray:
         """See QueryEmbedder. A query that nobody waits for any more is cancelled."""

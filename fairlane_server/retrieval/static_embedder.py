@@ -52,15 +52,8 @@ class StaticEmbedder:
         self._tokenizer = model.tokenizer
         self._tokenizer.no_truncation()
         self._unknown: int | None = model.unk_token_id
-        self._name = f"{path.name}:{_digest(path)}"
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def dimensions(self) -> int:
-        return int(self._table.shape[1])
+        self.name = f"{path.name}:{_digest(path)}"
+        self.dimensions = int(table.shape[1])
 
     def embed(self, texts: Sequence[str]) -> FloatArray:
         vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)

@@ -7,7 +7,7 @@ covers (Pillow's box filter), which leaves a picture of the right size as it is.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -17,7 +17,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from fairlane_server.image_header import MAX_PIXELS, ImageHeader, image_header
+from fairlane_server.image_header import MAX_PIXELS, ImageHeader, image_format, image_header
 
 MAX_JPEG_SCANS = 100
 """A progressive JPEG may describe every pixel again in each of thousands of scans of a few bytes."""
@@ -65,7 +65,11 @@ class PixelFormat:
 
 # Called directly: Pillow's own choice would try other formats, and warn where a picture is far too large instead of
 # refusing it.
-_Open = Callable[[BytesIO], ImageFile.ImageFile]
+_OPENERS: Mapping[str, Callable[[BytesIO], ImageFile.ImageFile]] = {
+    "PNG": PngImageFile,
+    "JPEG": JpegImageFile,
+    "WebP": WebPImageFile,
+}
 
 
 def pixels_of(image: bytes, wanted: PixelFormat) -> bytes:
@@ -73,24 +77,13 @@ def pixels_of(image: bytes, wanted: PixelFormat) -> bytes:
 
     ``image`` is a PNG, JPEG or WebP file, or just these bytes. Raises ImageError.
     """
-    kind = _kind_of(image)
-    if len(image) == wanted.size_bytes and (kind is None or _may_be_pixels(image)):
+    name = image_format(image)
+    if len(image) == wanted.size_bytes and (name is None or _may_be_pixels(image)):
         return image
-    if kind is None:
+    if name is None:
         raise ImageError(f"must be a PNG, JPEG or WebP file, or {wanted}; got {len(image)} bytes of something else")
-    name, opener = kind
-    decoded = _decoded(image, name, opener, wanted.mode)
+    decoded = _decoded(image, name, wanted.mode)
     return decoded.resize((wanted.width, wanted.height), Image.Resampling.BOX).tobytes()
-
-
-def _kind_of(image: bytes) -> tuple[str, _Open] | None:
-    if image.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "PNG", PngImageFile
-    if image.startswith(b"\xff\xd8\xff"):
-        return "JPEG", JpegImageFile
-    if image.startswith(b"RIFF") and image[8:12] == b"WEBP":
-        return "WebP", WebPImageFile
-    return None
 
 
 def _may_be_pixels(image: bytes) -> bool:
@@ -98,7 +91,7 @@ def _may_be_pixels(image: bytes) -> bool:
     return image.startswith(b"\xff\xd8") and not image.endswith(b"\xff\xd9")
 
 
-def _decoded(image: bytes, name: str, opener: _Open, mode: str) -> Image.Image:
+def _decoded(image: bytes, name: str, mode: str) -> Image.Image:
     """Upright and of that mode. What it may cost is known, and bounded, before a decoder sees it."""
     header = image_header(image)
     if header is None:
@@ -106,7 +99,7 @@ def _decoded(image: bytes, name: str, opener: _Open, mode: str) -> Image.Image:
     _check_size(header)
     _check_scans(header, header.scans(image))
     try:
-        with opener(BytesIO(image)) as opened:
+        with _OPENERS[name](BytesIO(image)) as opened:
             # The decoder's word on the size counts, wherever it found it.
             _check_size(ImageHeader(name, opened.width, opened.height))
             _check_still(name, opened)

@@ -12,9 +12,11 @@ from confluent_kafka import Producer
 from fairlane import names
 from fairlane.clock import now_ms
 from fairlane.cluster import Cluster
+from fairlane.codec import Codec
 from fairlane.kafka_config import idempotent_producer
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad, TenantSpec
 from fairlane.schema_files import default_codec
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane_server import cli
 from fairlane_server.kafka import load_feed
@@ -169,6 +171,37 @@ def test_it_goes_on_until_it_is_interrupted(run: Run, say: Say, monkeypatch: pyt
     assert (code, complaint) == (0, "")
     views = [json.loads(line) for line in text.splitlines()]
     assert [sum(pool["consumers"] for pool in view["pools"]) for view in views] == [0, 1, 1]
+
+
+def test_a_registry_that_does_not_answer_is_shown_until_it_does(
+    run: Run, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(TenantSpec("acme", weight=2.0))
+    monkeypatch.setattr(load_feed, "_REGISTRY_REST_S", 0.0)
+    follow, decode_any = load_feed.LoadFeed.follow, Codec.decode_any
+    pictures = 0
+
+    def decoded(codec: Codec, record_types: tuple[Any], data: bytes | None, *, may_ask: bool = True) -> object:
+        if record_types == (TenantSpec,) and pictures < 2:
+            raise RegistryError("the registry does not answer")
+        return decode_any(codec, record_types, data, may_ask=may_ask)
+
+    def followed(feed: load_feed.LoadFeed, duration_s: float) -> None:
+        nonlocal pictures
+        pictures += 1
+        if pictures == 3:
+            raise KeyboardInterrupt
+        say(consumer("c1", now_ms()))
+        follow(feed, duration_s)
+
+    monkeypatch.setattr(Codec, "decode_any", decoded)
+    monkeypatch.setattr(load_feed.LoadFeed, "follow", followed)
+    code, text, complaint = run("--json", "--interval", "0.3")
+    assert (code, complaint) == (0, "")
+    views = [json.loads(line) for line in text.splitlines()]
+    assert [view["trouble"] for view in views] == ["the registry does not answer"] * 2 + [None]
+    assert [sum(pool["consumers"] for pool in view["pools"]) for view in views] == [0, 1, 1]
+    assert [[tenant["weight"] for tenant in view["tenants"]] for view in views] == [[], [], [2.0]]
 
 
 def test_a_lost_broker_is_seen_in_every_form(run: Run, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,7 @@ from fairlane.backoff import Backoff
 
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
-    """When to stop asking, and for how long.
-
-    Attributes:
-        failures: so many in a row open it.
-        rest: how long it rests, longer after each failed try.
-    """
+    """So many ``failures`` in a row open the breaker; it rests, longer after each failed try."""
 
     failures: int = 5
     rest: Backoff = field(default_factory=lambda: Backoff(first_s=0.25, longest_s=2.0))

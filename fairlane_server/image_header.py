@@ -24,14 +24,8 @@ _START_OF_SCAN, _END, _FILL = 0xDA, 0xD9, 0xFF
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """Header fields of an image file.
-
-    Attributes:
-        format: PNG, JPEG or WebP.
-        width: in pixels, as stored.
-        height: likewise.
-        frame_at: where a JPEG's frame begins, after everything that is not of the image.
-    """
+    """Header fields of a PNG, JPEG or WebP file; sides in pixels, as stored. ``frame_at`` is the offset of a JPEG's
+    frame, behind the metadata."""
 
     format: str
     width: int

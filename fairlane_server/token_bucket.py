@@ -36,11 +36,8 @@ def full_in_ms(capacity: float, per_ms: float, amount: float) -> int:
 
 
 class BucketLevels(Generic[LevelT]):
-    """Levels of the owners that have a bucket which is not full. Every operation is O(1). Not thread-safe.
-
-    Args:
-        most: owners to remember; beyond it the least recently active one is forgotten and has full buckets again.
-    """
+    """Levels of the owners whose buckets are not full; beyond ``most`` owners the least recently active one has full
+    buckets again. Every operation is O(1). Not thread-safe."""
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most

@@ -34,12 +34,9 @@ _PREFIX = "fl_"
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A new key. ``text`` is all that its holder needs, and is stored nowhere.
+    """A new key. ``key_id`` is 16 hexadecimal digits; ``text`` is the whole key and is stored nowhere.
 
-    Attributes:
-        key_id: 16 hexadecimal digits.
-        text: the whole key.
-        secret_sha256: what is stored of the secret. The secret has 256 random bits, so a slow hash would add nothing.
+    Only a hash of the secret is stored. The secret has 256 random bits, so a slow hash would add nothing.
     """
 
     key_id: str

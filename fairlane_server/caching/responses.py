@@ -60,14 +60,8 @@ class CachedAnswer:
 def response_key(
     tenant: str, request: InferenceRequest, model_version: str, collection_version: int | None
 ) -> CacheKey | None:
-    """Key of the exact answer to this request; None when a repetition could get another answer.
-
-    Args:
-        tenant: of the request's topic.
-        request: with the parameters that it runs with.
-        model_version: of ``request.model``.
-        collection_version: of ``request.retrieval.collection``; None without retrieval.
-    """
+    """Key of the exact answer to this request, with the parameters that it runs with; None when a repetition could get
+    another answer. ``collection_version`` is None without retrieval."""
     if not _is_repeatable(request, collection_version):
         return None
     return cache_key(

@@ -20,7 +20,7 @@ from fairlane_server.cli.output import (
     show_json,
     show_table,
 )
-from fairlane_server.cli.publishing import control_topic, create_topics, publish
+from fairlane_server.cli.publishing import apply, control_topic
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.topics.families import expand, load_families
 
@@ -53,22 +53,18 @@ def apply_command(
         for family in load_families(topics_file)
         if "pool" in family.placeholders or family.name == CONTROL_MODELS
     )
-    topics_done = create_topics(
-        # A pool that no model names may be a tenant's own: what is extra is for `topics plan` to say.
+    apply(
         settings,
+        # A pool that no model names may be a tenant's own: `topics plan` reports extra topics.
         (),
         expand(families, (), models),
-        replication_factor,
-        force=force,
-        as_json=as_json,
-    )
-    publish(
         _topic(settings),
         {model.model: model for model in models},
         "model",
+        replication_factor=replication_factor,
         delete=delete,
+        force=force,
         as_json=as_json,
-        topics_done=topics_done,
     )
 
 

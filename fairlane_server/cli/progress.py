@@ -17,16 +17,10 @@ from rich.text import Text
 
 @dataclass(slots=True)
 class Pace:
-    """Pace of a task that reports progress in steps of any size.
+    """Pace of a task that reports progress in steps of any size; what was ``done`` before does not count.
 
-    The rate is that of all that was done since the beginning, so that no step makes it jump. Between two steps work is
-    taken to go on at that rate, for as long as the longest pause between steps was; when nothing comes for longer, the
-    rate falls.
-
-    Args:
-        total: how much there is to do.
-        done: how much of it was done before; it says nothing about the rate.
-        now_s: when it begins.
+    The rate is an average since the beginning, so that no step makes it jump. Between two steps work is assumed to go
+    on at that rate, for as long as the longest pause between steps was; after that the rate falls.
     """
 
     total: int

@@ -21,43 +21,37 @@ from fairlane_server.topics.families import TopicFamily, TopicSpec
 RecordT = TypeVar("RecordT")
 
 
-def create_topics(
+def apply(
     settings: Settings,
     families: Iterable[TopicFamily],
-    wanted: tuple[TopicSpec, ...],
-    replication_factor: int | None,
-    *,
-    force: bool,
-    as_json: bool,
-) -> list[dict[str, object]]:
-    """Make these topics as they should be and show what was done; returns the same for JSON."""
-    cluster = Cluster(settings)
-    made = make_plan(cluster, families, wanted, replication_factor)
-    applied = carry_out(cluster, made, force=force)
-    if not as_json:
-        show_applied(applied, len(wanted))
-    show_findings(made.findings)
-    fail_if_any_failed(applied)
-    return [applied_json(item) for item in applied]
-
-
-def publish(
-    topic: ControlTopic[RecordT],
-    wanted: Mapping[str, RecordT],
+    topics: tuple[TopicSpec, ...],
+    control: ControlTopic[RecordT],
+    records: Mapping[str, RecordT],
     kind: str,
     *,
+    replication_factor: int | None,
     delete: bool,
+    force: bool,
     as_json: bool,
-    topics_done: list[dict[str, object]],
 ) -> None:
-    """Publish changed entries, withdraw removed ones if asked to, and print the changes. Raises ClusterError."""
-    publication = compare(wanted, topic.read())
+    """Create ``topics``, then publish changed records and, with ``delete``, withdraw removed ones; print what was done.
+
+    ``families`` are those whose extra topics are reported. Raises ClusterError.
+    """
+    cluster = Cluster(settings)
+    made = make_plan(cluster, families, topics, replication_factor)
+    applied = carry_out(cluster, made, force=force)
+    if not as_json:
+        show_applied(applied, len(topics))
+    show_findings(made.findings)
+    fail_if_any_failed(applied)
+    publication = compare(records, control.read())
     withdrawn = publication.unknown if delete else ()
-    topic.publish(publication.changed.values(), withdrawn)
+    control.publish(publication.changed.values(), withdrawn)
     if as_json:
         show_json(
             {
-                "topics": topics_done,
+                "topics": [applied_json(item) for item in applied],
                 "published": list(publication.changed),
                 "unchanged": list(publication.unchanged),
                 "unknown": list(publication.unknown),

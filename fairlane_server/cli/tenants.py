@@ -19,7 +19,7 @@ from fairlane_server.cli.output import (
     show_json,
     show_table,
 )
-from fairlane_server.cli.publishing import control_topic, create_topics, publish
+from fairlane_server.cli.publishing import apply, control_topic
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.topics.families import expand, load_families, of_scope
@@ -53,16 +53,17 @@ def apply_command(
     )
     # Without the models, the pools are those that tenants have to themselves.
     wanted = expand(families, tenants, models=())
-    topics_done = create_topics(
-        settings, of_scope(families, "tenant"), wanted, replication_factor, force=force, as_json=as_json
-    )
-    publish(
+    apply(
+        settings,
+        of_scope(families, "tenant"),
+        wanted,
         _topic(settings),
         {tenant.tenant: tenant for tenant in tenants},
         "tenant",
+        replication_factor=replication_factor,
         delete=delete,
+        force=force,
         as_json=as_json,
-        topics_done=topics_done,
     )
 
 

@@ -27,12 +27,9 @@ _NO_LEADER_YET = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVA
 
 @dataclass(frozen=True, slots=True)
 class Publication(Generic[RecordT]):
-    """Records to publish on a control topic.
+    """Records to publish on a control topic, by key: new ones and those that differ from the published ones.
 
-    Attributes:
-        changed: records to publish, by key: new ones and those that differ from what was said last.
-        unchanged: keys of which nothing needs to be said.
-        unknown: keys that the cluster was told about and that nobody names any more.
+    ``unknown`` are published keys that the file does not name any more.
     """
 
     changed: Mapping[str, RecordT]

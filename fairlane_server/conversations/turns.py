@@ -14,15 +14,8 @@ MOST_TURNS = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """Messages that one request added to its conversation, and the answer.
-
-    Attributes:
-        request_id: of the request.
-        messages: of the request, oldest first.
-        answer: the text of the reply.
-        tokens: of messages and answer, estimated.
-        replied_at_ms: when the reply was written, since the epoch.
-    """
+    """Messages that one request added to its conversation, oldest first, and the answer. ``tokens`` of both are
+    estimated; ``replied_at_ms`` is when the reply was written, since the epoch."""
 
     request_id: str
     messages: tuple[Message, ...]
@@ -33,13 +26,8 @@ class StoredTurn:
 
 @dataclass(frozen=True, slots=True)
 class StoredTurns:
-    """The newest turns of a conversation, oldest first.
-
-    Attributes:
-        turns: as many as were requested, or all.
-        is_whole: no older turn was left out.
-        has_after: the required turn is recorded, or none was required.
-    """
+    """The newest turns of a conversation, oldest first. ``is_whole``: no older turn was left out; ``has_after``: the
+    required turn is recorded, or none was required."""
 
     turns: tuple[StoredTurn, ...] = ()
     is_whole: bool = True
@@ -52,17 +40,8 @@ class TurnStore(Protocol):
     async def turns(
         self, tenant: str, conversation_id: str, after: str | None, max_tokens: int, timeout_s: float
     ) -> StoredTurns:
-        """Read the newest MOST_TURNS turns, without older ones once newer ones have ``max_tokens`` in all.
-
-        Args:
-            tenant: owner of the conversation; another tenant's of the same name is not visible.
-            conversation_id: its name.
-            after: the request id of a turn that should be recorded by now.
-            max_tokens: once the newest turns have so many, older ones are left out.
-            timeout_s: time limit of the call.
-
-        Raises fairlane_server.store_error.StoreError, TimeoutError.
-        """
+        """Read the newest MOST_TURNS turns, without older ones once newer ones have ``max_tokens`` in all. ``after`` is
+        the request id of a turn that should be recorded by now. Raises StoreError, TimeoutError."""
 
     async def turns_with(
         self, tenant: str, conversation_id: str, after: str, max_tokens: int, timeout_s: float

@@ -29,18 +29,10 @@ class NotReplayableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A letter and the request that replaces it.
+    """A letter and the new request that replaces it, which goes to the topic of the first one.
 
-    Attributes:
-        letter: position of the letter.
-        key: its key.
-        source: position of the letter's request on its tenant's topic.
-        tenant: owner of that topic.
-        topic: where the new request goes: the topic of the first one.
-        request: the new request.
-        replayed_id: the id of the request in the letter; ``request.replay_of`` is the id of the first request if the
-            one in the letter was a replay itself.
-        exception: the class of the exception that made it a dead letter.
+    ``source`` is the position of the letter's request on its tenant's topic; ``replayed_id`` is its id, while
+    ``request.replay_of`` is the id of the first request if that one was a replay itself.
     """
 
     letter: SourceCoordinate

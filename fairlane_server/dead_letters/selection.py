@@ -132,13 +132,8 @@ class OffsetSet:
 
 @dataclass(slots=True)
 class Survey:
-    """One partition's letters, passed to ``take`` in log order.
-
-    Attributes:
-        selection: the filters.
-        meant: offsets of the selected letters.
-        replayed: offsets of letters, selected or not, that a mark names as replayed.
-    """
+    """One partition's letters, passed to ``take`` in log order: offsets of the selected ones, and of all that a mark
+    names as replayed."""
 
     selection: Selection
     meant: OffsetSet

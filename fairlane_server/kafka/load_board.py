@@ -26,17 +26,9 @@ _FORGOTTEN_AFTER_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """One pool.
-
-    Attributes:
-        consumers: how many report, and how many of them are ``failing``; ``consumers_gone`` went silent.
-        capacity_tokens_per_s: cost tokens, the sum over those that report.
-        batch_fill: 0 to 1, their mean; None without any.
-        window_tokens: of the whole pool, as the dispatcher that sees most of it says.
-        in_flight_tokens: dispatched and not settled, of all dispatchers.
-        waiting_requests, waiting_tokens, waiting_by_class: at all dispatchers; by class in requests.
-        dispatchers: how many of those that report know the pool.
-    """
+    """One pool: sums over the consumers that report (``consumers_gone`` went silent) and over all dispatchers that know
+    the pool. ``batch_fill`` is the mean, 0 to 1, None without consumers; ``window_tokens`` is that of the dispatcher
+    with the largest window; ``waiting_by_class`` is in requests; all tokens are cost tokens."""
 
     pool: str
     consumers: int

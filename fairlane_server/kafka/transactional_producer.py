@@ -50,14 +50,8 @@ _TOO_MUCH = frozenset({KafkaError.OFFSET_METADATA_TOO_LARGE, KafkaError.UNKNOWN}
 
 @dataclass(frozen=True, slots=True)
 class TopicRefusal:
-    """Why a topic refused a record.
-
-    Attributes:
-        reason: the name of the error.
-        lasting: the refusal is permanent, not transient.
-        whole_topic: all records for this topic are refused, not only some.
-        certain: this topic is to blame, not possibly another one of the same transaction.
-    """
+    """Why a topic refused a record (the name of the error): permanently (``lasting``) or for now, all its records or
+    only some. Unless ``certain``, another topic of the same transaction may be to blame."""
 
     reason: str
     lasting: bool
@@ -80,10 +74,7 @@ class FatalTransactionError(Exception):
 class RefusedTransactionError(Exception):
     """The transaction was aborted; its records may be tried again if they are still owned.
 
-    Attributes:
-        reason: the name of the error.
-        topics: the topics that refused their records, if that was the cause.
-        smaller: a transaction of fewer records may pass.
+    ``topics`` refused their records, if that was the cause; ``smaller``: a transaction of fewer records may pass.
     """
 
     def __init__(self, reason: str, *, topics: Mapping[str, TopicRefusal] | None = None, smaller: bool = False) -> None:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
 
 from confluent_kafka import Producer
 
@@ -52,14 +51,11 @@ class TransactionBatch:
     """The refused topic that this batch tries again; empty for any other batch."""
 
 
-class Committed(Protocol):
-    """Called with the settlements of a committed transaction, on the loop's thread. Must be quick and must not
-    raise."""
-
-    def __call__(self, settlements: Sequence[Settlement], /) -> None: ...
+Committed = Callable[[Sequence[Settlement]], None]
+"""Called with the settlements of a committed transaction, on the loop's thread. Must be quick and must not raise."""
 
 
-def _ignore(_settlements: Sequence[Settlement], /) -> None: ...
+def _ignore(_settlements: Sequence[Settlement]) -> None: ...
 
 
 @dataclass(slots=True)

@@ -89,11 +89,8 @@ class ReconnectingConnection:
     For one thread at a time. A psycopg pool of size one would connect on its own thread, report a timeout instead of
     the cause, and bound no call.
 
-    Args:
-        application_name: shown by the server.
-        call_timeout_s: longest transaction, without connecting (``CONNECT_TIMEOUT_S``).
-        server_timeouts_s: server settings by name, with which it ends abandoned work.
-        prepare: called with every new connection, in a transaction.
+    ``call_timeout_s`` bounds a transaction, without connecting (``CONNECT_TIMEOUT_S``); with ``server_timeouts_s``,
+    settings by name, the server ends abandoned work. ``prepare`` is called with every new connection, in a transaction.
     """
 
     def __init__(

@@ -32,9 +32,7 @@ FUNCTIONS = ("find_api_key(text, bytea)", "find_user(text, text)")
 def grant(connection: Any, role: str) -> bool:
     """Give the role these rights on the tables of the newest revision, and no others. False: there is no such role.
 
-    Args:
-        connection: SQLAlchemy's, of the owner of the tables; its transaction is the caller's.
-        role: of the gateway.
+    ``connection`` is SQLAlchemy's, of the owner of the tables; its transaction is the caller's.
     """
     found = connection.exec_driver_sql("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).scalar()
     if not found:
@@ -66,13 +64,8 @@ def missing_extra(error: ImportError) -> DatabaseError:
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """Revision of the tables of one database.
-
-    Attributes:
-        database: ``role@host:port/database``.
-        revision: the revision they are at, None when there are none.
-        pending: the revisions still to be applied, in order.
-    """
+    """Revision of the tables of a database (``role@host:port/database``), None without tables; ``pending`` ones are
+    still to be applied, in order."""
 
     database: str
     revision: str | None
@@ -81,14 +74,7 @@ class SchemaState:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """Result of ``upgrade``.
-
-    Attributes:
-        database: ``role@host:port/database``.
-        before: the revision it found, None when there were no tables.
-        after: the revision it left.
-        applied: the revisions it applied, in order.
-    """
+    """Result of ``upgrade``: the revision before (None without tables) and after, and the applied ones in order."""
 
     database: str
     before: str | None

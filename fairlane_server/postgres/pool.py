@@ -37,13 +37,7 @@ Ask = Callable[[Connection], Awaitable[None]]
 
 class DeadlinePool:
     """Connections shared by any number of callers, at most ``max_connections``; other callers wait within their time.
-
-    Args:
-        dsn: an invalid connection string raises ValueError.
-        name: application name shown by the server.
-        max_connections: most open connections.
-        configure: called with every new connection.
-    """
+    ``configure`` is called with every new connection. Raises ValueError for an invalid ``dsn``."""
 
     def __init__(
         self, dsn: str, name: str, max_connections: int, configure: Callable[[Connection], None] | None = None

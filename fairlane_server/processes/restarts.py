@@ -9,22 +9,14 @@ EXIT_NO_RESTART = 78
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Restart the process.
-
-    Attributes:
-        after_s: seconds to wait first.
-    """
+    """Restart the process after a wait."""
 
     after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Stop the stack.
-
-    Attributes:
-        reason: why, in words.
-    """
+    """Stop the stack, for this reason."""
 
     reason: str
 
@@ -48,14 +40,8 @@ class RestartPolicy:
     jitter: float = 0.25
 
     def decide(self, deaths: Sequence[float], now: float, chance: float, status: int | None = None) -> Restart | GiveUp:
-        """Decide what to do after the death at `now`.
-
-        Args:
-            deaths: times of all deaths so far, this one included, in seconds of the same clock as `now`.
-            now: the current time.
-            chance: a random number in [0, 1).
-            status: exit status of the last death.
-        """
+        """Decide what to do after the last of ``deaths`` (seconds, by the clock of ``now``), which ended with
+        ``status``. ``chance`` is a random number in [0, 1)."""
         if status == EXIT_NO_RESTART:
             return GiveUp("asked not to be started again")
         recent = len(self.within_window(deaths, now))

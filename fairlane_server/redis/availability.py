@@ -23,12 +23,7 @@ class RedisAvailability:
     """Availability of one Redis, shared by its callers on the request path.
 
     The first failed call marks Redis as down. From then on only a task of the watch contacts it, until a PING is
-    answered. For one event loop.
-
-    Args:
-        redis: the client; its own timeouts apply as well.
-        timeout_s: the longest a PING waits, connecting included.
-        again: backoff of the PINGs after a failure.
+    answered within ``timeout_s``; failed PINGs are repeated with the backoff ``again``. For one event loop.
     """
 
     def __init__(self, redis: "Redis", timeout_s: float = _TIMEOUT_S, again: Backoff = _AGAIN) -> None:
@@ -92,12 +87,7 @@ def _ended(task: "asyncio.Task[None]") -> None:
 
 
 class RedisCaller:
-    """One caller of a watched Redis: decides whether to call it now, and logs once when it stops calling.
-
-    Args:
-        watch: of the Redis that it calls.
-        event: name of the log event.
-    """
+    """One caller of a watched Redis: decides whether to call it now, and logs ``event`` once when it stops calling."""
 
     def __init__(self, watch: RedisAvailability, event: str) -> None:
         self._watch = watch

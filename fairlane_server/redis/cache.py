@@ -122,12 +122,8 @@ class RedisCache:
         return self._redis is not None and not self._breaker.is_open
 
     async def look_up(self, key: CacheKey, decode: Callable[[bytes], ValueT | None]) -> LookUp[ValueT]:
-        """Read the entry under this key and verify that it was sealed for it. Not counted, unlike ``get``.
-
-        Args:
-            key: of the entry.
-            decode: converts the payload to a value; None for an invalid payload.
-        """
+        """Read the entry under this key and verify that it was sealed for it. Not counted, unlike ``get``. ``decode``
+        returns None for an invalid payload."""
         redis = self._redis
         if redis is None:
             return LookUp(LookUpResult.UNAVAILABLE)

@@ -63,11 +63,8 @@ class Collections:
         return sorted(self._store.content_hashes(self._tenant, name))
 
     def delete(self, name: str) -> Collection:
-        """Delete it with its documents and passages; returns it as it was.
-
-        What was cached of it is not found again: the version in every key is used by no other collection, not even by
-        one of the same name. Raises CollectionNotFoundError, StoreError.
-        """
+        """Delete it with its documents and passages; returns it as it was. Its version is not used again, so cached
+        passages are not found any more. Raises CollectionNotFoundError, StoreError."""
         return self._store.delete(self._tenant, name)
 
     def remove(self, name: str, sources: Sequence[str]) -> int:

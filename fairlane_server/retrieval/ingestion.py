@@ -40,12 +40,8 @@ class EmbedderMismatchError(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """Options of an ingestion.
-
-    Attributes:
-        batch_passages: that are embedded and stored together, about; a single document is never divided.
-        batch_documents: that are stored together at most.
-    """
+    """About ``batch_passages`` of at most ``batch_documents`` are embedded and stored together; a document is never
+    divided."""
 
     chunking: Chunking = field(default_factory=Chunking)
     limits: DocumentLimits = field(default_factory=DocumentLimits)
@@ -63,15 +59,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Planned changes of an ingestion.
-
-    Attributes:
-        unchanged: how many files are stored as they are.
-        gone: documents that are stored and whose files are not there, each with the content hash that it had; only when
-            they are to be removed.
-        failures: files that cannot be read or are too large.
-        left_out: what was found beside the files.
-    """
+    """Planned changes of an ingestion. ``gone`` are stored documents to remove, whose files are missing, with their
+    content hashes; ``failures`` are files that cannot be read or are too large."""
 
     new: tuple[SourceFile, ...] = ()
     changed: tuple[SourceFile, ...] = ()
@@ -87,17 +76,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """Result of an ingestion.
-
-    Attributes:
-        new, changed: documents that were stored.
-        unchanged: documents that were stored before.
-        removed: documents whose files are gone.
-        passages: that were stored.
-        failures: files that were not taken; what was stored of them before stays.
-        left: files that were not looked at because the ingest was stopped.
-        indexed: whether an index was built at the end.
-    """
+    """Result of an ingestion, in documents and stored passages. What was stored of a failed file before stays; ``left``
+    are files that were not read because the ingest was stopped."""
 
     new: int
     changed: int

@@ -41,15 +41,8 @@ _LOOK_UP = f"{SELECT_COLLECTIONS} WHERE tenant = %s AND name = %s".encode()
 
 
 class PgVectorSearch:
-    """A VectorStore.
-
-    Args:
-        dsn: the role of the services. Raises ValueError when it is no connection string.
-        max_connections: how many searches run at once; more wait, within their time.
-
-    Attributes:
-        pool: its connections, which others may share.
-    """
+    """A VectorStore; others may share its ``pool``. At most ``max_connections`` searches run at once, others wait
+    within their time. Raises ValueError for an invalid ``dsn``."""
 
     def __init__(self, dsn: str, max_connections: int = 8) -> None:
         self.pool = DeadlinePool(dsn, APPLICATION_NAME, max_connections, register)

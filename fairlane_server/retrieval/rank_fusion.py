@@ -14,12 +14,8 @@ RANK_CONSTANT = 60
 
 
 def fused_scores(rankings: Sequence[Sequence[str]], k: int = RANK_CONSTANT) -> dict[str, float]:
-    """The score of everything that is ranked, best first; what is equal stays in the order of the first lists.
-
-    Args:
-        rankings: ids, best first. An id that a list holds twice counts there where it stands first.
-        k: above -1.
-    """
+    """Scores of ranked ids (best first), best first; equal scores keep the order of the first lists. An id that a list
+    holds twice counts at its first place. ``k`` is above -1."""
     scores: dict[str, float] = {}
     for ranking in rankings:
         for rank, name in enumerate(dict.fromkeys(ranking), 1):

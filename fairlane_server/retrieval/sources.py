@@ -22,12 +22,8 @@ class SourcesError(ReportableError):
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to ingest.
-
-    Attributes:
-        source: its path below what was given, with ``/``, or its name if it was given itself.
-        within: the resolved folder that it must be in, whatever links lead to it; None for anywhere.
-    """
+    """A file to ingest. ``source`` is its path below the given folder, with ``/``; ``within`` is the resolved folder
+    that it must be in, whatever links lead to it, None for anywhere."""
 
     source: str
     path: Path
@@ -46,13 +42,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Files found, by name.
-
-    Attributes:
-        left_out: hidden files and folders, unknown formats, links that lead nowhere or out of the folder.
-        unread: folders that could not be looked into.
-        whole: a folder and nothing but it was given, so that what is not in it is gone.
-    """
+    """Files found, by name, files and links left out, and folders that cannot be read. ``whole``: exactly one folder
+    was given, so that what is not in it is gone."""
 
     files: tuple[SourceFile, ...]
     left_out: tuple[LeftOut, ...] = ()

@@ -18,13 +18,10 @@ class CollectionExistsError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A named set of documents of one tenant.
+    """A named set of documents of one tenant, with vectors of one ``embedder``.
 
-    Attributes:
-        embedder: what made its vectors; no other may be compared with them.
-        version: raised by every change of what can be found, and never used again, not even after the collection was
-            deleted and made anew: it stands in the key of everything that is cached.
-        number: what the store calls it; never used again, not even for one of the same name.
+    Every change raises ``version``, which is part of all cache keys; neither it nor the store's ``number`` is used
+    again, not even after the collection was deleted and created anew.
     """
 
     tenant: str

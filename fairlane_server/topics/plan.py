@@ -18,12 +18,8 @@ _MS_PER_MINUTE = 60_000
 
 @dataclass(frozen=True, slots=True)
 class ExistingTopic:
-    """A topic as it exists on the cluster.
-
-    Attributes:
-        config: effective settings, defaults included; empty when they were not requested.
-        overrides: names of the settings that are set on the topic itself.
-    """
+    """A topic as it exists on the cluster: effective settings, empty when they were not requested, and the names of
+    those that are set on the topic itself."""
 
     name: str
     partitions: int

@@ -37,16 +37,8 @@ from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 
 @dataclass(slots=True)
 class BatchRoom:
-    """A batch in the making.
-
-    Attributes:
-        max_items: how many items it may have.
-        max_tokens: what they may cost, padding included; the first one may cost more.
-        now_ms: when it starts.
-        times: how long it will take.
-        padding: that of the batches before.
-        done_by_ms: when it should be done, for the sake of somebody outside; None if nobody waits so.
-    """
+    """Remaining room of a batch while it is formed. ``max_tokens`` bounds its cost, padding included, except for the
+    first item; ``padding`` is that of earlier batches; ``done_by_ms`` is the deadline of an item outside, if any."""
 
     max_items: int
     max_tokens: int

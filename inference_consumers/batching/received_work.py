@@ -12,15 +12,9 @@ ModelKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ReceivedWork:
-    """A work item with the record it came from.
-
-    Attributes:
-        runs: how many runs of an engine it was given to so far.
-        transient_failures: how many of them failed for a reason that may pass.
-        ends: how many of them ended with the engine's process.
-        lone_ends: how many of these can be nothing's doing but its own: it ran alone, and nobody ended the process.
-        shortened: whether passages or turns were left out because the context was too long.
-    """
+    """A work item with the record it came from, and its history: engine runs so far, those that failed for a transient
+    reason, those that ended with the engine's process, and of these the ones that only this item can have caused.
+    ``shortened``: passages or turns were left out because the context was too long."""
 
     claim: Claim
     item: WorkItem

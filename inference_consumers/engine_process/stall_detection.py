@@ -27,11 +27,7 @@ _LONGEST_LOOK_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class StallTimeouts:
-    """Time that an engine may run without a sign of progress.
-
-    Attributes:
-        hung_ms: from then on nobody waits for it any more: its process is ended, and started again.
-    """
+    """Time that an engine may run without a sign of progress: after ``hung_ms`` its process is restarted."""
 
     hung_ms: int
 

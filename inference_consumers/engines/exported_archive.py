@@ -13,15 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
-
-
-class Archive(Protocol):
-    """torch's reader, so that the check sees the same archive as the loader."""
-
-    def get_file_names(self) -> list[str]: ...
-
-    def read_bytes(self, file_name: str) -> bytes: ...
+from typing import Any
 
 
 class UnsafeArchiveError(Exception):
@@ -80,23 +72,19 @@ def check_exported(file: Path) -> None:
     for instance, which ``torch.export.load`` would take for a zip file full of pickles."""
     from torch.export.pt2_archive._package import PT2ArchiveReader
 
+    # torch's own reader, so that the check sees the same archive as the loader.
     with PT2ArchiveReader(str(file)) as archive:
-        check_archive(archive)
-
-
-def check_archive(archive: Archive) -> None:
-    """Raises UnsafeArchiveError for an archive with something in it that is not known to be harmless."""
-    names = archive.get_file_names()
-    for name in names:
-        if _PARTS.fullmatch(name) is None:
-            raise UnsafeArchiveError(f"it holds {_shown(name)}")
-    for config in _CONFIGS:
-        if config in names:
-            _check_config(config, archive.read_bytes(config))
-    if _SAMPLES in names:
-        _check_samples(archive.read_bytes(_SAMPLES))
-    if _PROGRAM in names:
-        _check_program(json.loads(archive.read_bytes(_PROGRAM)))
+        names = archive.get_file_names()
+        for name in names:
+            if _PARTS.fullmatch(name) is None:
+                raise UnsafeArchiveError(f"it holds {_shown(name)}")
+        for config in _CONFIGS:
+            if config in names:
+                _check_config(config, archive.read_bytes(config))
+        if _SAMPLES in names:
+            _check_samples(archive.read_bytes(_SAMPLES))
+        if _PROGRAM in names:
+            _check_program(json.loads(archive.read_bytes(_PROGRAM)))
 
 
 def _check_config(name: str, content: bytes) -> None:

@@ -132,11 +132,7 @@ async def start_streams(
     on_death: Callable[[BaseException], None],
 ) -> "VllmStreams":
     """Load a model. ``on_iteration`` is called after every step of the engine, when what it brought was handed out;
-    ``on_death`` once, when the engine is gone without having been closed.
-
-    Raises EngineLoadError for a device that this build of vLLM does not serve or weights that the machine has no memory
-    for, and whatever vLLM raises.
-    """
+    ``on_death`` once, when the engine is gone without having been closed. Raises as ``create_async_llm``."""
     prepare_process()
     loop = asyncio.get_running_loop()
     # First all who wait for what a step brought, then whoever waits for the step.

@@ -41,11 +41,8 @@ class _Latest:
 
 @dataclass(slots=True)
 class DeadLetterShare:
-    """Share of dead letters in recent work. For one thread at a time.
-
-    Attributes:
-        max_share: more than this part of the latest items is no bad item any more, but a bad engine or topic.
-    """
+    """Share of dead letters in recent work; above ``max_share`` the engine or the topic is at fault. Not
+    thread-safe."""
 
     max_share: float
     _tenants: OrderedDict[str, _Latest] = field(default_factory=OrderedDict)

@@ -40,12 +40,8 @@ def format_of(path: PurePath) -> Format | None:
 
 
 class DocumentError(Exception):
-    """One document was not taken; the others are.
-
-    Attributes:
-        source: which, as it would be named in its collection.
-        reason: why, in one line and without its text.
-    """
+    """One document was not taken; the others are. ``source`` is its name in the collection; ``reason`` is one line
+    without its text."""
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(source, reason)
@@ -62,16 +58,8 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DocumentLimits:
-    """Bounds on one document.
-
-    Attributes:
-        max_file_bytes: of the file. A larger one is refused by its size and not read.
-        max_characters: of the text in it.
-        max_passages: that it is divided into.
-        max_pages: of a PDF.
-        max_parse_s: that the parsing of HTML or a PDF may take.
-        max_parser_bytes: of memory for that.
-    """
+    """Bounds on one document. A file above ``max_file_bytes`` is not read; ``max_parse_s`` and ``max_parser_bytes`` (of
+    memory) are for the parsing of HTML or a PDF."""
 
     max_file_bytes: int = 50_000_000
     max_characters: int = 5_000_000

@@ -25,13 +25,15 @@ from fairlane_server.conversations.conversations import PgTurnStore
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after
+from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import ANSWER_TIMEOUT_S, RedisCache
 from fairlane_server.redis.state import report_state
 from fairlane_server.retrieval.embedders import query_embedder_for
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.topics.families import pools_of
-from stream_processors.dispatcher.assembly import DispatcherParts, assemble
+from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.deduplication.reply_archive import KafkaReplyArchive
+from stream_processors.dispatcher.dispatcher import Dispatcher
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import Retriever
@@ -41,7 +43,7 @@ from stream_processors.dispatcher.output import heartbeat_report
 from stream_processors.dispatcher.output.heartbeat_publisher import HeartbeatPublisher
 from stream_processors.dispatcher.reading.request_topics import RequestTopics
 from stream_processors.dispatcher.reading.stream import RequestStream
-from stream_processors.dispatcher.registry import ModelRegistry, TenantRegistry
+from stream_processors.dispatcher.registry import LastGood, check_model, check_tenant
 from stream_processors.dispatcher.response_cache.caches import Caches, QueryEmbeddings, make_caches
 from stream_processors.dispatcher.response_cache.lookup import CachedAnswers, CacheLookup, NoAnswers
 
@@ -77,9 +79,10 @@ class DispatcherApp:
         self._member_at = monotonic()
         self._started_at_ms = now_ms()
         self._failure: BaseException | None = None
-        self._parts: DispatcherParts | None = None
-        self._tenant_registry = TenantRegistry()
-        self._model_registry = ModelRegistry()
+        self._dispatcher: Dispatcher | None = None
+        self._redis_watch: RedisAvailability | None = None
+        self._usable_tenants = LastGood(check_tenant, "tenant_unusable")
+        self._usable_models = LastGood(check_model, "model_unusable")
         self._registered: tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]] = ({}, {})
         """Valid entries of the feeds' snapshots, as of the last ``_look_at_feeds``."""
         # One enrichment may query passages and history at once, and an abandoned search keeps its connection for a
@@ -121,20 +124,20 @@ class DispatcherApp:
         retriever = Retriever(
             self._passages, vectors, monotonic_ms, caches.passages, known_ms=1_000 * self._settings.cache_ttl_s
         )
-        parts = self._parts = assemble(
+        self._redis_watch = None if redis is None else RedisAvailability(redis)
+        dispatcher = self._dispatcher = assemble(
             self._settings,
             self._codec,
             self._ownership,
             transactions,
             self._archive,
-            redis,
+            None if redis is None or self._redis_watch is None else (redis, self._redis_watch),
             retriever,
             HistoryReader(PgTurnStore(self._passages.pool), monotonic_ms),
             self._answer_lookup(cache, caches, retriever, vectors),
             now_ms,
         )
-        dispatcher = parts.dispatcher
-        self._show_registry(parts)
+        self._show_registry(dispatcher)
         self._work.on_failure(failed)
         await loop.run_in_executor(None, self._work.start)
         self._readiness.set("feeds")
@@ -144,7 +147,7 @@ class DispatcherApp:
         dispatcher.on_backlog = reporter.arrived
 
         def unpublishable(settlement: Settlement, reason: str) -> Settlement:
-            kept = parts.writer.unpublishable(settlement, reason)
+            kept = dispatcher.output.writer.unpublishable(settlement, reason)
             if kept is not settlement:
                 metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_REQUESTS, problem="unpublishable").inc()
             return kept
@@ -161,11 +164,11 @@ class DispatcherApp:
             self._settings,
             self._ownership,
             on_record=dispatcher.intake.receive,
-            on_revoked=partial(self._revoked, parts, transactions),
+            on_revoked=partial(self._revoked, dispatcher, transactions),
             on_failure=failed,
         )
-        dispatcher.on_backfill = partial(self._apply_pauses, stream, parts)
-        dispatcher.intake.buffer.on_change = partial(self._hold_intake, stream, parts)
+        dispatcher.on_backfill = partial(self._apply_pauses, stream, dispatcher)
+        dispatcher.intake.buffer.on_change = partial(self._hold_intake, stream, dispatcher)
         tasks: list[asyncio.Task[None]] = []
         try:
             if await self._start(stream):
@@ -175,7 +178,7 @@ class DispatcherApp:
                     asyncio.create_task(dispatcher.deduplication.run(), name="duplicates"),
                     asyncio.create_task(dispatcher.intake.run(), name="schemas"),
                     asyncio.create_task(reporter.run(), name="heartbeat"),
-                    asyncio.create_task(self._upkeep(stream, parts, transactions), name="upkeep"),
+                    asyncio.create_task(self._upkeep(stream, dispatcher, transactions), name="upkeep"),
                 ]
                 if redis is not None:
                     tasks.append(asyncio.create_task(report_state(redis), name="redis state"))
@@ -226,8 +229,8 @@ class DispatcherApp:
         return pools_of(tenants.values(), models.values())
 
     def _look_at_feeds(self) -> tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]]:
-        tenants = self._tenant_registry.usable(self._tenants.snapshot)
-        self._registered = tenants, self._model_registry.usable(self._models.snapshot)
+        tenants = self._usable_tenants.usable(self._tenants.snapshot)
+        self._registered = tenants, self._usable_models.usable(self._models.snapshot)
         return self._registered
 
     def _wanted_topics(self) -> frozenset[str]:
@@ -239,34 +242,34 @@ class DispatcherApp:
             self._loop.call_soon_threadsafe(self._learn, events)
 
     def _learn(self, events: Sequence[FeedEvent]) -> None:
-        if self._parts is None:
+        if self._dispatcher is None:
             return
         try:
-            self._parts.updates.learn(events)
-            self._parts.dispatcher.dispatch()
+            self._dispatcher.updates.learn(events)
+            self._dispatcher.dispatch()
         except Exception as error:  # noqa: BLE001 - asyncio would only log it, and requests popped from the queue would be lost
             self._fail(error)
 
     def _heartbeat(self, with_tenants: bool) -> DispatchReport:
-        if self._parts is None:
-            raise RuntimeError("the heartbeat began before the parts were made")
+        if self._dispatcher is None:
+            raise RuntimeError("the heartbeat began before the dispatcher was made")
         at_ms = now_ms()
-        scheduler, stats = self._parts.scheduler, self._parts.stats
+        scheduler, stats = self._dispatcher.scheduler, self._dispatcher.output.counts.recent
         scheduler.refresh(at_ms)
         return heartbeat_report.report(
             scheduler, stats, self._settings.instance_id, self._started_at_ms, at_ms, with_tenants=with_tenants
         )
 
-    def _show_registry(self, parts: DispatcherParts) -> None:
+    def _show_registry(self, dispatcher: Dispatcher) -> None:
         """Pass tenants and models to the dispatcher when they, or the share of partitions read here, changed."""
         tenants, models = self._look_at_feeds()
         partitions = self._topics.parts(tenants, self._ownership.partitions())
         known_tenants, known_models, known_partitions = self._shown
         if tenants is not known_tenants or models is not known_models or partitions != known_partitions:
             if tenants is not known_tenants:
-                parts.counts.set_tenants(tenants)
+                dispatcher.output.counts.set_tenants(tenants)
             self._shown = (tenants, models, partitions)
-            parts.dispatcher.set_registry(tenants, models, partitions)
+            dispatcher.set_registry(tenants, models, partitions)
 
     async def _start(self, stream: RequestStream) -> bool:
         """Join the group once a tenant's request topic exists. False when stopped before or when the join timed out."""
@@ -290,12 +293,11 @@ class DispatcherApp:
         self._member_at = monotonic()
         return True
 
-    async def _upkeep(self, stream: RequestStream, parts: DispatcherParts, transactions: TransactionLoop) -> None:
+    async def _upkeep(self, stream: RequestStream, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
         """Periodic work every ``_UPKEEP_S``: registry changes, new topics, pauses, membership, deadlines, dispatch."""
-        dispatcher = parts.dispatcher
         # Before Python 3.12 wait_for loses a cancellation that coincides with its result, hence the loop condition.
         while not self._stopping.is_set():
-            self._show_registry(parts)
+            self._show_registry(dispatcher)
             if stream.crashed is not None:
                 raise RuntimeError("Faust stopped") from stream.crashed
             if not stream.rebalancing:
@@ -307,28 +309,28 @@ class DispatcherApp:
                         await stream.subscribe(topics | stream.subscribed)
                 stream.refresh_membership()
                 self._ownership.flow()
-                self._apply_pauses(stream, parts)
-                self._hold_intake(stream, parts)
+                self._apply_pauses(stream, dispatcher)
+                self._hold_intake(stream, dispatcher)
                 dispatcher.sweep()
                 dispatcher.dispatch()
                 transactions.commit_positions()
-            parts.scheduler.in_flight.expire(now_ms())
-            parts.updates.show()
+            dispatcher.scheduler.in_flight.expire(now_ms())
+            dispatcher.updates.show()
             # Settlements of revoked partitions disappear without a commit, so no callback reports the freed room.
             dispatcher.intake.on_room()
             self._check_membership(stream)
             await self._pause()
 
-    def _apply_pauses(self, stream: RequestStream, parts: DispatcherParts) -> None:
+    def _apply_pauses(self, stream: RequestStream, dispatcher: Dispatcher) -> None:
         if not stream.rebalancing:
-            held_up = parts.dispatcher.transactions.sources_held_up()
+            held_up = dispatcher.output.transactions.sources_held_up()
             owned = self._ownership.partitions() if held_up else ()
             refused = {partition for partition in owned if partition.topic in held_up}
-            stream.apply_pauses({*self._ownership.paused(), *parts.dispatcher.paused_backfill(), *refused})
+            stream.apply_pauses({*self._ownership.paused(), *dispatcher.paused_backfill(), *refused})
 
     @staticmethod
-    def _hold_intake(stream: RequestStream, parts: DispatcherParts) -> None:
-        intake = parts.dispatcher.intake
+    def _hold_intake(stream: RequestStream, dispatcher: Dispatcher) -> None:
+        intake = dispatcher.intake
         stream.hold(intake.held(), slow=intake.invalid_records.slow)
 
     def _check_membership(self, stream: RequestStream) -> None:
@@ -350,9 +352,9 @@ class DispatcherApp:
         except TimeoutError:
             return
 
-    async def _revoked(self, parts: DispatcherParts, transactions: TransactionLoop) -> None:
+    async def _revoked(self, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
         """Drop the state of revoked partitions, then wait for the open transaction before the rebalance goes on."""
-        await parts.dispatcher.on_revoked()
+        await dispatcher.on_revoked()
 
         def wait() -> bool:
             with transactions.between_transactions(_REVOKE_TIMEOUT_S) as ended:
@@ -387,8 +389,8 @@ class DispatcherApp:
         await reporter.stop()
         await stream.stop()
         await loop.run_in_executor(None, transactions.stop)
-        if self._parts is not None:
-            await self._parts.dispatcher.close()
+        if self._dispatcher is not None:
+            await self._dispatcher.close()
         await caches.settle()
         await self._embedder.aclose()
         await self._passages.close()
@@ -396,8 +398,8 @@ class DispatcherApp:
             await loop.run_in_executor(None, feed.stop)
         self._archive.close()
         self._group.close()
-        if self._parts is not None and self._parts.redis_watch is not None:
-            await self._parts.redis_watch.close()
+        if self._redis_watch is not None:
+            await self._redis_watch.close()
         for client in redis:
             if client is not None:
                 await client.aclose()

@@ -3,21 +3,17 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fairlane.clock import ClockMs
 from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, Ownership
 from fairlane.schema_registry import RegistryError
-from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Settlement
 from stream_processors.dispatcher.admission.inbox import AdmissionInbox
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
 from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
-from stream_processors.dispatcher.output.admission_audits import AdmissionAudits, Admitted
-from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
-from stream_processors.dispatcher.output.tenant_counters import TenantCounters
+from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
@@ -41,18 +37,13 @@ class CancellationService:
     """
 
     ownership: Ownership
-    transactions: TransactionLoop
     classifier: RecordClassifier
-    scheduler: Scheduler[QueuedRequest]
     deduplication: DeduplicationStage
     response_cache: ResponseCacheStage
     inbox: AdmissionInbox
+    scheduler: Scheduler[QueuedRequest]
     enrichment: EnrichmentStage
-    rejections: RejectedAndExpired
-    audits: AdmissionAudits
-    writer: DecisionWriter
-    counts: TenantCounters
-    clock: ClockMs
+    output: OutputStage
     _unfinished: dict[tuple[str, str], _Unfinished] = field(default_factory=dict)
     """By tenant and request id."""
     _found_by: dict[Claim, tuple[str, str]] = field(default_factory=dict)
@@ -62,8 +53,8 @@ class CancellationService:
         """Carry out cancels. Pending rejections are sent first."""
         if not cancels:
             return
-        while self.rejections:
-            await self.rejections.send()
+        while self.output.is_pending:
+            await self.output.send()
         for cancel, record in cancels:
             if self.ownership.is_current(cancel.claim):
                 try:
@@ -71,11 +62,11 @@ class CancellationService:
                 except RegistryError:
                     raise
                 except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
-                    self.transactions.submit(Settlement(cancel.claim, self.classifier.broken(record, error)))
+                    self.output.transactions.submit(Settlement(cancel.claim, self.classifier.broken(record, error)))
 
     def _carry_out(self, cancel: CancelCommand) -> None:
         """Cancel all requests of this id sent before the cancel, wherever they wait."""
-        now_ms = self.clock()
+        now_ms = self.output.clock()
         for queued in self.enrichment.take_back(cancel.concerns):
             self.scheduler.refund(queued)
             self.scheduler.push(queued)
@@ -83,27 +74,27 @@ class CancellationService:
         looked_up = self.response_cache.find(cancel.tenant, cancel.request_id)
         not_admitted = [*(one.queued for one in self.inbox), *looked_up]
         not_admitted = [queued for queued in not_admitted if cancel.concerns(queued)]
-        answers = [self._answer(one, cancel, self.audits.take(one.claim), now_ms) for one in waiting]
+        answers = [self._answer(one, cancel, now_ms) for one in waiting]
         answers += [
-            Settlement(one.claim, self.writer.cancelled(one, cancel, now_ms, was_admitted=False))
+            Settlement(one.claim, self.output.writer.cancelled(one, cancel, now_ms, was_admitted=False))
             for one in not_admitted
         ]
-        published = self.writer.cancellation(cancel)
+        published = self.output.writer.cancellation(cancel)
         # A duplicate's first request is elsewhere; the duplicate is settled once the outcome of the first is known.
         duplicates = self.deduplication.cancel(cancel)
         self.scheduler.discard([one.claim for one in waiting])
         self.inbox.keep(lambda one: not cancel.concerns(one.queued))
         self.response_cache.drop(queued.claim for queued in not_admitted)
-        self.rejections.answered(waiting)
+        self.output.answered(waiting)
         for _ in answers:
-            self.counts.decided(cancel.tenant, Decision.CANCELLED)
-        self.transactions.submit_many(answers)
+            self.output.counts.decided(cancel.tenant, Decision.CANCELLED)
+        self.output.transactions.submit_many(answers)
         if not answers:
-            self.counts.cancel_passed_on(cancel.tenant)
+            self.output.counts.cancel_passed_on(cancel.tenant)
             if not duplicates:
-                self.transactions.submit(Settlement(cancel.claim, (published,)))
+                self.output.transactions.submit(Settlement(cancel.claim, (published,)))
                 return
-            self.transactions.note((published,))
+            self.output.transactions.note((published,))
         self._await(cancel, {*(answer.claim for answer in answers), *duplicates})
 
     def on_committed(self, settled: Iterable[Settlement]) -> None:
@@ -128,13 +119,10 @@ class CancellationService:
             if not unfinished.requests:
                 self._finish(key)
 
-    def _answer(
-        self, queued: QueuedRequest, cancel: CancelCommand, admitted: Admitted | None, now_ms: int
-    ) -> Settlement:
-        if admitted is None:
-            return Settlement(queued.claim, self.writer.cancelled(queued, cancel, now_ms))
-        outputs = self.writer.cancelled(queued, cancel, now_ms, admitted.inputs)
-        return Settlement(queued.claim, (*outputs, *admitted.degraded))
+    def _answer(self, queued: QueuedRequest, cancel: CancelCommand, now_ms: int) -> Settlement:
+        admission_inputs, degraded = self.output.take_admission(queued.claim)
+        outputs = self.output.writer.cancelled(queued, cancel, now_ms, admission_inputs)
+        return Settlement(queued.claim, (*outputs, *degraded))
 
     def _await(self, cancel: CancelCommand, requests: set[Claim]) -> None:
         key = cancel.tenant, cancel.request_id
@@ -144,4 +132,4 @@ class CancellationService:
         self._found_by.update(dict.fromkeys(requests, key))
 
     def _finish(self, key: tuple[str, str]) -> None:
-        self.transactions.submit_many([Settlement(claim) for claim in self._unfinished.pop(key).cancels])
+        self.output.transactions.submit_many([Settlement(claim) for claim in self._unfinished.pop(key).cancels])

@@ -20,23 +20,18 @@ from fairlane.clock import ClockMs
 from fairlane.names import backfill_topic
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
-from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Settlement
 from stream_processors.dispatcher.admission.inbox import AdmissionInbox
-from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.stage import AdmissionStage
 from stream_processors.dispatcher.cancellation import CancellationService
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
 from stream_processors.dispatcher.enrichment.context import refusal_of
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
-from stream_processors.dispatcher.intake.context_tokens import ContextTokens
+from stream_processors.dispatcher.feedback.scheduler_updates import SchedulerUpdates
 from stream_processors.dispatcher.intake.stage import IntakeStage
-from stream_processors.dispatcher.output.admission_audits import AdmissionAudits
-from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
-from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.output.tenant_stats import TenantStats
+from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.registry import PoolReassignment, Registry
+from stream_processors.dispatcher.registry import Registry
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 from stream_processors.dispatcher.scheduling.turns import Turn
@@ -57,24 +52,17 @@ class Dispatcher:
     """Everything runs on the event loop. No method raises because of a single record."""
 
     ownership: Ownership
-    transactions: TransactionLoop
     registry: Registry
-    reassignment: PoolReassignment
     intake: IntakeStage
     deduplication: DeduplicationStage
     response_cache: ResponseCacheStage
     inbox: AdmissionInbox
     admission: AdmissionStage
-    charges: QuotaCharges
     scheduler: Scheduler[QueuedRequest]
     enrichment: EnrichmentStage
-    context_tokens: ContextTokens
-    rejections: RejectedAndExpired
-    audits: AdmissionAudits
+    output: OutputStage
     cancellation: CancellationService
-    writer: DecisionWriter
-    counts: TenantCounters
-    stats: TenantStats
+    updates: SchedulerUpdates
     clock: ClockMs
     wake: asyncio.Event
     """Set when ``run`` has something to decide or to send."""
@@ -95,9 +83,9 @@ class Dispatcher:
         self.scheduler.set_tenants(tenants, parts)
         if reassigns:
             now_ms = self.clock()
-            for queued, refusal in self.reassignment.reassign(self.scheduler):
-                self.rejections.refuse(queued, refusal, now_ms)
-            if self.rejections:
+            for queued, refusal in self.registry.reassign(self.scheduler):
+                self.output.refuse(queued, refusal, now_ms)
+            if self.output.is_pending:
                 self.wake.set()
 
     async def run(self) -> None:
@@ -115,7 +103,7 @@ class Dispatcher:
                     await asyncio.sleep(_LINGER_S)
                 last_items = len(self.intake.buffer)
                 await self._decide_batch()
-            await self.rejections.send()
+            await self.output.send()
             await self.pay_debts()
 
     async def _decide_batch(self) -> None:
@@ -132,12 +120,12 @@ class Dispatcher:
             self.on_backfill()
         # Before the audit, so that a request dispatched at once has one audit event.
         self.dispatch()
-        self.audits.write()
-        await self.rejections.send()
+        self.output.write_admissions()
+        await self.output.send()
         await self.pay_debts()
         for pool, priority_class in self.scheduler.backlogs():
             self.on_backlog(pool, priority_class)
-        self.counts.flush()
+        self.output.counts.flush()
 
     async def deliver(self) -> None:
         """Dispatch enriched requests and answer cache hits at once, as a task besides ``run``, which may be waiting for
@@ -162,7 +150,7 @@ class Dispatcher:
             if enriched is not None:
                 settlements.append(self._dispatched(turn, enriched, now_ms))
         if sent := [settlement for settlement in settlements if settlement is not None]:
-            self.transactions.submit_many(sent)
+            self.output.transactions.submit_many(sent)
         self._answer_late(late, now_ms)
 
     def _dispatched(self, turn: Turn[QueuedRequest], queued: QueuedRequest, now_ms: int) -> Settlement | None:
@@ -173,7 +161,7 @@ class Dispatcher:
         if refusal is not None:
             self.enrichment.release(claim)
             self.scheduler.refund(queued)
-            self.rejections.refuse(queued, refusal, now_ms)
+            self.output.refuse(queued, refusal, now_ms)
             self.wake.set()
             return None
         if queued.passages or queued.history:
@@ -182,13 +170,10 @@ class Dispatcher:
             self.scheduler.in_flight.add_input(source, sum(len(text.encode(errors="replace")) for text in texts))
         self.response_cache.sent(claim)
         waited_ms = now_ms - queued.submitted_at_ms
-        self.counts.dispatched(queued.tenant, queued.pool, queued.priority_class, waited_ms)
-        self.stats.dispatched(queued.tenant, queued.pool, waited_ms, now_ms)
-        turn = replace(turn, item=queued)
-        admitted = self.audits.take(claim)
-        if admitted is None:
-            return Settlement(claim, self.writer.dispatched(turn, now_ms))
-        return Settlement(claim, (*self.writer.dispatched(turn, now_ms, admitted.inputs), *admitted.degraded))
+        self.output.counts.dispatched(queued.tenant, queued.pool, queued.priority_class, waited_ms, now_ms)
+        admission_inputs, degraded = self.output.take_admission(claim)
+        outputs = self.output.writer.dispatched(replace(turn, item=queued), now_ms, admission_inputs)
+        return Settlement(claim, (*outputs, *degraded))
 
     def _correct_cost(self, before: QueuedRequest, enriched: QueuedRequest) -> None:
         """Correct the cost of a request that was enriched, and count its new degradations."""
@@ -196,14 +181,14 @@ class Dispatcher:
             return
         self.scheduler.change_cost(before, enriched)
         found_tokens = enriched.prompt_tokens - before.prompt_tokens + before.expected_tokens
-        self.context_tokens.learn(enriched.tenant, enriched.request, found_tokens)
+        self.intake.classifier.context.learn(enriched.tenant, enriched.request, found_tokens)
         steps = [step for step in enriched.degradations if step not in before.degradations]
         if steps:
-            self.counts.degraded(enriched.tenant, steps)
+            self.output.counts.degraded(enriched.tenant, steps)
 
     def _answer_late(self, late: Sequence[QueuedRequest], now_ms: int) -> None:
-        self.rejections.answer_late(late, now_ms)
-        if self.rejections:
+        self.output.answer_late(late, now_ms)
+        if self.output.is_pending:
             self.wake.set()
 
     def sweep(self) -> None:
@@ -212,16 +197,16 @@ class Dispatcher:
         self._answer_late(self.scheduler.take_late(now_ms), now_ms)
         self.enrichment.keep(self.scheduler.holds)
         self.response_cache.sweep()
-        self.counts.flush()
+        self.output.counts.flush()
 
     async def pay_debts(self) -> None:
         """Pay the debts of backfill as far as quotas grant it now, and schedule the next payment."""
-        if await self.charges.pay_debts(self.clock()):
+        if await self.output.charges.pay_debts(self.clock()):
             self.on_backfill()
         if self._payday is not None:
             self._payday.cancel()
             self._payday = None
-        due_at_ms = self.charges.debts.next_due_ms()
+        due_at_ms = self.output.charges.debts.next_due_ms()
         if due_at_ms is not None:
             delay_s = max(1, due_at_ms - self.clock()) / 1_000
             self._payday = asyncio.get_running_loop().call_later(delay_s, self.wake.set)
@@ -246,16 +231,16 @@ class Dispatcher:
         self.inbox.keep(lambda one: is_current(one.claim))
         gone = self.scheduler.discard(claim for claim in self.scheduler.claims() if not is_current(claim))
         gone += self.enrichment.take_back(lambda queued: not is_current(queued.claim))
-        gone += self.rejections.discard(is_current)
-        self.audits.drop(gone)
+        gone += self.output.discard(is_current)
+        self.output.drop_admissions(gone)
         if not self.ownership.partitions():
             self.scheduler.in_flight.release_all()
-        await self.charges.hand_over(gone)
+        await self.output.charges.hand_over(gone)
 
     def paused_backfill(self) -> set[PartitionId]:
         """Backfill partitions to pause: their tenant has enough backfill queued, owes its quota, or has many duplicates
         waiting for look-up."""
-        tenants = self.scheduler.paused_backfill() | self.charges.debts.tenants() | self.deduplication.crowded()
+        tenants = self.scheduler.paused_backfill() | self.output.charges.debts.tenants() | self.deduplication.crowded()
         metrics.BACKFILL_PAUSED.set(len(tenants))
         if not tenants:
             return set()

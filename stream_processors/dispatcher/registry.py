@@ -1,9 +1,8 @@
 """The tenants and models that the dispatcher knows, and the pool that serves each request."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from fairlane.logs import get_logger
 from fairlane.models import is_model_name
@@ -27,6 +26,7 @@ SpecT = TypeVar("SpecT")
 class Registry:
     """The present tenants and models by name. One object, shared by all stages."""
 
+    costs: CostModel = field(default_factory=CostModel)
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     models: Mapping[str, ModelVersion] = field(default_factory=dict)
     _pool_owners: Mapping[str, str] = field(default_factory=dict)
@@ -67,119 +67,16 @@ class Registry:
         pool = self.pool_for(model, tenant)
         return pool if isinstance(pool, Rejection) else (model, pool)
 
-
-def reassigns_pools(
-    tenants_before: Mapping[str, TenantSpec],
-    tenants: Mapping[str, TenantSpec],
-    models_before: Mapping[str, ModelVersion],
-    models: Mapping[str, ModelVersion],
-) -> bool:
-    """Whether ``Registry.serving`` may return something else for admitted requests. Weights and quotas do not matter,
-    nor do new models, nor new tenants without a pool of their own."""
-    if models is not models_before and any(models.get(name) != model for name, model in models_before.items()):
-        return True
-    if tenants is tenants_before:
-        return False
-    return _owners_of_pools(tenants) != _owners_of_pools(tenants_before) or any(
-        _served(spec) != _served(tenants.get(name)) for name, spec in tenants_before.items()
-    )
-
-
-def _owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
-    """The tenant of each pool that belongs to one tenant alone."""
-    return {spec.pool: name for name, spec in tenants.items() if spec.pool is not None}
-
-
-def _served(spec: TenantSpec | None) -> object:
-    return None if spec is None else (spec.pool, spec.models)
-
-
-class LastGood(ABC, Generic[SpecT]):
-    """Keeps the last valid specification of a name whose new one is invalid, and omits a name that never had one.
-
-    The command line rejects an invalid file as a whole, but a record written by another client must not stop a
-    dispatcher. For one thread.
-    """
-
-    unusable: ClassVar[str]
-    """The log event of an invalid specification."""
-
-    def __init__(self) -> None:
-        self._seen: Mapping[str, SpecT] | None = None
-        self._usable: dict[str, SpecT] = {}
-
-    def usable(self, specs: Mapping[str, SpecT]) -> Mapping[str, SpecT]:
-        """The valid specifications by name; the same object until ``specs`` is another object."""
-        if specs is not self._seen:
-            self._seen = specs
-            found = {name: self._checked(name, spec) for name, spec in specs.items()}
-            self._usable = {name: spec for name, spec in found.items() if spec is not None}
-        return self._usable
-
-    @abstractmethod
-    def check(self, name: str, spec: SpecT) -> None:
-        """Raises ValueError if the specification under this name is invalid."""
-
-    def _checked(self, name: str, spec: SpecT) -> SpecT | None:
-        try:
-            self.check(name, spec)
-        except ValueError as error:
-            log.error(self.unusable, name=name, reason=str(error), kept=name in self._usable)
-            return self._usable.get(name)
-        return spec
-
-
-class TenantRegistry(LastGood[TenantSpec]):
-    """Validates tenants. Tenant, pool and service names become part of topic names; an invalid one would stop the feeds
-    of every dispatcher."""
-
-    unusable = "tenant_unusable"
-
-    def check(self, name: str, spec: TenantSpec) -> None:
-        """Raises ValueError for an invalid name, number, weight or group."""
-        if spec.tenant != name or not is_name(name):
-            raise ValueError(f"tenant: {spec.tenant!r} under the key {name!r}")
-        if spec.pool is not None and not is_name(spec.pool):
-            raise ValueError(f"pool: {spec.pool!r} cannot name one")
-        for service in spec.services:
-            if not is_name(service):
-                raise ValueError(f"services: {service!r} cannot name one")
-        Share(spec.weight, spec.groups)
-        check_numbers(spec)
-
-
-class ModelRegistry(LastGood[ModelVersion]):
-    """Validates models. Pool names become part of topic names; an invalid one would stop the feeds of every
-    dispatcher."""
-
-    unusable = "model_unusable"
-
-    def check(self, name: str, spec: ModelVersion) -> None:
-        """Raises ValueError for an invalid model or pool name."""
-        if spec.model != name or not is_model_name(name):
-            raise ValueError(f"model: {spec.model!r} under the key {name!r}")
-        for pool in (spec.pool, *spec.dedicated_pools):
-            if not is_name(pool):
-                raise ValueError(f"pool: {pool!r} cannot name one")
-
-
-@dataclass(frozen=True, slots=True)
-class PoolReassignment:
-    """Reassigns requests by the present registry. Nothing else of them is validated again."""
-
-    registry: Registry
-    costs: CostModel
-
     def as_of_now(self, queued: QueuedRequest) -> QueuedRequest | Rejection:
         """The request with its present pool and model version (the same object if unchanged), or the refusal if no pool
         serves it any more."""
-        found = self.registry.serving(queued.model_name, queued.tenant)
+        found = self.serving(queued.model_name, queued.tenant)
         if isinstance(found, Rejection):
             return found
         model, pool = found
         if model == queued.model:
             return queued if pool == queued.pool else replace(queued, pool=pool)
-        request = within_tenant_bound(queued.request, model, self.registry.tenants.get(queued.tenant))
+        request = within_tenant_bound(queued.request, model, self.tenants.get(queued.tenant))
         renewed = replace(queued, request=request, model=model, pool=pool)
         if not queued.input_bytes:
             # Requeued work has no known input size: its cost estimate stays.
@@ -211,3 +108,86 @@ class PoolReassignment:
         if taken:
             log.info("waiting_moved", moved=len(taken) - len(refused), refused=len(refused))
         return refused
+
+
+def reassigns_pools(
+    tenants_before: Mapping[str, TenantSpec],
+    tenants: Mapping[str, TenantSpec],
+    models_before: Mapping[str, ModelVersion],
+    models: Mapping[str, ModelVersion],
+) -> bool:
+    """Whether ``Registry.serving`` may return something else for admitted requests. Weights and quotas do not matter,
+    nor do new models, nor new tenants without a pool of their own."""
+    if models is not models_before and any(models.get(name) != model for name, model in models_before.items()):
+        return True
+    if tenants is tenants_before:
+        return False
+    return _owners_of_pools(tenants) != _owners_of_pools(tenants_before) or any(
+        _served(spec) != _served(tenants.get(name)) for name, spec in tenants_before.items()
+    )
+
+
+def _owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
+    """The tenant of each pool that belongs to one tenant alone."""
+    return {spec.pool: name for name, spec in tenants.items() if spec.pool is not None}
+
+
+def _served(spec: TenantSpec | None) -> object:
+    return None if spec is None else (spec.pool, spec.models)
+
+
+class LastGood(Generic[SpecT]):
+    """Keeps the last valid specification of a name whose new one is invalid, and omits a name that never had one.
+
+    The command line rejects an invalid file as a whole, but a record written by another client must not stop a
+    dispatcher. For one thread.
+
+    Args:
+        check: raises ValueError if the specification under this name is invalid.
+        unusable: the log event of an invalid specification.
+    """
+
+    def __init__(self, check: Callable[[str, SpecT], None], unusable: str) -> None:
+        self._check = check
+        self._unusable = unusable
+        self._seen: Mapping[str, SpecT] | None = None
+        self._usable: dict[str, SpecT] = {}
+
+    def usable(self, specs: Mapping[str, SpecT]) -> Mapping[str, SpecT]:
+        """The valid specifications by name; the same object until ``specs`` is another object."""
+        if specs is not self._seen:
+            self._seen = specs
+            found = {name: self._checked(name, spec) for name, spec in specs.items()}
+            self._usable = {name: spec for name, spec in found.items() if spec is not None}
+        return self._usable
+
+    def _checked(self, name: str, spec: SpecT) -> SpecT | None:
+        try:
+            self._check(name, spec)
+        except ValueError as error:
+            log.error(self._unusable, name=name, reason=str(error), kept=name in self._usable)
+            return self._usable.get(name)
+        return spec
+
+
+def check_tenant(name: str, spec: TenantSpec) -> None:
+    """Raises ValueError for an invalid name, number, weight or group. Tenant, pool and service names become part of
+    topic names; an invalid one would stop the feeds of every dispatcher."""
+    if spec.tenant != name or not is_name(name):
+        raise ValueError(f"tenant: {spec.tenant!r} under the key {name!r}")
+    if spec.pool is not None and not is_name(spec.pool):
+        raise ValueError(f"pool: {spec.pool!r} cannot name one")
+    for service in spec.services:
+        if not is_name(service):
+            raise ValueError(f"services: {service!r} cannot name one")
+    Share(spec.weight, spec.groups)
+    check_numbers(spec)
+
+
+def check_model(name: str, spec: ModelVersion) -> None:
+    """Raises ValueError for an invalid model or pool name."""
+    if spec.model != name or not is_model_name(name):
+        raise ValueError(f"model: {spec.model!r} under the key {name!r}")
+    for pool in (spec.pool, *spec.dedicated_pools):
+        if not is_name(pool):
+            raise ValueError(f"pool: {pool!r} cannot name one")

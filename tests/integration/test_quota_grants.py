@@ -173,7 +173,7 @@ class Successive(Bench):
             await asyncio.gather(task, return_exceptions=True)
 
     def waiting(self) -> list[int]:
-        return sorted(claim.offset for claim in self.parts.scheduler.claims())
+        return sorted(claim.offset for claim in self.dispatcher.scheduler.claims())
 
 
 @pytest.mark.parametrize("end", ["killed", "revoked"])

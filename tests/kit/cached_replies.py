@@ -9,7 +9,7 @@ def crowd(bench: Bench) -> None:
     """A pool of a small window, which one request fills for 130 ms: what comes next waits."""
     bench.report(100.0, tokens=5)
     bench.run(encoded(100, priority="high"))
-    assert bench.parts.scheduler.in_flight.tokens("pool") == 13
+    assert bench.dispatcher.scheduler.in_flight.tokens("pool") == 13
 
 
 def after(bench: Bench, *values: bytes, offset: int = 10, topic: str = "requests.acme") -> None:

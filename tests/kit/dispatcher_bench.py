@@ -142,7 +142,7 @@ class Bench:
         self.turns = FakeTurns()
         self.kept = KeptAnswers()
         self.now_ms = NOW_MS
-        self.parts = assemble(
+        self.dispatcher = assemble(
             Settings(instance_id="dispatcher-1", **settings),
             default_codec(),
             self.ownership,
@@ -154,10 +154,7 @@ class Bench:
             self.kept,
             lambda: self.now_ms,
         )
-        self.dispatcher = self.parts.dispatcher
-        dispatcher = self.dispatcher
-        for stage in (dispatcher.deduplication, dispatcher.rejections, dispatcher.admission):
-            stage.accepted_ids = self.seen
+        self.dispatcher.output.accepted_ids = self.seen
         self.dispatcher.intake.buffer.max_records = max_undecided
         self.partitions = {PARTITION}
         self.register([TenantSpec("acme")], [MODEL])
@@ -174,7 +171,7 @@ class Bench:
 
     @property
     def charges(self) -> QuotaCharges:
-        return self.dispatcher.charges
+        return self.dispatcher.output.charges
 
     def register(
         self,
@@ -205,7 +202,7 @@ class Bench:
         report = CapacityReport(
             f"{pool}-1", pool, (), Health.HEALTHY, draining, 0.0, 0.0, 32, tokens, 0.0, 0, 0, self.now_ms, rate
         )
-        self.parts.updates.learn([AgedCapacityReport(report, age_ms)])
+        self.dispatcher.updates.learn([AgedCapacityReport(report, age_ms)])
 
     def queued(
         self, one: InferenceRequest | WorkItem, topic: str = PARTITION.topic, submitted_at_ms: int | None = None

@@ -64,7 +64,7 @@ def answered_once(bench: Bench) -> None:
         asking().request_id, "acme", "pool", "words", "1", "normal", "ok", None, 7, 3, 0, 13, 5, NOW_MS,
         SourceCoordinate(*place),
     )  # fmt: skip
-    bench.parts.updates.learn([WorkSeen(place, Dispatched(source, "acme", "dispatcher-1", 13)), usage])
+    bench.dispatcher.updates.learn([WorkSeen(place, Dispatched(source, "acme", "dispatcher-1", 13)), usage])
 
 
 def going(bench: Bench, *steps: Callable[[], Awaitable[None] | None]) -> None:

@@ -1,34 +1,26 @@
 """Admission stage: quota, degradation and admission of request batches; each request is queued or answered."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fairlane.backoff import jittered_ms
-from fairlane.clock import ClockMs
 from fairlane.outcomes import Code, Decision, Degradation, Priority
 from fairlane.ownership import Ownership
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.schema_registry import RegistryError
 from fairlane_server.admission_rule import CapacityState, Load, Prediction
 from fairlane_server.conversations.turns import shortened_use
-from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from stream_processors.dispatcher.admission.degradation import Ladder, degrade, reduced_context
-from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.quotas import Exceeded
 from stream_processors.dispatcher.admission.rules import Shed
-from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.enrichment.prompt_room import shown_message_tokens
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.validation import Rejection, charged_bytes
-from stream_processors.dispatcher.output.admission_audits import AdmissionAudits, Admitted
-from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.rejected_and_expired import RejectedAndExpired
-from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.output.tenant_stats import TenantStats
+from stream_processors.dispatcher.output.stage import Admission, OutputStage
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
-from stream_processors.dispatcher.registry import PoolReassignment, Registry
-from stream_processors.dispatcher.scheduling.cost import CostModel
+from stream_processors.dispatcher.registry import Registry
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 
@@ -40,22 +32,12 @@ class AdmissionStage:
     """
 
     ownership: Ownership
-    transactions: TransactionLoop
-    registry: Registry
-    reassignment: PoolReassignment
     classifier: RecordClassifier
-    charges: QuotaCharges
+    registry: Registry
     scheduler: Scheduler[QueuedRequest]
-    ladder: Ladder
-    costs: CostModel
     enrichment: EnrichmentStage
-    accepted_ids: AcceptedIds
-    rejections: RejectedAndExpired
-    audits: AdmissionAudits
-    writer: DecisionWriter
-    counts: TenantCounters
-    stats: TenantStats
-    clock: ClockMs
+    output: OutputStage
+    ladder: Ladder = field(default_factory=Ladder)
 
     async def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue each request or answer it. Requests of partitions that moved on are left to their new owner, which may
@@ -70,30 +52,30 @@ class AdmissionStage:
             if not self.ownership.is_current(candidate.claim):
                 continue
             try:
-                now_ms, now = self.clock(), self.reassignment.as_of_now(candidate.queued)
+                now_ms, now = self.output.clock(), self.registry.as_of_now(candidate.queued)
                 if isinstance(now, Rejection):
-                    outputs = self.rejections.not_served(candidate.queued, now, now_ms)
-                    self.transactions.submit(Settlement(candidate.claim, outputs))
+                    outputs = self.output.not_served(candidate.queued, now, now_ms)
+                    self.output.transactions.submit(Settlement(candidate.claim, outputs))
                     continue
                 reduced, notes = self.reduced(now, now_ms)
                 self.scheduler.push(reduced)
-                self.transactions.note(notes)
+                self.output.transactions.note(notes)
             except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
                 self._dead_letter(candidate, error)
 
     async def _in_time(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the requests within their deadline. Answer the others, forget their ids, and charge no quota."""
-        now_ms = self.clock()
+        now_ms = self.output.clock()
         late = [one.queued for one in candidates if now_ms > one.queued.deadline_at_ms]
         if not late:
             return list(candidates)
-        await self.accepted_ids.forget([queued.seen for queued in late])
-        self.transactions.submit_many([self.rejections.late(queued, now_ms) for queued in late])
+        await self.output.accepted_ids.forget([queued.seen for queued in late])
+        self.output.transactions.submit_many([self.output.late(queued, now_ms) for queued in late])
         return [one for one in candidates if now_ms <= one.queued.deadline_at_ms]
 
     async def _admit(self, candidates: Sequence[Candidate]) -> None:
-        within_quota = await self.charges.charge([one.queued for one in candidates])
-        self.scheduler.refresh(self.clock())
+        within_quota = await self.output.charges.charge([one.queued for one in candidates])
+        self.scheduler.refresh(self.output.clock())
         answered: list[Settlement] = []
         may_try_again: list[QueuedRequest] = []
         not_taken: list[QueuedRequest] = []
@@ -105,11 +87,11 @@ class AdmissionStage:
                     gone.append(queued)
                 continue
             try:
-                verdict = self._decide_as_of_now(queued, exceeded, self.clock())
-                if isinstance(verdict, Admitted):
+                verdict = self._decide_as_of_now(queued, exceeded, self.output.clock())
+                if isinstance(verdict, Admission):
                     self.scheduler.push(verdict.queued)
                     self.enrichment.begin(verdict.queued)
-                    self.audits.add(verdict)
+                    self.output.admit(verdict)
                     continue
             except RegistryError:
                 # The schema registry is unavailable; the record is fine.
@@ -119,7 +101,7 @@ class AdmissionStage:
                 if exceeded is None:
                     not_taken.append(queued)
                 else:
-                    self.charges.debts.settle(queued.tenant, queued.claim)
+                    self.output.charges.debts.settle(queued.tenant, queued.claim)
                 continue
             answered.append(Settlement(queued.claim, verdict))
             may_try_again.append(queued)
@@ -127,28 +109,28 @@ class AdmissionStage:
                 not_taken.append(queued)
         # Before the rejections go out: a sender may retry the same id as soon as it reads one.
         if may_try_again:
-            await self.accepted_ids.forget([queued.seen for queued in may_try_again])
-        await self.charges.refund(not_taken)
-        await self.charges.hand_over(gone)
+            await self.output.accepted_ids.forget([queued.seen for queued in may_try_again])
+        await self.output.charges.refund(not_taken)
+        await self.output.charges.hand_over(gone)
         if answered:
-            self.transactions.submit_many(answered)
+            self.output.transactions.submit_many(answered)
 
     def _decide_as_of_now(
         self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
-    ) -> Admitted | tuple[OutputRecord, ...]:
+    ) -> Admission | tuple[OutputRecord, ...]:
         # Tenants or models may have changed during the Redis round trip or the duplicate look-up.
-        now = self.reassignment.as_of_now(queued)
+        now = self.registry.as_of_now(queued)
         if isinstance(now, Rejection):
-            return self.rejections.not_served(queued, now, now_ms)
+            return self.output.not_served(queued, now, now_ms)
         return self.decide(now, exceeded, now_ms)
 
     def _dead_letter(self, candidate: Candidate, error: Exception) -> None:
         """Dead-letter a record on which our own code failed."""
-        self.transactions.submit(Settlement(candidate.claim, self.classifier.broken(candidate.record, error)))
+        self.output.transactions.submit(Settlement(candidate.claim, self.classifier.broken(candidate.record, error)))
 
     def decide(
         self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
-    ) -> Admitted | tuple[OutputRecord, ...]:
+    ) -> Admission | tuple[OutputRecord, ...]:
         """The request as it is queued, or the outputs of its immediate rejection."""
         if exceeded is not None and (exceeded.retry_after_ms is None or not queued.is_backfill):
             return self._beyond_quota(queued, exceeded, now_ms)
@@ -165,12 +147,12 @@ class AdmissionStage:
                 inputs["tried_steps"] = " ".join(degraded.degradations)
             return self._shed(queued, verdict.code, verdict.message, verdict.retry_after_ms, inputs, now_ms)
         if exceeded is not None and exceeded.retry_after_ms is not None:
-            self.charges.owe(queued, now_ms + exceeded.retry_after_ms)
-        self.counts.decided(degraded.tenant, Decision.ACCEPTED)
+            self.output.charges.owe(queued, now_ms + exceeded.retry_after_ms)
+        self.output.counts.decided(degraded.tenant, Decision.ACCEPTED)
         if degraded is queued:
-            return Admitted(degraded, inputs)
+            return Admission(degraded, inputs)
         felt = {"pressure": round(pressure, 3), "level": level}
-        return Admitted(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
+        return Admission(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
 
     def reduced(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutputRecord, ...]]:
         """The requeued request with reduced context, as it is queued, and the audit of that reduction. It was admitted
@@ -244,7 +226,7 @@ class AdmissionStage:
         input_bytes = charged_bytes(request.input)
         adds_context = request.retrieval is not None or request.conversation_id is not None
         expected_tokens = queued.expected_tokens if adds_context else 0
-        cost = self.costs.estimate(queued.tenant, made.model, input_bytes, request.parameters.max_tokens)
+        cost = self.registry.costs.estimate(queued.tenant, made.model, input_bytes, request.parameters.max_tokens)
         return replace(
             queued,
             request=request,
@@ -270,8 +252,8 @@ class AdmissionStage:
         self, queued: QueuedRequest, steps: Sequence[str], inputs: Mapping[str, object], now_ms: int
     ) -> OutputRecord:
         """The audit record of a degradation, which is also counted."""
-        self.counts.degraded(queued.tenant, steps)
-        return self.writer.degraded(queued, steps, inputs, now_ms)
+        self.output.counts.degraded(queued.tenant, steps)
+        return self.output.writer.degraded(queued, steps, inputs, now_ms)
 
     def _beyond_quota(self, queued: QueuedRequest, exceeded: Exceeded, now_ms: int) -> tuple[OutputRecord, ...]:
         retry_after_ms = exceeded.retry_after_ms
@@ -302,9 +284,8 @@ class AdmissionStage:
         inputs: Mapping[str, object],
         now_ms: int,
     ) -> tuple[OutputRecord, ...]:
-        self.counts.decided(queued.tenant, Decision.REFUSED, code)
-        self.stats.shed(queued.tenant, queued.pool, code, now_ms)
-        return self.writer.shed(queued, code, message, retry_after_ms, inputs, now_ms)
+        self.output.counts.shed(queued.tenant, queued.pool, code, now_ms)
+        return self.output.writer.shed(queued, code, message, retry_after_ms, inputs, now_ms)
 
 
 def _inputs(queued: QueuedRequest, load: Load, prediction: Prediction, rank_at_most: int) -> dict[str, object]:

@@ -9,18 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fairlane.backoff import Backoff, jittered_ms
-from fairlane.clock import ClockMs
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim, Ownership
 from fairlane.records import InferenceReply, SourceCoordinate
-from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import Settlement
 from stream_processors.dispatcher.admission.inbox import AdmissionInbox
-from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
-from stream_processors.dispatcher.deduplication.recent_results import RecentResult, RecentResults
+from stream_processors.dispatcher.deduplication.recent_results import RecentResult
 from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
 from stream_processors.dispatcher.intake.cancel_command import CancelCommand
-from stream_processors.dispatcher.output.decision_records import DecisionWriter
-from stream_processors.dispatcher.output.tenant_counters import TenantCounters
+from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
@@ -70,16 +67,11 @@ class DeduplicationStage:
     """
 
     ownership: Ownership
-    transactions: TransactionLoop
-    accepted_ids: AcceptedIds
-    inbox: AdmissionInbox
-    writer: DecisionWriter
-    counts: TenantCounters
     archive: ReplyArchive
-    clock: ClockMs
+    inbox: AdmissionInbox
     scheduler: Scheduler[QueuedRequest]
     response_cache: ResponseCacheStage
-    recent_results: RecentResults
+    output: OutputStage
     bounds: DuplicateBounds = field(default_factory=DuplicateBounds)
     backoff: Backoff = field(default_factory=Backoff)
     _queues: DuplicateQueues = field(init=False)
@@ -103,7 +95,7 @@ class DeduplicationStage:
         one of the tenant that holds most is rejected for now."""
         if not candidates:
             return []
-        firsts = await self.accepted_ids.first_seen([one.queued.seen for one in candidates])
+        firsts = await self.output.accepted_ids.first_seen([one.queued.seen for one in candidates])
         fresh: list[Candidate] = []
         for candidate, first in zip(candidates, firsts, strict=True):
             if not self.ownership.is_current(candidate.claim):
@@ -111,7 +103,7 @@ class DeduplicationStage:
             if first is None:
                 fresh.append(candidate)
             else:
-                self._put(Duplicate(candidate, first, self.clock()))
+                self._put(Duplicate(candidate, first, self.output.clock()))
         return fresh
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
@@ -138,7 +130,7 @@ class DeduplicationStage:
         and goes on to the inbox of admission."""
         while True:
             self._arrived.clear()
-            now_ms = self.clock()
+            now_ms = self.output.clock()
             if now_ms - self._looked_at_ms >= _LOOK_EVERY_MS:
                 self._looked_at_ms = now_ms
                 for held in self._queues.take_older(now_ms - HELD_FOR_MS):
@@ -164,7 +156,7 @@ class DeduplicationStage:
         except ReplyUnknownError:
             # The archive is unavailable: delay all look-ups, not this one only.
             self._failures += 1
-            self._resumes_at_ms = self.clock() + self._delay_ms(self._failures)
+            self._resumes_at_ms = self.output.clock() + self._delay_ms(self._failures)
             await self._ask_again(duplicate)
             return
         self._failures = 0
@@ -180,17 +172,17 @@ class DeduplicationStage:
         queued = duplicate.queued
         if self._is_under_way(duplicate.first):
             self._settle(queued, duplicate.first, None)
-        elif self.recent_results.of(queued.tenant, queued.request_id) is RecentResult.REFUSED_FOR_NOW:
+        elif self.response_cache.recent_results.of(queued.tenant, queued.request_id) is RecentResult.REFUSED_FOR_NOW:
             await self._try_again(duplicate)
         else:
             tries = duplicate.tries + 1
-            self._put(replace(duplicate, tries=tries, due_ms=self.clock() + self._delay_ms(tries)))
+            self._put(replace(duplicate, tries=tries, due_ms=self.output.clock() + self._delay_ms(tries)))
 
     async def _try_again(self, duplicate: Duplicate) -> None:
         queued, first = duplicate.queued, duplicate.first
-        self.recent_results.forget(queued.tenant, queued.request_id)
-        await self.accepted_ids.forget([(queued.tenant, queued.request_id, first)])
-        (now_first,) = await self.accepted_ids.first_seen([queued.seen])
+        self.response_cache.recent_results.forget(queued.tenant, queued.request_id)
+        await self.output.accepted_ids.forget([(queued.tenant, queued.request_id, first)])
+        (now_first,) = await self.output.accepted_ids.first_seen([queued.seen])
         if now_first is None or now_first == first:
             # An index that still returns the first (failed deletion) must not cause an endless loop.
             cancel = self._cancelled.pop(queued.claim, None)
@@ -209,7 +201,7 @@ class DeduplicationStage:
     def _give_up(self, duplicate: Duplicate) -> None:
         """Settle a duplicate whose first's reply cannot be looked up in time."""
         queued = duplicate.queued
-        is_answered = self.recent_results.of(queued.tenant, queued.request_id) is RecentResult.ANSWERED
+        is_answered = self.response_cache.recent_results.of(queued.tenant, queued.request_id) is RecentResult.ANSWERED
         if is_answered or self._is_under_way(duplicate.first):
             self._settle(queued, duplicate.first, None)
             return
@@ -217,33 +209,33 @@ class DeduplicationStage:
         if cancel is not None:
             self._answer_cancelled(queued, cancel)
             return
-        self.counts.decided(queued.tenant, Decision.REFUSED, Code.OVERLOADED)
+        self.output.counts.decided(queued.tenant, Decision.REFUSED, Code.OVERLOADED)
         place = f"{duplicate.first.topic}-{duplicate.first.partition}@{duplicate.first.offset}"
-        outputs = self.writer.shed(
+        outputs = self.output.writer.shed(
             queued,
             Code.OVERLOADED,
             "this id was sent before, and what became of that cannot be looked up now",
             jittered_ms(RETRY_AFTER_MS, _RETRY_JITTER, queued.request_id),
-            {"first": place, "look_ups": duplicate.tries, "held_ms": self.clock() - duplicate.since_ms},
-            self.clock(),
+            {"first": place, "look_ups": duplicate.tries, "held_ms": self.output.clock() - duplicate.since_ms},
+            self.output.clock(),
         )
-        self.transactions.submit(Settlement(queued.claim, outputs))
+        self.output.transactions.submit(Settlement(queued.claim, outputs))
 
     def _answer_cancelled(self, queued: QueuedRequest, cancel: CancelCommand) -> None:
-        self.counts.decided(queued.tenant, Decision.CANCELLED)
-        outputs = self.writer.cancelled(queued, cancel, self.clock(), was_admitted=False)
-        self.transactions.submit(Settlement(queued.claim, outputs))
+        self.output.counts.decided(queued.tenant, Decision.CANCELLED)
+        outputs = self.output.writer.cancelled(queued, cancel, self.output.clock(), was_admitted=False)
+        self.output.transactions.submit(Settlement(queued.claim, outputs))
 
     def _settle(self, queued: QueuedRequest, first: SourceCoordinate, reply: InferenceReply | None) -> None:
         self._cancelled.pop(queued.claim, None)
-        self.counts.decided(queued.tenant, Decision.DUPLICATE)
+        self.output.counts.decided(queued.tenant, Decision.DUPLICATE)
         replayed = None if reply is None else (queued.reply_topic, replace(reply, replayed=True))
-        outputs = self.writer.duplicate(queued, first, replayed, self.clock())
-        self.transactions.submit(Settlement(queued.claim, outputs))
+        outputs = self.output.writer.duplicate(queued, first, replayed, self.output.clock())
+        self.output.transactions.submit(Settlement(queued.claim, outputs))
 
     def _is_under_way(self, first: SourceCoordinate) -> bool:
         """Whether the first waits here or is in flight anywhere: then its own reply is still to come."""
-        now_ms = self.clock()
+        now_ms = self.output.clock()
         if now_ms - self._under_way_at_ms >= _UNDER_WAY_FOR_MS:
             claims = (*self.scheduler.claims(), *(queued.claim for queued in self.response_cache.held()))
             waiting = (SourceCoordinate(*claim.partition, claim.offset) for claim in claims)

@@ -1,23 +1,19 @@
 """Apply work-feed events to the scheduler: capacity, fleet, in-flight work, actual cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
-from fairlane.records import DispatchReport, SourceCoordinate
+from fairlane.records import DispatchReport
 from fairlane_server.admission_rule import PoolCapacity
-from stream_processors.dispatcher.deduplication.recent_results import RecentResults
 from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, FeedEvent, apply_to_in_flight
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.cost import CostModel, actual_cost, correction
 from stream_processors.dispatcher.scheduling.in_flight import Settled
 from stream_processors.dispatcher.scheduling.scheduler import CLASS_WEIGHTS, Scheduler
-
-
-def _ignore(_source: SourceCoordinate) -> None: ...
 
 
 @dataclass(slots=True)
@@ -27,11 +23,8 @@ class SchedulerUpdates:
     scheduler: Scheduler[QueuedRequest]
     costs: CostModel
     counts: TenantCounters
-    stats: TenantStats
+    response_cache: ResponseCacheStage
     clock: ClockMs
-    recent_results: RecentResults
-    on_settled: Callable[[SourceCoordinate], None] = _ignore
-    """Called with the source coordinate of each request whose work is done or was requeued."""
 
     def learn(self, events: Sequence[FeedEvent]) -> None:
         """Apply a batch of events."""
@@ -45,8 +38,7 @@ class SchedulerUpdates:
             else:
                 settled = apply_to_in_flight(scheduler.in_flight, event)
                 if settled is not None:
-                    self.recent_results.note(settled)
-                    self.on_settled(settled.source)
+                    self.response_cache.settled(settled)
                     self._settled(settled, now_ms)
 
     def _settled(self, settled: Settled, now_ms: int) -> None:
@@ -58,7 +50,7 @@ class SchedulerUpdates:
         self.scheduler.correct(own, correction(self.scheduler.charged_tokens(own), usage))
         spent = actual_cost(usage)
         if spent:
-            self.stats.served(own.tenant, own.pool, spent, now_ms)
+            self.counts.recent.served(own.tenant, own.pool, spent, now_ms)
             metrics.SERVED_TOKENS.labels(tenant=self.counts.label(own.tenant), pool=own.pool).inc(spent)
 
     def show(self) -> None:

@@ -40,7 +40,6 @@ from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.registry import Registry
-from stream_processors.dispatcher.scheduling.cost import CostModel
 
 log = get_logger(__name__)
 
@@ -55,12 +54,11 @@ _PRIORITIES = frozenset(Priority)
 
 @dataclass(slots=True)
 class RecordClassifier:
-    """Decodes and validates records against the present tenants, models and cost estimates."""
+    """Decodes and validates records against the present tenants and models."""
 
     codec: Codec
     writer: DecisionWriter
     limits: RequestLimits
-    costs: CostModel
     registry: Registry
     counts: TenantCounters
     clock: ClockMs
@@ -149,7 +147,7 @@ class RecordClassifier:
         body = self.codec.body_if_current(InferenceRequest, arrival.value or b"")
         encoded = None if body is None else (request, body)
         request = within_tenant_bound(request, verdict.model, spec)
-        cost = self.costs.estimate(tenant, verdict.model, verdict.input_bytes, request.parameters.max_tokens)
+        cost = self.registry.costs.estimate(tenant, verdict.model, verdict.input_bytes, request.parameters.max_tokens)
         expected_tokens = self.context.expected(tenant, request)
         return QueuedRequest(
             claim=claim,

@@ -16,6 +16,7 @@ from fairlane.records import (
     SourceCoordinate,
     TenantSpec,
     Timings,
+    UsageEvent,
     WorkItem,
 )
 from fairlane.trace_context import TraceHeaders, trace_headers
@@ -25,6 +26,7 @@ from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Rejection, reply_topic_for_refusal
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.response_cache.lookup import CacheHit
 from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION
 from stream_processors.dispatcher.scheduling.turns import Turn
 
@@ -34,6 +36,13 @@ Inputs = Mapping[str, object]
 
 _TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 """Permanent errors: neither producer nor broker ever accepts such a record."""
+
+
+_OUTCOMES = {
+    Decision.EXPIRED: Outcome.EXPIRED,
+    Decision.REFUSED: Outcome.REJECTED,
+    Decision.CANCELLED: Outcome.CANCELLED,
+}
 
 
 class UnpublishableError(DeadLetterError):
@@ -125,44 +134,28 @@ class DecisionWriter:
 
     def late(self, queued: QueuedRequest, retry_after_ms: int, now_ms: int) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a request whose deadline passed while it waited, or can no longer be met."""
-        waited_ms = now_ms - queued.submitted_at_ms
+        waited_ms, code = now_ms - queued.submitted_at_ms, Code.DEADLINE_UNMEETABLE
         inputs = {"waited_ms": waited_ms, "deadline_at_ms": queued.deadline_at_ms, "cost_tokens": queued.cost_tokens}
         if now_ms > queued.deadline_at_ms:
             message = f"the deadline passed after {waited_ms} ms of waiting"
-            reply = self._answer(queued, Outcome.EXPIRED, None, message)
-            audit = self._decision(queued, Decision.EXPIRED, now_ms, message=message, inputs=inputs)
-        else:
-            message = f"after {waited_ms} ms of waiting the deadline can no longer be met"
-            code = Code.DEADLINE_UNMEETABLE
-            reply = replace(self._answer(queued, Outcome.REJECTED, code, message), retry_after_ms=retry_after_ms)
-            audit = self._decision(queued, Decision.REFUSED, now_ms, code=code, message=message, inputs=inputs)
-        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+            return self._final(queued, Decision.EXPIRED, None, message, inputs, now_ms)
+        message = f"after {waited_ms} ms of waiting the deadline can no longer be met"
+        return self._final(queued, Decision.REFUSED, code, message, inputs, now_ms, retry_after_ms=retry_after_ms)
 
     def shed(
         self, queued: QueuedRequest, code: Code, message: str, retry_after_ms: int | None, inputs: Inputs, now_ms: int
     ) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a valid request that is not admitted now."""
-        reply = replace(
-            self._answer(queued, Outcome.REJECTED, code, message),
-            retry_after_ms=retry_after_ms,
-            timings=Timings(submitted_at_ms=queued.submitted_at_ms),
+        inputs = {**inputs, "retry_after_ms": retry_after_ms}
+        return self._final(
+            queued, Decision.REFUSED, code, message, inputs, now_ms, retry_after_ms=retry_after_ms, was_admitted=False
         )
-        given = {**inputs, "retry_after_ms": retry_after_ms}
-        audit = self._decision(queued, Decision.REFUSED, now_ms, code=code, message=message, inputs=given)
-        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
 
     def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a valid request that no pool may or can serve any more."""
-        reply = replace(
-            self._answer(queued, Outcome.REJECTED, refusal.code, refusal.message),
-            field=refusal.field,
-            timings=Timings(submitted_at_ms=queued.submitted_at_ms),
-        )
         inputs = {"field": refusal.field, "waited_ms": now_ms - queued.submitted_at_ms, "pool": queued.pool}
-        audit = self._decision(
-            queued, Decision.REFUSED, now_ms, code=refusal.code, message=refusal.message, inputs=inputs
-        )
-        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+        code, message, field = refusal.code, refusal.message, refusal.field
+        return self._final(queued, Decision.REFUSED, code, message, inputs, now_ms, field=field, was_admitted=False)
 
     def cancelled(
         self,
@@ -174,12 +167,7 @@ class DecisionWriter:
         was_admitted: bool = True,
     ) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a cancelled request. ``accepted`` adds the inputs of its admission."""
-        waited_ms = now_ms - queued.submitted_at_ms
-        message = f"cancelled by its tenant after {waited_ms} ms of waiting"
-        reply = self._answer(queued, Outcome.CANCELLED, None, message)
-        if not was_admitted:
-            reply = replace(reply, timings=Timings(submitted_at_ms=queued.submitted_at_ms))
-        place = cancel.claim
+        waited_ms, place = now_ms - queued.submitted_at_ms, cancel.claim
         inputs = {
             **(accepted or {}),
             "waited_ms": waited_ms,
@@ -187,8 +175,60 @@ class DecisionWriter:
             "requested_at_ms": cancel.requested_at_ms,
             "cancel_at": f"{place.partition.topic}-{place.partition.partition}@{place.offset}",
         }
-        audit = self._decision(queued, Decision.CANCELLED, now_ms, message=message, inputs=inputs)
-        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
+        message = f"cancelled by its tenant after {waited_ms} ms of waiting"
+        return self._final(queued, Decision.CANCELLED, None, message, inputs, now_ms, was_admitted=was_admitted)
+
+    def cached(self, queued: QueuedRequest, known: CacheHit, now_ms: int) -> tuple[OutputRecord, ...]:
+        """The reply of a request answered from the response cache, a usage event with cost 0, and the audit event."""
+        request, answer, use = queued.request, known.answer, known.use
+        reply = InferenceReply(
+            request_id=request.request_id,
+            tenant=queued.tenant,
+            outcome=Outcome.OK,
+            model=answer.model,
+            model_version=answer.model_version,
+            task=answer.task,
+            engine=answer.engine,
+            output=answer.output,
+            finish_reason=answer.finish_reason,
+            usage=answer.usage,
+            timings=Timings(submitted_at_ms=queued.submitted_at_ms),
+            passages=answer.passages,
+            source=queued.source,
+            replay_of=request.replay_of,
+            cache_use=use,
+        )
+        usage = UsageEvent(
+            request_id=request.request_id,
+            tenant=queued.tenant,
+            pool=queued.pool,
+            model=answer.model,
+            model_version=answer.model_version,
+            priority_class=queued.priority_class,
+            outcome=Outcome.OK,
+            code=None,
+            prompt_tokens=answer.usage.prompt_tokens,
+            completion_tokens=answer.usage.completion_tokens,
+            cached_tokens=answer.usage.cached_tokens,
+            cost_tokens=0,
+            engine_ms=0,
+            occurred_at_ms=now_ms,
+            work=queued.source,
+            cached=True,
+        )
+        inputs = {
+            "cache": use.mode,
+            "similarity": f"{use.similarity:.4f}",
+            "answer_of": use.request_id,
+            "answered_at_ms": use.answered_at_ms,
+            "waited_ms": now_ms - queued.submitted_at_ms,
+            "submitted_at_ms": queued.submitted_at_ms,
+        }
+        return (
+            self._reply(queued.reply_topic, reply, queued.trace_headers),
+            OutputRecord(names.LEDGER_USAGE, queued.tenant.encode(), self.codec.encode(usage)),
+            self._decision(queued, Decision.CACHED, now_ms, inputs=inputs),
+        )
 
     def cancellation(self, cancel: CancelCommand) -> OutputRecord:
         """The cancellation record for the consumers."""
@@ -240,36 +280,26 @@ class DecisionWriter:
 
         Without ``replayed`` there is no reply: that of the first request is still to come, or cannot be sent again.
         """
-        audit = AuditEvent(
-            request_id=queued.request.request_id,
-            tenant=queued.tenant,
-            decision=Decision.DUPLICATE,
-            actor=self.dispatcher_id,
-            occurred_at_ms=now_ms,
-            source=SourceCoordinate(*queued.claim.partition, queued.claim.offset),
-            message=f"first at {first.topic}-{first.partition}@{first.offset}",
-            inputs={"replayed": str(replayed is not None).lower()},
+        source, message = (
+            SourceCoordinate(*queued.claim.partition, queued.claim.offset),
+            f"first at {first.topic}-{first.partition}@{first.offset}",
         )
-        outputs = (self._audit(audit),)
-        return outputs if replayed is None else (self._reply(*replayed, queued.trace_headers), *outputs)
+        inputs = {"replayed": str(replayed is not None).lower()}
+        audit = self._audit(
+            queued.request_id, queued.tenant, Decision.DUPLICATE, source, now_ms, message=message, inputs=inputs
+        )
+        return (audit,) if replayed is None else (self._reply(*replayed, queued.trace_headers), audit)
 
     def dead_letter(
         self, arrival: ReceivedRecord, tenant: str, error: DecodeError, now_ms: int
     ) -> tuple[OutputRecord, ...]:
         """The original bytes, with headers for their origin and the error, and the audit event."""
-        audit = AuditEvent(
-            request_id="",
-            tenant=tenant,
-            decision=Decision.DEAD_LETTERED,
-            actor=self.dispatcher_id,
-            occurred_at_ms=now_ms,
-            source=arrival.coordinate,
-            code=error.problem,
-            message=str(error),
+        audit = self._audit(
+            "", tenant, Decision.DEAD_LETTERED, arrival.coordinate, now_ms, code=error.problem, message=str(error)
         )
         given = dead_letter_headers(arrival.coordinate, arrival.timestamp_ms, error, self._signature, tenant=tenant)
         letter = OutputRecord(names.DEAD_LETTER_REQUESTS, *letter_content(arrival.key, arrival.value or b"", given))
-        return letter, self._audit(audit)
+        return letter, audit
 
     def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
         """The replacement of a settlement whose first output the broker refuses.
@@ -314,39 +344,54 @@ class DecisionWriter:
             source=item.source,
             replay_of=item.request.replay_of,
         )
-        audit = AuditEvent(
-            request_id=item.request.request_id,
-            tenant=item.tenant,
-            decision=Decision.REFUSED,
-            actor=self.dispatcher_id,
-            occurred_at_ms=item.dispatched_at_ms,
-            source=item.source,
-            code=Code.INVALID,
-            message=message,
-            inputs={"field": "input", "pool": item.pool, **_replay(item.request.replay_of)},
+        audit = self._audit(
+            item.request.request_id,
+            item.tenant,
+            Decision.REFUSED,
+            item.source,
+            item.dispatched_at_ms,
+            Code.INVALID,
+            message,
+            {"field": "input", "pool": item.pool},
+            item.request.replay_of,
         )
-        return Settlement(
-            settlement.claim, (self._reply(item.reply_topic, reply, trace_headers(work.headers)), self._audit(audit))
-        )
+        return Settlement(settlement.claim, (self._reply(item.reply_topic, reply, trace_headers(work.headers)), audit))
 
     @property
     def _signature(self) -> LetterWriter:
         return LetterWriter(self.dispatcher_id, self.group)
 
-    def _answer(self, queued: QueuedRequest, outcome: Outcome, code: Code | None, message: str) -> InferenceReply:
-        return InferenceReply(
-            request_id=queued.request.request_id,
+    def _final(
+        self,
+        queued: QueuedRequest,
+        decision: Decision,
+        code: Code | None,
+        message: str,
+        inputs: Inputs,
+        now_ms: int,
+        *,
+        field: str | None = None,
+        retry_after_ms: int | None = None,
+        was_admitted: bool = True,
+    ) -> tuple[OutputRecord, ...]:
+        """The reply and the audit event of a valid request that does not run."""
+        reply = InferenceReply(
+            request_id=queued.request_id,
             tenant=queued.tenant,
-            outcome=outcome,
+            outcome=_OUTCOMES[decision],
             code=code,
+            field=field,
             message=message,
+            retry_after_ms=retry_after_ms,
             model=queued.request.model,
             task=queued.request.task,
-            timings=Timings(submitted_at_ms=queued.submitted_at_ms, admitted_at_ms=queued.admitted_at_ms),
+            timings=Timings(queued.submitted_at_ms, queued.admitted_at_ms if was_admitted else None),
             degradations=queued.degradations,
             source=queued.source,
             replay_of=queued.request.replay_of,
         )
+        audit = self._decision(queued, decision, now_ms, code=code, message=message, inputs=inputs)
+        return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
 
     def _refusal(
         self,
@@ -357,18 +402,9 @@ class DecisionWriter:
         refusal: Rejection,
         now_ms: int,
     ) -> OutputRecord:
+        source, code, inputs = arrival.coordinate, refusal.code, {"field": refusal.field}
         return self._audit(
-            AuditEvent(
-                request_id=request_id,
-                tenant=tenant,
-                decision=Decision.REFUSED,
-                actor=self.dispatcher_id,
-                occurred_at_ms=now_ms,
-                source=arrival.coordinate,
-                code=refusal.code,
-                message=refusal.message,
-                inputs={"field": refusal.field, **_replay(replay_of)},
-            )
+            request_id, tenant, Decision.REFUSED, source, now_ms, code, refusal.message, inputs, replay_of
         )
 
     def _decision(
@@ -376,30 +412,35 @@ class DecisionWriter:
         queued: QueuedRequest,
         decision: Decision,
         now_ms: int,
-        *,
+        inputs: Inputs,
         code: Code | None = None,
         message: str | None = None,
-        inputs: Inputs,
     ) -> OutputRecord:
+        request = queued.request
         return self._audit(
-            AuditEvent(
-                request_id=queued.request.request_id,
-                tenant=queued.tenant,
-                decision=decision,
-                actor=self.dispatcher_id,
-                occurred_at_ms=now_ms,
-                source=queued.source,
-                code=code,
-                message=message,
-                inputs={**{name: str(value) for name, value in inputs.items()}, **_replay(queued.request.replay_of)},
-            )
+            request.request_id, queued.tenant, decision, queued.source, now_ms, code, message, inputs, request.replay_of
         )
+
+    def _audit(
+        self,
+        request_id: str,
+        tenant: str,
+        decision: Decision,
+        source: SourceCoordinate,
+        now_ms: int,
+        code: str | None = None,
+        message: str | None = None,
+        inputs: Inputs | None = None,
+        replay_of: str | None = None,
+    ) -> OutputRecord:
+        given = {name: str(value) for name, value in (inputs or {}).items()}
+        if replay_of is not None:
+            given["replay_of"] = replay_of
+        event = AuditEvent(request_id, tenant, decision, self.dispatcher_id, now_ms, source, code, message, given)
+        return OutputRecord(names.LEDGER_AUDIT, tenant.encode(), self.codec.encode(event))
 
     def _reply(self, topic: str, reply: InferenceReply, trace: TraceHeaders) -> OutputRecord:
         return reply_record(topic, reply, self.codec.encode(reply), trace)
-
-    def _audit(self, audit: AuditEvent) -> OutputRecord:
-        return OutputRecord(names.LEDGER_AUDIT, audit.tenant.encode(), self.codec.encode(audit))
 
 
 def _retrieval_inputs(queued: QueuedRequest) -> dict[str, object]:
@@ -425,7 +466,3 @@ def _history_inputs(queued: QueuedRequest) -> dict[str, object]:
         return {}
     given: dict[str, object] = {"history_messages": use.messages, "history_ms": use.took_ms}
     return given if use.reason is None else {**given, "history_reason": use.reason}
-
-
-def _replay(replay_of: str | None) -> dict[str, str]:
-    return {} if replay_of is None else {"replay_of": replay_of}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fairlane import metrics
 from fairlane.outcomes import Decision
+from stream_processors.dispatcher.output.tenant_stats import TenantStats
 
 UNREGISTERED = ""
 """Common label of all unregistered tenants, whose number is unbounded. No tenant has this name."""
@@ -13,8 +14,9 @@ UNREGISTERED = ""
 
 @dataclass(slots=True)
 class TenantCounters:
-    """Records read and decided since the last ``flush``."""
+    """Records read and decided since the last ``flush``; ``recent`` counts for the heartbeat."""
 
+    recent: TenantStats = field(default_factory=TenantStats, compare=False)
     _read: Counter[str] = field(default_factory=Counter)
     _decided: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _cancels_passed_on: Counter[str] = field(default_factory=Counter)
@@ -39,15 +41,21 @@ class TenantCounters:
     def decided(self, tenant: str, decision: Decision, code: str = "") -> None:
         self._decided[tenant, decision, code] += 1
 
+    def shed(self, tenant: str, pool: str, code: str, now_ms: int) -> None:
+        """Count the rejection of a valid request."""
+        self._decided[tenant, Decision.REFUSED, code] += 1
+        self.recent.shed(tenant, pool, code, now_ms)
+
     def cancel_passed_on(self, tenant: str) -> None:
         self._cancels_passed_on[tenant] += 1
 
     def degraded(self, tenant: str, steps: Iterable[str]) -> None:
         self._degraded.update((tenant, step) for step in steps)
 
-    def dispatched(self, tenant: str, pool: str, priority_class: str, waited_ms: int) -> None:
+    def dispatched(self, tenant: str, pool: str, priority_class: str, waited_ms: int, now_ms: int) -> None:
         self._decided[tenant, Decision.DISPATCHED, ""] += 1
         self._waits_ms.setdefault((pool, priority_class), []).append(waited_ms)
+        self.recent.dispatched(tenant, pool, waited_ms, now_ms)
 
     def flush(self) -> None:
         """Add the counts to the metrics and reset them. Call once per batch."""
@@ -63,8 +71,5 @@ class TenantCounters:
             histogram = metrics.WAIT_SECONDS.labels(pool=pool, priority_class=priority_class)
             for waited_ms in waits_ms:
                 histogram.observe(waited_ms / 1000)
-        self._waits_ms.clear()
-        self._read.clear()
-        self._decided.clear()
-        self._cancels_passed_on.clear()
-        self._degraded.clear()
+        for counts in (self._read, self._decided, self._cancels_passed_on, self._degraded, self._waits_ms):
+            counts.clear()

@@ -24,15 +24,12 @@ class TenantCounts:
     served_tokens: int = 0
     shed: Counter[str] = field(default_factory=Counter)
     last_at_ms: int = 0
-    _waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
-    """Time and duration of each wait."""
-
-    def waited(self, wait_ms: int, now_ms: int) -> None:
-        self._waits.append((now_ms, wait_ms))
+    waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
+    """Time and duration of each wait, in milliseconds."""
 
     def wait_p99_ms(self, now_ms: int) -> float:
         """The 99th percentile of the waits of the last minute, at most 256; 0 without any."""
-        waits = self._waits
+        waits = self.waits
         while waits and waits[0][0] <= now_ms - WAITS_LAST_MS:
             waits.popleft()
         if not waits:
@@ -59,7 +56,7 @@ class TenantStats:
         self._touch(tenant, pool, now_ms).shed[code] += 1
 
     def dispatched(self, tenant: str, pool: str, waited_ms: int, now_ms: int) -> None:
-        self._touch(tenant, pool, now_ms).waited(waited_ms, now_ms)
+        self._touch(tenant, pool, now_ms).waits.append((now_ms, waited_ms))
 
     def age(self, now_ms: int, is_busy: Callable[[str, str], bool]) -> None:
         """Forget tenants that are quiet; ``is_busy``: whether a tenant has a backlog or work in flight in a pool.

@@ -5,22 +5,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.outcomes import CacheMode, Decision
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import RegistryError
 from fairlane_server.caching.entries import CacheKey
-from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
+from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from stream_processors.dispatcher.admission.inbox import AdmissionInbox
 from stream_processors.dispatcher.deduplication.recent_results import RecentResults
 from stream_processors.dispatcher.intake.validation import Rejection
-from stream_processors.dispatcher.output.tenant_counters import TenantCounters
+from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
-from stream_processors.dispatcher.registry import PoolReassignment
-from stream_processors.dispatcher.response_cache.cached_reply import CachedReplyWriter
+from stream_processors.dispatcher.registry import Registry
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheLookup, CacheQuery
+from stream_processors.dispatcher.scheduling.in_flight import Settled
 
 log = get_logger(__name__)
 
@@ -90,13 +89,10 @@ class ResponseCacheStage:
 
     lookup: CacheLookup
     inbox: AdmissionInbox
-    transactions: TransactionLoop
-    reassignment: PoolReassignment
-    writer: CachedReplyWriter
-    counts: TenantCounters
-    recent_results: RecentResults
-    clock: ClockMs
+    registry: Registry
+    output: OutputStage
     wake: asyncio.Event
+    recent_results: RecentResults = field(default_factory=RecentResults)
     max_held: int = 2_048
     max_held_bytes: int = 32 * 1024 * 1024
     max_wait_ms: int = 60_000
@@ -127,11 +123,11 @@ class ResponseCacheStage:
         """
         hits, self._hits = self._hits, []
         for candidate, hit in hits:
-            queued, now_ms = candidate.queued, self.clock()
+            queued, now_ms = candidate.queued, self.output.clock()
             outputs: tuple[OutputRecord, ...] | None = None
             try:
                 if now_ms <= queued.deadline_at_ms and self._may_use(queued, hit):
-                    outputs = self.writer.answered(queued, hit, now_ms)
+                    outputs = self.output.writer.cached(queued, hit, now_ms)
             except RegistryError:
                 raise
             except Exception as error:  # noqa: BLE001 - the cached answer is unusable: the request is admitted
@@ -140,8 +136,8 @@ class ResponseCacheStage:
                 self.inbox.put(candidate)
                 continue
             self._answered[queued.claim] = queued
-            self.counts.decided(queued.tenant, Decision.CACHED)
-            self.transactions.submit(Settlement(queued.claim, outputs))
+            self.output.counts.decided(queued.tenant, Decision.CACHED)
+            self.output.transactions.submit(Settlement(queued.claim, outputs))
 
     def held(self) -> list[QueuedRequest]:
         """The requests looked up or waiting for a leader."""
@@ -183,13 +179,14 @@ class ResponseCacheStage:
                 if leader is not None and not leader.is_sent:
                     self._end(leader)
 
-    def settled(self, source: SourceCoordinate) -> None:
-        """End the leader at this coordinate: its work is done or was requeued."""
-        self._end(self._led_by.get(source))
+    def settled(self, settled: Settled) -> None:
+        """Note the result, and end the leader of this work, which is done or was requeued."""
+        self.recent_results.note(settled)
+        self._end(self._led_by.get(settled.source))
 
     def sweep(self) -> None:
         """End leaders past their ``ends_at_ms``. Call it periodically."""
-        now_ms = self.clock()
+        now_ms = self.output.clock()
         for leader in [leader for leader in self._leaders.values() if leader.ends_at_ms < now_ms]:
             self._end(leader)
 
@@ -215,7 +212,7 @@ class ResponseCacheStage:
 
     def _may_use(self, queued: QueuedRequest, hit: CacheHit) -> bool:
         """Whether this tenant may get the cached answer now: same model version, within its prompt bound."""
-        now, answer = self.reassignment.as_of_now(queued), hit.answer
+        now, answer = self.registry.as_of_now(queued), hit.answer
         if isinstance(now, Rejection) or (now.model.model, now.model.version) != (answer.model, answer.model_version):
             return False
         most = now.max_prompt_tokens
@@ -255,7 +252,7 @@ class ResponseCacheStage:
     async def _after(self, leader: _Leader, queued: QueuedRequest) -> CacheHit | None:
         """Wait for the leader's end, then return its stored answer. Without one, waiters are admitted and do not wait
         for another leader: equal requests with uncacheable answers would run one after the other."""
-        left_ms = min(self.max_wait_ms, _PART_OF_TIME * (queued.deadline_at_ms - self.clock()))
+        left_ms = min(self.max_wait_ms, _PART_OF_TIME * (queued.deadline_at_ms - self.output.clock()))
         try:
             async with asyncio.timeout(max(0.0, left_ms / 1_000)):
                 await leader.ended.wait()
@@ -280,7 +277,7 @@ class ResponseCacheStage:
         is_full = len(self._leaders) >= self.max_leaders or self._leading[tenant] >= _part_of(self.max_leaders)
         if is_full or queued.is_backfill:
             return None
-        ends_at_ms = min(queued.deadline_at_ms, self.clock() + self.max_wait_ms)
+        ends_at_ms = min(queued.deadline_at_ms, self.output.clock() + self.max_wait_ms)
         leader = _Leader(queued.claim, alike, question, ends_at_ms)
         self._leaders[alike] = self._led_by[_place(queued.claim)] = leader
         self._leading[tenant] += 1

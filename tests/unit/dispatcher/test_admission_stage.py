@@ -25,7 +25,7 @@ from fairlane.records import (
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from fairlane_server.kafka.transactions import OutputRecord
 from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
-from stream_processors.dispatcher.output.admission_audits import Admitted
+from stream_processors.dispatcher.output.stage import Admission
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.in_flight import Reserved
@@ -53,8 +53,8 @@ def climb(bench: Bench, level: int, pool: str = "pool", tenant: str = "acme") ->
 def busy(bench: Bench, tokens: int, pool: str = "pool") -> None:
     """So much is in flight in a pool that does 1,000 tokens a second."""
     bench.report(1_000.0, pool=pool)
-    source = SourceCoordinate(f"requests.{pool}", 0, bench.parts.scheduler.in_flight.tokens(pool))
-    bench.parts.scheduler.in_flight.reserve(source, Reserved(pool, "normal", 0, "z", "", tokens, 1, "words"))
+    source = SourceCoordinate(f"requests.{pool}", 0, bench.dispatcher.scheduler.in_flight.tokens(pool))
+    bench.dispatcher.scheduler.in_flight.reserve(source, Reserved(pool, "normal", 0, "z", "", tokens, 1, "words"))
 
 
 def press(bench: Bench, level: int, pool: str = "pool") -> None:
@@ -63,22 +63,22 @@ def press(bench: Bench, level: int, pool: str = "pool") -> None:
     climb(bench, level, pool)
 
 
-def admit(bench: Bench, one: InferenceRequest | QueuedRequest, topic: str = "requests.acme") -> Admitted:
+def admit(bench: Bench, one: InferenceRequest | QueuedRequest, topic: str = "requests.acme") -> Admission:
     verdict = judged(bench, one, topic)
-    assert isinstance(verdict, Admitted), bench.decoded_all(verdict)
+    assert isinstance(verdict, Admission), bench.decoded_all(verdict)
     return verdict
 
 
 def judged(
     bench: Bench, one: InferenceRequest | QueuedRequest, topic: str = "requests.acme"
-) -> Admitted | tuple[OutputRecord, ...]:
+) -> Admission | tuple[OutputRecord, ...]:
     queued = one if isinstance(one, QueuedRequest) else bench.queued(one, topic)
-    bench.parts.scheduler.refresh(bench.now_ms)
+    bench.dispatcher.scheduler.refresh(bench.now_ms)
     return bench.admission.decide(queued, None, bench.now_ms)
 
 
-def refused(bench: Bench, verdict: Admitted | Sequence[OutputRecord]) -> tuple[InferenceReply, AuditEvent]:
-    assert not isinstance(verdict, Admitted)
+def refused(bench: Bench, verdict: Admission | Sequence[OutputRecord]) -> tuple[InferenceReply, AuditEvent]:
+    assert not isinstance(verdict, Admission)
     reply, audit = bench.decoded_all(verdict)
     assert (reply.outcome, audit.decision) == (Outcome.REJECTED, Decision.REFUSED)
     assert (reply.code, reply.message) == (audit.code, audit.message)
@@ -94,9 +94,9 @@ def quota_answers(bench: Bench, *requests: QueuedRequest) -> list[Exceeded | Non
     return asyncio.run(bench.charges.charge(requests))
 
 
-def audits(bench: Bench, taken: Admitted) -> list[AuditEvent]:
+def audits(bench: Bench, taken: Admission) -> list[AuditEvent]:
     """What is told of an admission that has to wait."""
-    accepted = bench.dispatcher.writer.accepted(taken.queued, taken.inputs, bench.now_ms)
+    accepted = bench.dispatcher.output.writer.accepted(taken.queued, taken.inputs, bench.now_ms)
     return bench.decoded_all((accepted, *taken.degraded))
 
 
@@ -172,7 +172,7 @@ def test_what_was_degraded_is_given_back_as_it_was_taken(bench: Bench) -> None:
     queued = bench.queued(request(parameters=Parameters(400)))
     assert queued.cost_tokens == 805
     assert quota_answers(bench, queued) == [None]
-    bench.parts.scheduler.push(replace(queued, cost_tokens=261))
+    bench.dispatcher.scheduler.push(replace(queued, cost_tokens=261))
     bench.ownership.revoke_all()
     asyncio.run(bench.dispatcher.on_revoked())
     assert quota_answers(bench, queued) == [None], "the whole quota is there again"
@@ -222,7 +222,7 @@ def test_an_admission_is_audited_with_what_it_was_made_from(bench: Bench) -> Non
 
 def test_the_rank_counts_those_that_may_go_before_it(bench: Bench) -> None:
     for number in (1, 2):
-        bench.parts.scheduler.push(admit(bench, request(number)).queued)
+        bench.dispatcher.scheduler.push(admit(bench, request(number)).queued)
     (event,) = audits(bench, admit(bench, request(3)))
     assert (event.inputs["rank_at_most"], event.inputs["capacity"]) == ("3", "never")
 
@@ -243,8 +243,8 @@ def test_a_full_queue_refuses_as_overloaded() -> None:
     codes = []
     for number in range(1, 6):
         verdict = judged(bench, request(number))
-        if isinstance(verdict, Admitted):
-            bench.parts.scheduler.push(verdict.queued)
+        if isinstance(verdict, Admission):
+            bench.dispatcher.scheduler.push(verdict.queued)
         else:
             reply, _ = refused(bench, verdict)
             assert reply.retry_after_ms is not None
@@ -257,17 +257,17 @@ def test_when_a_late_one_may_come_again(bench: Bench) -> None:
     queued = bench.queued(request(timeout_ms=2_000))
     bench.report(1_000.0)
     bench.now_ms += 1_999
-    bench.parts.scheduler.refresh(bench.now_ms)
-    assert 100 <= bench.dispatcher.rejections.retry_after_ms(queued, bench.now_ms) <= 150
+    bench.dispatcher.scheduler.refresh(bench.now_ms)
+    assert 100 <= bench.dispatcher.output.retry_after_ms(queued, bench.now_ms) <= 150
     busy(bench, 60_000)
-    bench.parts.scheduler.refresh(bench.now_ms)
-    assert bench.dispatcher.rejections.retry_after_ms(queued, bench.now_ms) > 10_000
+    bench.dispatcher.scheduler.refresh(bench.now_ms)
+    assert bench.dispatcher.output.retry_after_ms(queued, bench.now_ms) > 10_000
 
 
 # Degradation
 
 
-def degraded(bench: Bench, taken: Admitted) -> AuditEvent:
+def degraded(bench: Bench, taken: Admission) -> AuditEvent:
     """The audit of a degradation, which comes after that of the admission."""
     accepted, event = audits(bench, taken)
     assert (accepted.decision, event.decision) == (Decision.ACCEPTED, Decision.DEGRADED)
@@ -415,30 +415,30 @@ def test_what_is_refused_even_with_less_gave_up_nothing(bench: Bench) -> None:
     climb(bench, 7)
     bench.report(1_000.0)
     busy(bench, 90_000, "small-pool")
-    bench.admission.counts = TenantCounters()
+    bench.dispatcher.output.counts = TenantCounters()
     reply, audit = refused(bench, judged(bench, request(input=CHAT, timeout_ms=1_000)))
     assert (reply.code, reply.model) == (Code.DEADLINE_UNMEETABLE, "words")
     assert (audit.inputs["tried_steps"], audit.inputs["pool"]) == ("shorter_context smaller_model", "small-pool")
     expected = TenantCounters()
     expected.decided("acme", Decision.REFUSED, Code.DEADLINE_UNMEETABLE)
-    assert bench.admission.counts == expected
+    assert bench.dispatcher.output.counts == expected
 
 
 def test_what_is_taken_with_less_counts(bench: Bench) -> None:
     press(bench, 5)
-    bench.admission.counts = TenantCounters()
+    bench.dispatcher.output.counts = TenantCounters()
     admit(bench, request(input=CHAT))
     expected = TenantCounters()
     expected.decided("acme", Decision.ACCEPTED)
     expected.degraded("acme", [Degradation.SHORTER_CONTEXT])
-    assert bench.admission.counts == expected
+    assert bench.dispatcher.output.counts == expected
 
 
 # Work that was handed back
 
 
 def test_what_was_handed_back_is_taken_with_less_context(bench: Bench) -> None:
-    bench.admission.counts = TenantCounters()
+    bench.dispatcher.output.counts = TenantCounters()
     passages = tuple(Passage(str(number), SECRET, 1.0) for number in range(4))
     whole = replace(
         bench.queued(request(input=CHAT, retrieval=Retrieval("docs", 8))),
@@ -456,7 +456,7 @@ def test_what_was_handed_back_is_taken_with_less_context(bench: Bench) -> None:
     assert SECRET not in str(event)
     expected = TenantCounters()
     expected.degraded("acme", [Degradation.FEWER_PASSAGES, Degradation.SHORTER_CONTEXT])
-    assert bench.admission.counts == expected
+    assert bench.dispatcher.output.counts == expected
 
 
 def test_what_was_handed_back_keeps_what_its_tenant_forbids_to_take(bench: Bench) -> None:
@@ -504,7 +504,7 @@ def test_backfill_is_taken_whatever_waits() -> None:
     busy(bench, 1_000_000)
     for number in range(1, 6):
         taken = admit(bench, bench.queued(request(number), "backfill.acme"))
-        bench.parts.scheduler.push(taken.queued)
+        bench.dispatcher.scheduler.push(taken.queued)
     assert bench.dispatcher.paused_backfill() == {
         partition for partition in bench.partitions if partition.topic == "backfill.acme"
     }

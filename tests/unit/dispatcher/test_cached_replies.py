@@ -75,7 +75,7 @@ def test_an_id_that_is_refused_after_it_waited_is_forgotten_as_well() -> None:
     after(bench, encoded(1, timeout_ms=1_000), encoded(2, timeout_ms=1_000))
     bench.report(10.0, tokens=5)
     bench.now_ms += 500
-    bench.parts.updates.show()
+    bench.dispatcher.updates.show()
     bench.dispatcher.sweep()
     assert not bench.decoded("replies.acme")
     after(bench, offset=20)
@@ -138,7 +138,7 @@ def test_what_waited_in_vain_costs_no_quota() -> None:
         assert not is_whole(bench, 1), "both wait, and took all of it"
         bench.report(rate, tokens=5)
         bench.now_ms += later_ms
-        bench.parts.updates.show()
+        bench.dispatcher.updates.show()
         bench.dispatcher.sweep()
         after(bench, offset=20)
         assert [reply.outcome for reply in bench.decoded("replies.acme")] == [outcome] * 2
@@ -183,7 +183,7 @@ def test_work_that_came_back_in_vain_is_given_nothing_back() -> None:
     bench.register([TenantSpec("acme", requests_per_s=0.001, burst_requests=1)])
     after(bench, encoded(2))
     after(bench, default_codec().encode(returned(bench)), offset=7, topic="returned.pool")
-    assert len(bench.parts.scheduler) == 2
+    assert len(bench.dispatcher.scheduler) == 2
     bench.now_ms += 1_001
     bench.dispatcher.sweep()
     after(bench, offset=20)
@@ -375,7 +375,7 @@ def test_a_sweep_answers_what_expired_whoevers_turn_it_is() -> None:
     bench.dispatcher.sweep()
     assert {reply.request_id for reply in bench.decoded("replies.acme")} == {id_of(2), id_of(3)}
     assert {reply.outcome for reply in bench.decoded("replies.acme")} == {Outcome.EXPIRED}
-    assert len(bench.parts.scheduler) == 1
+    assert len(bench.dispatcher.scheduler) == 1
     bench.dispatcher.sweep()
     assert len(bench.decoded("replies.acme")) == 2
 
@@ -385,7 +385,7 @@ def test_what_expired_is_never_dispatched() -> None:
     crowd(bench)
     after(bench, encoded(1, timeout_ms=1_000))
     bench.now_ms += 1_001
-    bench.parts.scheduler.in_flight.release_all()
+    bench.dispatcher.scheduler.in_flight.release_all()
     bench.dispatcher.dispatch()
     assert not bench.decoded("priority.pool.normal")
     assert decisions(bench)[-1] == ("expired", "1")
@@ -426,7 +426,7 @@ def test_work_that_came_back_is_not_judged_again() -> None:
         default_codec().encode(replace(item, request=request(2))),
         topic="returned.pool",
     )
-    assert len(bench.parts.scheduler) == 2
+    assert len(bench.dispatcher.scheduler) == 2
     assert not bench.decoded("replies.acme")
     assert [decision for decision, _ in decisions(bench)] == ["dispatched"]
 
@@ -456,8 +456,8 @@ def test_work_that_came_back_is_dropped_with_its_partition() -> None:
     after(bench, default_codec().encode(returned(bench)), topic="returned.pool")
     bench.ownership.revoke_all()
     asyncio.run(bench.dispatcher.on_revoked())
-    assert len(bench.parts.scheduler) == 0
-    assert bench.parts.scheduler.in_flight.tokens("pool") == 0
+    assert len(bench.dispatcher.scheduler) == 0
+    assert bench.dispatcher.scheduler.in_flight.tokens("pool") == 0
 
 
 # Backfill
@@ -473,7 +473,7 @@ def test_backfill_partitions_pause_and_resume() -> None:
     assert not bench.decoded("replies.acme")
     bench.report(1e9, tokens=100_000)
     bench.dispatcher.dispatch()
-    assert len(bench.parts.scheduler) == 0
+    assert len(bench.dispatcher.scheduler) == 0
     assert not bench.dispatcher.paused_backfill()
     assert metrics.BACKFILL_PAUSED._value.get() == 0
 

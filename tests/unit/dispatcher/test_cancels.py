@@ -44,7 +44,7 @@ def told(bench: Bench) -> list[Cancellation]:
 
 
 def passed_on(bench: Bench) -> float:
-    bench.dispatcher.counts.flush()
+    bench.dispatcher.output.counts.flush()
     value: float = metrics.CANCELS_PASSED_ON.labels(tenant="acme")._value.get()
     return value
 
@@ -74,10 +74,10 @@ def test_a_request_that_waits_is_dropped_and_answered() -> None:
         "requested_at_ms": str(NOW_MS),
         "cancel_at": "requests.acme-0@11",
     }
-    assert not bench.parts.scheduler.claims()
+    assert not bench.dispatcher.scheduler.claims()
     assert not bench.seen.forgotten, "sent again, it is a copy of one that was answered"
     assert not told(bench)
-    bench.parts.counts.flush()
+    bench.dispatcher.output.counts.flush()
     assert metrics.DECISIONS.labels(tenant="acme", decision="cancelled", code="")._value.get() >= 1
 
 
@@ -100,7 +100,7 @@ def test_a_request_and_its_cancel_that_come_together_cost_nothing() -> None:
     bench.run(encoded(1), cancel(1), encoded(2))
     assert [work.request.request_id for work in bench.decoded("priority.pool.normal")] == [id_of(2)]
     assert [reply.outcome for reply in replies(bench)] == [Outcome.CANCELLED]
-    assert bench.parts.scheduler.in_flight.own_tenant_tokens("acme", "pool") == 13, "that of the other request"
+    assert bench.dispatcher.scheduler.in_flight.own_tenant_tokens("acme", "pool") == 13, "that of the other request"
     (event,) = (event for event in bench.audit() if event.decision == Decision.CANCELLED)
     assert "predicted_wait_ms" in event.inputs, "its admission is told with it"
 
@@ -120,8 +120,8 @@ def test_a_cancelled_request_leaves_its_place_to_others() -> None:
     after(bench, cancel(1), offset=11)
     after(bench, encoded(2), offset=12)
     assert [reply.outcome for reply in replies(bench)] == [Outcome.CANCELLED]
-    assert {claim.offset for claim in bench.parts.scheduler.claims()} == {12}
-    assert bench.parts.scheduler.size_bytes == len(b"key" + encoded(2))
+    assert {claim.offset for claim in bench.dispatcher.scheduler.claims()} == {12}
+    assert bench.dispatcher.scheduler.size_bytes == len(b"key" + encoded(2))
 
 
 def test_a_cancelled_request_costs_no_quota() -> None:
@@ -191,11 +191,11 @@ def test_what_is_sent_after_its_cancel_is_wanted() -> None:
     crowd(bench)
     after(bench, cancel(1), encoded(1))
     assert not replies(bench)
-    assert {claim.offset for claim in bench.parts.scheduler.claims()} == {11}
+    assert {claim.offset for claim in bench.dispatcher.scheduler.claims()} == {11}
     bench.assign("backfill.acme")
     bench.now_ms += 10
     later_request = bench.queued(request(2), "backfill.acme", submitted_at_ms=NOW_MS + 5)
-    bench.parts.scheduler.push(later_request)
+    bench.dispatcher.scheduler.push(later_request)
     after(bench, cancel(2), offset=20)
     assert not replies(bench)
 
@@ -231,7 +231,7 @@ def test_an_unknown_id_harms_nothing() -> None:
     after(bench, encoded(1), cancel(2))
     assert told(bench) == [Cancellation(id_of(2), "acme", "dispatcher-1", NOW_MS)]
     assert not replies(bench)
-    assert len(bench.parts.scheduler.claims()) == 1
+    assert len(bench.dispatcher.scheduler.claims()) == 1
 
 
 @pytest.mark.parametrize("names_its_tenant", [None, "other"])
@@ -245,7 +245,7 @@ def test_nobody_cancels_for_another_tenant(names_its_tenant: str | None) -> None
     assert [(one.tenant, one.request_id) for one in told(bench)] == [("other", id_of(1))]
     assert not replies(bench)
     assert not bench.decoded("replies.other")
-    assert {claim.partition.topic for claim in bench.parts.scheduler.claims()} == {REQUESTS}
+    assert {claim.partition.topic for claim in bench.dispatcher.scheduler.claims()} == {REQUESTS}
 
 
 def test_a_cancel_that_names_another_tenant_is_refused_and_answers_nobody() -> None:
@@ -260,7 +260,7 @@ def test_a_cancel_that_names_another_tenant_is_refused_and_answers_nobody() -> N
     assert (event.tenant, event.decision, event.code) == ("other", Decision.REFUSED, Code.FORBIDDEN)
     assert (event.source.topic, event.inputs) == ("requests.other", {"field": "tenant"})
     assert event.message == "cancel: this topic belongs to other, the record names another tenant"
-    assert len(bench.parts.scheduler.claims()) == 1
+    assert len(bench.dispatcher.scheduler.claims()) == 1
     assert not told(bench)
     assert not replies(bench)
 
@@ -292,7 +292,7 @@ def test_what_is_refused_at_the_same_time_is_refused_first() -> None:
     after(bench, encoded(1, timeout_ms=1_000))
     bench.report(10.0, tokens=5)
     bench.now_ms += 500
-    bench.parts.updates.show()
+    bench.dispatcher.updates.show()
     bench.dispatcher.sweep()
     after(bench, cancel(1), offset=11)
     (reply,) = replies(bench)
@@ -399,7 +399,7 @@ def test_a_repeat_that_is_to_be_tried_again_is_found() -> None:
     asyncio.run(bench.dispatcher.cancellation.submit([(mark, arrival)]))
     assert [reply.source for reply in replies(bench)] == [again.source]
     assert [one.queued for one in bench.dispatcher.inbox] == [kept, foreign]
-    asyncio.run(bench.dispatcher.rejections.send())
+    asyncio.run(bench.dispatcher.output.send())
     after(bench, encoded(2), encoded(3), offset=20)
     assert [reply.code for reply in replies(bench)] == [None, Code.QUOTA_EXCEEDED, Code.QUOTA_EXCEEDED]
 
@@ -447,10 +447,10 @@ def test_a_cancel_that_our_own_code_fails_on_is_buried_alone(
     def broken(_writer: Any, queued: Any, *_rest: Any) -> Any:
         raise RuntimeError(queued.request.input.prompt)
 
-    monkeypatch.setattr(type(bench.dispatcher.writer), "cancelled", broken)
+    monkeypatch.setattr(type(bench.dispatcher.output.writer), "cancelled", broken)
     after(bench, cancel(1), encoded(3), offset=20)
     (letter,) = [out for out in bench.transactions.outputs if out.topic == names.DEAD_LETTER_REQUESTS]
     assert letter.value == cancel(1)
     assert dict(letter.headers)[headers.DLT_ORIGINAL_OFFSET] == b"20"
-    assert len(bench.parts.scheduler.claims()) == 3, "what it named goes on waiting"
+    assert len(bench.dispatcher.scheduler.claims()) == 3, "what it named goes on waiting"
     assert SECRET not in "".join(capsys.readouterr())

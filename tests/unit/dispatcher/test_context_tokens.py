@@ -65,7 +65,7 @@ def work(bench: Bench) -> list[WorkItem]:
 
 
 def in_flight(bench: Bench) -> int:
-    return bench.parts.scheduler.in_flight.tokens("pool")
+    return bench.dispatcher.scheduler.in_flight.tokens("pool")
 
 
 def test_what_was_added_fills_the_window(bench: Bench) -> None:
@@ -75,7 +75,7 @@ def test_what_was_added_fills_the_window(bench: Bench) -> None:
     # What was taken before anything was known is counted as soon as it is.
     assert in_flight(bench) == sum(item.cost_tokens for item in work(bench)) > first_round * PASSAGE_TOKENS
     bench.commit()
-    assert len(bench.parts.scheduler) == 40 - first_round
+    assert len(bench.dispatcher.scheduler) == 40 - first_round
 
     known = Bench(retrieval_budget_ms=200)
     known.passages.add(collection())

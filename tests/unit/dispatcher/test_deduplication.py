@@ -144,7 +144,7 @@ def ended(bench: Bench, number: int, code: Code | None, source_topic: str) -> No
         request_id, "acme", "pool", "words", "1", "normal", outcome, code, 1, 1, 0, 3, 1, bench.now_ms, place
     )
     seen = Dispatched(SourceCoordinate(source_topic, 0, 77), "acme", "dispatcher-2", 3)
-    bench.parts.updates.learn([WorkSeen(WorkId("priority.pool.normal", 0, 50), seen), usage])
+    bench.dispatcher.updates.learn([WorkSeen(WorkId("priority.pool.normal", 0, 50), seen), usage])
 
 
 @pytest.mark.parametrize("find", [away, nothing])
@@ -155,7 +155,7 @@ def test_a_retry_of_what_a_consumer_refused_is_run_without_any_archive(find: Fin
     bench.run(encoded(1))
     (work,) = bench.decoded("priority.pool.normal")
     assert work.source == SourceCoordinate("requests.acme", 0, 0)
-    assert bench.parts.dispatcher.deduplication.recent_results.of("acme", request(1).request_id) is None
+    assert bench.dispatcher.response_cache.recent_results.of("acme", request(1).request_id) is None
 
 
 def test_what_was_handed_back_did_not_end() -> None:

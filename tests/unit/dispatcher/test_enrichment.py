@@ -39,7 +39,7 @@ def work(bench: Bench) -> list[WorkItem]:
 
 def taken(bench: Bench) -> int:
     """Cost in flight, reserved ones included."""
-    return bench.parts.scheduler.in_flight.held("pool", None).tokens
+    return bench.dispatcher.scheduler.in_flight.held("pool", None).tokens
 
 
 def test_a_request_whose_turn_is_at_once_is_sent_on_with_its_passages(bench: Bench) -> None:
@@ -176,7 +176,7 @@ def test_what_fails_when_passages_come_ends_delivery_and_with_it_the_process(
     async def run() -> None:
         running = asyncio.create_task(bench.dispatcher.run())
         delivering = asyncio.create_task(bench.dispatcher.deliver())
-        monkeypatch.setattr(type(bench.dispatcher.writer), "dispatched", broken)
+        monkeypatch.setattr(type(bench.dispatcher.output.writer), "dispatched", broken)
         await bench.write(0, given())
         with pytest.raises(RuntimeError, match="cannot be encoded"):
             await asyncio.wait_for(delivering, 10)
@@ -228,7 +228,7 @@ def test_passages_cost_what_they_take_and_teach_nothing_wrong(bench: Bench) -> N
     assert grounded.prompt_tokens - plain.prompt_tokens == 2 * (12 + 12)
     assert grounded.cost_tokens - plain.cost_tokens == 2 * (12 + 12)
     source = grounded.source
-    reserved = bench.parts.scheduler.in_flight._reservations[source].own
+    reserved = bench.dispatcher.scheduler.in_flight._reservations[source].own
     assert reserved is not None
     assert reserved.input_bytes == size_of_input(request(1).input) + len("the text of a") + len("the text of c")
 

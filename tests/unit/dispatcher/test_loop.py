@@ -83,7 +83,7 @@ def test_our_own_failure_buries_one_record_and_shows_nothing_of_it(
     assert found[headers.DLT_EXCEPTION_MESSAGE] == b"intake_failed: RuntimeError"
     assert found[headers.DLT_ORIGINAL_CONSUMER_GROUP] == b"fairlane.dispatcher"
     assert (found[headers.TENANT], headers.MODEL in found) == (b"acme", False)
-    assert found[headers.INSTANCE_ID].decode() == bench.parts.writer.dispatcher_id
+    assert found[headers.INSTANCE_ID].decode() == bench.dispatcher.output.writer.dispatcher_id
     assert len(bench.decoded("priority.pool.normal")) == 1
     shown = "".join(capsys.readouterr())
     assert "RuntimeError" in shown
@@ -152,14 +152,14 @@ def test_a_record_that_cannot_be_queued_is_buried_and_intake_goes_on(
     topic = RETURNED if value != encoded(1) else "requests.acme"
     bench.assign(RETURNED, "backfill.acme")
     bench.register([TenantSpec("acme", requests_per_s=1.0)])
-    real = bench.parts.scheduler.push
+    real = bench.dispatcher.scheduler.push
 
     def push(queued: QueuedRequest) -> None:
         if queued.request_id == request(1).request_id:
             raise KeyError(queued.request.input.prompt)
         real(queued)
 
-    monkeypatch.setattr(type(bench.parts.scheduler), "push", lambda _, queued: push(queued))
+    monkeypatch.setattr(type(bench.dispatcher.scheduler), "push", lambda _, queued: push(queued))
 
     async def turn() -> None:
         await bench.write(0, value, topic=topic)

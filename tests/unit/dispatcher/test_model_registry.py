@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fairlane.records import ModelVersion
-from stream_processors.dispatcher.registry import ModelRegistry
+from stream_processors.dispatcher.registry import LastGood, check_model
 
 GOOD = ModelVersion("words-1.5", "1", "gpu", "torch", ("generate",), "words", 4_096, 512, dedicated_pools=("own",))
 
@@ -22,7 +22,7 @@ GOOD = ModelVersion("words-1.5", "1", "gpu", "torch", ("generate",), "words", 4_
     ids=lambda model: f"{model.model} {model.pool[:9]} {model.dedicated_pools}",
 )
 def test_the_last_good_model_stays(bad: ModelVersion) -> None:
-    registry = ModelRegistry()
+    registry = LastGood(check_model, "model_unusable")
     assert registry.usable({GOOD.model: bad}) == {}
     assert registry.usable({GOOD.model: GOOD}) == {GOOD.model: GOOD}
     two = {GOOD.model: bad, "no name": replace(GOOD, model="no name")}

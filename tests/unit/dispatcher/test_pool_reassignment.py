@@ -12,7 +12,7 @@ from fairlane.records import ModelVersion, SourceCoordinate, TenantGroup, Tenant
 from fairlane.schema_files import default_codec
 from stream_processors.dispatcher.admission.quotas import Ask
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.registry import PoolReassignment, reassigns_pools
+from stream_processors.dispatcher.registry import Registry, reassigns_pools
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, handed_back, request
 
 ACME, OTHER = TenantSpec("acme"), TenantSpec("other")
@@ -28,12 +28,12 @@ def waiting(count: int = 3, topic: str = "requests.acme", **settings: Any) -> Be
     bench.assign(topic, "requests.other")
     bench.report(100.0, tokens=SMALL_WINDOW)
     bench.run(*(encoded(number) for number in range(1, count + 2)), topic=topic)
-    assert waits_in(bench, "pool") == len(bench.parts.scheduler) == count
+    assert waits_in(bench, "pool") == len(bench.dispatcher.scheduler) == count
     return bench
 
 
 def waits_in(bench: Bench, pool: str) -> int:
-    return sum(len(queue) for name, queue, *_ in bench.parts.scheduler.pool_views() if name == pool)
+    return sum(len(queue) for name, queue, *_ in bench.dispatcher.scheduler.pool_views() if name == pool)
 
 
 def dispatched(bench: Bench, pool: str) -> list[WorkItem]:
@@ -111,7 +111,7 @@ def test_what_nobody_serves_any_more_is_refused_as_a_new_one_would_be(
 ) -> None:
     bench = waiting()
     bench.register(tenants, models)
-    assert len(bench.parts.scheduler) == 0
+    assert len(bench.dispatcher.scheduler) == 0
     assert not bench.decoded("replies.acme"), "first its id is forgotten, and its quota given back"
     assert answers(bench) == [(Outcome.REJECTED, code, field)] * 3
     ids = [request(number).request_id for number in (2, 3, 4)]
@@ -184,7 +184,7 @@ def test_work_that_came_back_and_waits_moves_too() -> None:
     assert waits_in(bench, "pool") == 4
     bench.register([ACME], [MOVED])
     assert {(item.pool, item.cost_tokens) for item in dispatched(bench, "new")} == {("new", 13)}
-    assert len(bench.parts.scheduler) == 0
+    assert len(bench.dispatcher.scheduler) == 0
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_nothing_that_waits_is_looked_at_for_what_does_not_move_it(
     bench = waiting()
     looked_at: list[QueuedRequest] = []
 
-    def watched(_reassignment: PoolReassignment, queued: QueuedRequest) -> QueuedRequest:
+    def watched(_registry: Registry, queued: QueuedRequest) -> QueuedRequest:
         looked_at.append(queued)
         return queued
 
-    monkeypatch.setattr(PoolReassignment, "as_of_now", watched)
+    monkeypatch.setattr(Registry, "as_of_now", watched)
     bench.register(tenants, models)
     assert not looked_at
     bench.register(tenants, [])

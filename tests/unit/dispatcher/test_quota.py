@@ -46,7 +46,7 @@ class Reading:
                 await self.bench.write(online, encoded(1_000_000 + online), topic=PARTITION.topic)
                 online += 1
             await self.bench.decide()
-            scheduler = self.bench.parts.scheduler
+            scheduler = self.bench.dispatcher.scheduler
             self.left += len(scheduler.discard(scheduler.claims()))
             self.bench.now_ms += UPKEEP_MS
 

@@ -142,7 +142,7 @@ def test_the_largest_request_with_all_that_may_be_added_is_a_work_item_that_fits
     room = MAX_VALUE_BYTES - MAX_REQUEST_BYTES - 8_192
     queued = with_passages(bench, room)
     assert refusal_of(queued) is None
-    work, audit = bench.dispatcher.writer.dispatched(turn_of(queued), NOW_MS)
+    work, audit = bench.dispatcher.output.writer.dispatched(turn_of(queued), NOW_MS)
     assert MAX_VALUE_BYTES - 16_384 < len(work.value) <= MAX_VALUE_BYTES
     assert record_bytes(work) <= MAX_RECORD_BYTES - 32_768
     assert record_bytes(audit) < 4_096
@@ -177,7 +177,7 @@ def test_work_that_its_topic_does_not_take_is_refused_and_not_tried_for_ever(ben
     item = handed_back(handed_back=0, source=SourceCoordinate("requests.acme", 0, 41))
     trace = ((headers.TRACE_PARENT, b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01"),)
     work = OutputRecord(names.priority_topic("pool", "normal"), b"k", default_codec().encode(item), trace)
-    made = bench.dispatcher.writer.unpublishable(settlement(work), "MSG_SIZE_TOO_LARGE")
+    made = bench.dispatcher.output.writer.unpublishable(settlement(work), "MSG_SIZE_TOO_LARGE")
     reply, audit = bench.decoded_all(made.outputs)
     assert (made.outputs[0].topic, reply.outcome, reply.code, reply.field) == (
         "replies.acme",
@@ -192,15 +192,15 @@ def test_work_that_its_topic_does_not_take_is_refused_and_not_tried_for_ever(ben
 
 def test_work_waits_for_a_topic_that_is_missing(bench: Bench) -> None:
     work = settlement(OutputRecord(names.priority_topic("pool", "normal"), b"k", b"v"))
-    assert bench.dispatcher.writer.unpublishable(work, "UNKNOWN_TOPIC_OR_PART") is work
+    assert bench.dispatcher.output.writer.unpublishable(work, "UNKNOWN_TOPIC_OR_PART") is work
 
 
 def test_a_dead_letter_that_its_topic_does_not_take_leaves_its_audit(bench: Bench) -> None:
     problem = DecodeError(DecodeProblem.EMPTY, "no bytes")
-    letter, audit = bench.dispatcher.writer.dead_letter(
+    letter, audit = bench.dispatcher.output.writer.dead_letter(
         ReceivedRecord(PARTITION, 41, NOW_MS, None, b"x" * 100), "acme", problem, NOW_MS
     )
-    writer = bench.dispatcher.writer
+    writer = bench.dispatcher.output.writer
     assert writer.unpublishable(settlement(letter, audit), "MSG_SIZE_TOO_LARGE").outputs == (audit,)
     waiting = settlement(letter, audit)
     assert writer.unpublishable(waiting, "TOPIC_AUTHORIZATION_FAILED") is waiting

@@ -51,7 +51,7 @@ def test_a_kept_answer_is_given_again_in_one_settlement() -> None:
         ANSWER.request_id,
     )
     assert work(bench) == []
-    assert len(bench.parts.scheduler) == 0
+    assert len(bench.dispatcher.scheduler) == 0
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_an_id_that_is_sent_again_is_known_to_be_answered_or_under_way() -> None
     bench.report()
     keep(bench)
     bench.run(bytes_of(asking(1)))
-    results = bench.dispatcher.deduplication.recent_results
+    results = bench.dispatcher.response_cache.recent_results
     assert results.of("acme", asking(1).request_id) is None
     bench.commit()
     assert results.of("acme", asking(1).request_id) is RecentResult.ANSWERED

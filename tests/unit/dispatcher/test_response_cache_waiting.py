@@ -106,13 +106,13 @@ def test_what_ends_without_work_releases_those_who_wait_for_it(how: str) -> None
         await bench.decide()
         await bench.write(1, bytes_of(asking(2, timeout_ms=600_000)))
         await bench.decide()
-        assert (len(bench.parts.scheduler), len(bench.dispatcher.response_cache)) == (1, 1)
+        assert (len(bench.dispatcher.scheduler), len(bench.dispatcher.response_cache)) == (1, 1)
         if how == "expired":
             bench.now_ms += 61_000
             # Not by the clock: its end is what they wait for.
             bench.dispatcher.response_cache.max_wait_ms = 10**9
             bench.dispatcher.dispatch()
-            bench.dispatcher._answer_late(bench.parts.scheduler.take_late(bench.now_ms), bench.now_ms)
+            bench.dispatcher._answer_late(bench.dispatcher.scheduler.take_late(bench.now_ms), bench.now_ms)
         else:
             await bench.write(2, bytes_of(CancelRequest(asking(1).request_id)))
         await bench.decide()
@@ -123,7 +123,7 @@ def test_what_ends_without_work_releases_those_who_wait_for_it(how: str) -> None
     asyncio.run(run())
     assert answers_of(bench, 1) == [Outcome.EXPIRED if how == "expired" else Outcome.CANCELLED]
     assert answers_of(bench, 2) == []
-    assert len(bench.parts.scheduler) == 1
+    assert len(bench.dispatcher.scheduler) == 1
 
 
 def test_a_cancel_of_the_first_releases_those_who_wait_for_it_at_once() -> None:
@@ -142,7 +142,7 @@ def test_a_cancel_of_the_first_releases_those_who_wait_for_it_at_once() -> None:
 
     asyncio.run(run())
     assert answers_of(bench, 1) == [Outcome.CANCELLED]
-    assert (answers_of(bench, 2), len(bench.parts.scheduler)) == ([], 1)
+    assert (answers_of(bench, 2), len(bench.dispatcher.scheduler)) == ([], 1)
 
 
 def test_an_answer_that_is_stored_a_moment_after_its_commit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,17 +12,17 @@ from tests.kit.dispatcher_bench import Bench, encoded
 def test_a_report_from_before_the_start_is_as_old_as_its_record() -> None:
     bench = Bench()
     bench.report(1_000.0, age_ms=240_000)
-    lost = bench.parts.scheduler.capacity.pool("pool", bench.now_ms)
+    lost = bench.dispatcher.scheduler.capacity.pool("pool", bench.now_ms)
     assert (lost.state, lost.lost_for_ms, lost.last_cost_tokens_per_s) == (CapacityState.LOST, 240_000, 1_000.0)
     bench.report(500.0)
-    assert bench.parts.scheduler.capacity.pool("pool", bench.now_ms).state is CapacityState.LIVE
+    assert bench.dispatcher.scheduler.capacity.pool("pool", bench.now_ms).state is CapacityState.LIVE
 
 
 def test_what_waits_for_its_transaction_holds_its_room_until_that_committed() -> None:
     bench = Bench()
     bench.report()
     settled = bench.run(encoded(1))
-    in_flight = bench.parts.scheduler.in_flight
+    in_flight = bench.dispatcher.scheduler.in_flight
     held = in_flight.tokens("pool")
     assert held
     assert in_flight.expire(bench.now_ms + 10 * RESERVATION_TTL_MS) == 0
@@ -40,17 +40,17 @@ def shown(name: str, **labels: str) -> float | None:
 def test_a_pool_that_nobody_sends_to_is_shown_as_well() -> None:
     bench = Bench()
     bench.report(500.0, pool="quiet")
-    bench.parts.updates.show()
+    bench.dispatcher.updates.show()
     assert shown("fairlane_pool_consumers", pool="quiet") == 1
     bench.now_ms += 60_000
-    bench.parts.updates.show()
+    bench.dispatcher.updates.show()
     assert shown("fairlane_pool_consumers", pool="quiet") == 0
     assert shown("fairlane_pool_lost_seconds", pool="quiet") == 60
 
 
 def test_what_was_counted_of_a_tenant_goes_with_it() -> None:
     bench = Bench()
-    counts, tenants = bench.parts.counts, ("acme", "brief-stay")
+    counts, tenants = bench.dispatcher.output.counts, ("acme", "brief-stay")
     counts.set_tenants(tenants)
     bench.register([TenantSpec(name) for name in tenants])
     bench.assign("requests.brief-stay")

@@ -8,11 +8,11 @@ import pytest
 
 from fairlane.records import TenantGroup, TenantSpec
 from fairlane_server.control.tenants_file import load_tenants
-from stream_processors.dispatcher.registry import TenantRegistry
+from stream_processors.dispatcher.registry import LastGood, check_tenant
 
 
 def test_the_last_good_specification_stays() -> None:
-    registry = TenantRegistry()
+    registry = LastGood(check_tenant, "tenant_unusable")
     good = TenantSpec("acme", weight=2.0)
     assert registry.usable({"acme": good}) == {"acme": good}
     cycle = (TenantGroup("a", 1.0, "b"), TenantGroup("b", 1.0, "a"))
@@ -32,7 +32,7 @@ def test_the_last_good_specification_stays() -> None:
     ids=str,
 )
 def test_names_that_no_topic_can_have_are_not_used(bad: TenantSpec) -> None:
-    registry, good = TenantRegistry(), TenantSpec("acme", pool="own", services=("billing",))
+    registry, good = LastGood(check_tenant, "tenant_unusable"), TenantSpec("acme", pool="own", services=("billing",))
     assert registry.usable({"acme": bad}) == {}
     assert registry.usable({"acme": good}) == {"acme": good}
     assert registry.usable({"acme": bad, "no name": TenantSpec("no name")}) == {"acme": good}
@@ -59,7 +59,7 @@ def test_names_that_no_topic_can_have_are_not_used(bad: TenantSpec) -> None:
     ids=str,
 )
 def test_numbers_that_no_file_may_hold_are_not_used(numbers: dict[str, Any]) -> None:
-    registry, good = TenantRegistry(), TenantSpec("acme", requests_per_s=5.0)
+    registry, good = LastGood(check_tenant, "tenant_unusable"), TenantSpec("acme", requests_per_s=5.0)
     registry.usable({"acme": good})
     assert registry.usable({"acme": TenantSpec("acme", **numbers)}) == {"acme": good}
 
@@ -81,15 +81,15 @@ tenants:
   - tenant: plain
 """)
     specs = {spec.tenant: spec for spec in load_tenants(file)}
-    assert TenantRegistry().usable(specs) == specs
+    assert LastGood(check_tenant, "tenant_unusable").usable(specs) == specs
 
 
 def test_a_tenant_that_is_withdrawn_is_gone() -> None:
-    registry = TenantRegistry()
+    registry = LastGood(check_tenant, "tenant_unusable")
     registry.usable({"acme": TenantSpec("acme")})
     assert registry.usable({}) == {}
 
 
 def test_nothing_changes_while_the_tenants_do_not() -> None:
-    registry, specs = TenantRegistry(), {"acme": TenantSpec("acme")}
+    registry, specs = LastGood(check_tenant, "tenant_unusable"), {"acme": TenantSpec("acme")}
     assert registry.usable(specs) is registry.usable(specs)

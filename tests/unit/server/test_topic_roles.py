@@ -79,7 +79,7 @@ USES = {
         "gateway-replies": (f"{_DISPATCHER}/output/decision_records.py", "reply_topic"),
         "jobs-replies": (f"{_DISPATCHER}/output/decision_records.py", "reply_topic"),
         "ledger-audit": (f"{_DISPATCHER}/output/decision_records.py", "LEDGER_AUDIT"),
-        "ledger-usage": (f"{_DISPATCHER}/response_cache/cached_reply.py", "LEDGER_USAGE"),
+        "ledger-usage": (f"{_DISPATCHER}/output/decision_records.py", "LEDGER_USAGE"),
         "dead-letter-requests": (f"{_DISPATCHER}/output/decision_records.py", "DEAD_LETTER_REQUESTS"),
         "control-dispatch": (f"{_DISPATCHER}/output/heartbeat_publisher.py", "CONTROL_DISPATCH"),
         "control-cancellations": (f"{_DISPATCHER}/output/decision_records.py", "CONTROL_CANCELLATIONS"),

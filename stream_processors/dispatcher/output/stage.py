@@ -1,9 +1,10 @@
-"""Rejection and expiry of requests that are no longer served: too late, or without a pool. One answer each."""
+"""Output stage: answers requests that are rejected or expired, each once, and writes the audit events of admissions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fairlane.backoff import jittered_ms
+from fairlane.clock import ClockMs
 from fairlane.outcomes import Code, Decision
 from fairlane.ownership import Claim
 from fairlane_server.admission_rule import LEAST_RETRY_MS
@@ -12,29 +13,39 @@ from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.rules import Shed
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.intake.validation import Rejection
-from stream_processors.dispatcher.output.decision_records import DecisionWriter
+from stream_processors.dispatcher.output.decision_records import DecisionWriter, Inputs
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.output.tenant_stats import TenantStats
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """An admitted request, the inputs of that decision, and the audit records of its degradation."""
+
+    queued: QueuedRequest
+    inputs: Inputs
+    degraded: tuple[OutputRecord, ...] = ()
+
+
 @dataclass(slots=True)
-class RejectedAndExpired:
+class OutputStage:
     """Expired requests are answered at once. Rejections are submitted by ``send``: their sender may retry the same id
     at once, so the id is removed from the duplicate index and the quota refunded first."""
 
     transactions: TransactionLoop
-    charges: QuotaCharges
-    scheduler: Scheduler[QueuedRequest]
     writer: DecisionWriter
     counts: TenantCounters
-    stats: TenantStats
+    scheduler: Scheduler[QueuedRequest]
+    charges: QuotaCharges
     accepted_ids: AcceptedIds
+    clock: ClockMs
     _refused: list[tuple[QueuedRequest, Settlement]] = field(default_factory=list)
     """Rejected requests with their settlements, not submitted yet."""
     _answered: list[QueuedRequest] = field(default_factory=list)
     """Expired or cancelled requests whose quota is not refunded yet."""
+    _admitted: dict[Claim, Admission] = field(default_factory=dict)
+    """Admissions of the present batch without an audit event: one event covers admission and dispatch in one batch."""
 
     def answer_late(self, late: Sequence[QueuedRequest], now_ms: int) -> None:
         """Answer requests that have expired, and reject those that cannot finish in time."""
@@ -67,29 +78,28 @@ class RejectedAndExpired:
         if refused:
             self.transactions.submit_many([settlement for _, settlement in refused])
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether ``send`` has anything to do."""
+        return bool(self._refused or self._answered)
+
     def discard(self, is_current: Callable[[Claim], bool]) -> list[QueuedRequest]:
         """Remove and return pending rejections of revoked partitions: the new owner decides again."""
         gone = [queued for queued, _ in self._refused if not is_current(queued.claim)]
         self._refused = [refused for refused in self._refused if is_current(refused[0].claim)]
         return gone
 
-    def __bool__(self) -> bool:
-        """Whether ``send`` has anything to do."""
-        return bool(self._refused or self._answered)
-
     def late(self, queued: QueuedRequest, now_ms: int) -> Settlement:
         """The settlement of a request that expired or cannot finish in time."""
         if now_ms > queued.deadline_at_ms:
             self.counts.decided(queued.tenant, Decision.EXPIRED)
         else:
-            self.counts.decided(queued.tenant, Decision.REFUSED, Code.DEADLINE_UNMEETABLE)
-            self.stats.shed(queued.tenant, queued.pool, Code.DEADLINE_UNMEETABLE, now_ms)
+            self.counts.shed(queued.tenant, queued.pool, Code.DEADLINE_UNMEETABLE, now_ms)
         return Settlement(queued.claim, self.writer.late(queued, self.retry_after_ms(queued, now_ms), now_ms))
 
     def not_served(self, queued: QueuedRequest, refusal: Rejection, now_ms: int) -> tuple[OutputRecord, ...]:
         """The outputs for a request that no pool serves any more."""
-        self.counts.decided(queued.tenant, Decision.REFUSED, refusal.code)
-        self.stats.shed(queued.tenant, queued.pool, refusal.code, now_ms)
+        self.counts.shed(queued.tenant, queued.pool, refusal.code, now_ms)
         return self.writer.not_served(queued, refusal, now_ms)
 
     def retry_after_ms(self, queued: QueuedRequest, now_ms: int) -> int:
@@ -101,3 +111,28 @@ class RejectedAndExpired:
         if isinstance(verdict, Shed):
             return verdict.retry_after_ms
         return jittered_ms(LEAST_RETRY_MS, self.scheduler.policy.admission.jitter, queued.request_id)
+
+    def admit(self, admission: Admission) -> None:
+        """Note an admission for its audit event."""
+        self._admitted[admission.queued.claim] = admission
+
+    def take_admission(self, claim: Claim) -> tuple[Inputs, tuple[OutputRecord, ...]]:
+        """Remove the pending admission: its inputs, for the event of the next decision, and the audit records of its
+        degradation. Empty without one."""
+        admitted = self._admitted.pop(claim, None)
+        return ({}, ()) if admitted is None else (admitted.inputs, admitted.degraded)
+
+    def drop_admissions(self, revoked: Iterable[QueuedRequest]) -> None:
+        """Forget the admissions of revoked partitions: the new owner decides again."""
+        for queued in revoked:
+            self._admitted.pop(queued.claim, None)
+
+    def write_admissions(self) -> None:
+        """Write the event of every admission still pending: its request stays queued, or was rejected since."""
+        pending, self._admitted = self._admitted, {}
+        notes: list[OutputRecord] = []
+        for one in pending.values():
+            notes.append(self.writer.accepted(one.queued, one.inputs, one.queued.admitted_at_ms))
+            notes.extend(one.degraded)
+        if notes:
+            self.transactions.note(notes)

@@ -120,7 +120,7 @@ class DispatcherApp:
         transactions = self._transactions(failed)
         # A static embedder is faster than a Redis round trip.
         is_slow = self._settings.retrieval_embedder != "static"
-        vectors = QueryEmbeddings(self._embedder, caches.embeddings if is_slow else None)
+        vectors = QueryEmbeddings(self._embedder, caches.redis if is_slow else None)
         retriever = Retriever(
             self._passages, vectors, monotonic_ms, caches.passages, known_ms=1_000 * self._settings.cache_ttl_s
         )

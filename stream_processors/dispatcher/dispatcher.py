@@ -110,7 +110,7 @@ class Dispatcher:
         batch = self.intake.take(_MAX_BATCH)
         fresh = await self.deduplication.submit(batch.fresh)
         candidates = self.response_cache.submit(fresh)
-        candidates += self.inbox.take(_MAX_BATCH)
+        candidates += self.inbox.take(_MAX_BATCH, self.clock())
         await self.admission.submit(candidates)
         self.admission.requeue(batch.requeued)
         await self.cancellation.submit(batch.cancels)

@@ -10,14 +10,13 @@ from itertools import combinations
 from math import inf
 
 from stream_processors.dispatcher.scheduling.fair_queue import (
-    DEFAULT_CLASS_WEIGHTS,
     FairQueue,
     Policy,
-    Share,
     bounded_wait_tokens,
     make_fair_queue,
     service_gap_bound,
 )
+from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
 
 Path = tuple[str, ...]
 """A share: its class, its tenant, and its groups from the outermost in; "" stands for the requests of no group."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stream_processors.dispatcher.queued_request import Candidate
 
@@ -18,11 +18,11 @@ class AdmissionInbox:
         self._candidates.append(candidate)
         self.wake.set()
 
-    def take(self, most: int) -> list[Candidate]:
-        """Remove and return the oldest."""
+    def take(self, most: int, now_ms: int) -> list[Candidate]:
+        """Remove and return the oldest, admitted at ``now_ms``: they may have waited since they were classified."""
         taken = self._candidates[:most]
         del self._candidates[:most]
-        return taken
+        return [replace(one, queued=replace(one.queued, admitted_at_ms=now_ms)) for one in taken]
 
     def keep(self, wanted: Callable[[Candidate], bool]) -> None:
         """Drop all others."""

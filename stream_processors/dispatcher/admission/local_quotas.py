@@ -20,10 +20,6 @@ class Quotas(Protocol):
         """Release granted asks whose partitions were revoked: the new owner asks again for the same records."""
 
 
-def _whole(_tenant: str) -> float:
-    return 1.0
-
-
 class LocalQuotas:
     """Quotas in memory: exact for this process's partitions, lost when it ends.
 
@@ -33,14 +29,19 @@ class LocalQuotas:
             here.
     """
 
-    def __init__(self, clock: ClockMs, share: Callable[[str], float] = _whole) -> None:
+    def __init__(self, clock: ClockMs, share: Callable[[str], float] = lambda _tenant: 1.0) -> None:
         self._clock = clock
         self._share = share
         self._book = QuotaBook()
 
     async def take(self, asks: Sequence[Ask]) -> list[Exceeded | None]:
         now_ms = self._clock()
-        return [self._take(ask, now_ms) if has_quotas(ask.spec) else None for ask in asks]
+        return [
+            self._book.take(ask, buckets_of(ask.spec, self._share(ask.tenant)), now_ms)
+            if has_quotas(ask.spec)
+            else None
+            for ask in asks
+        ]
 
     async def give_back(self, asks: Sequence[Ask]) -> None:
         now_ms = self._clock()

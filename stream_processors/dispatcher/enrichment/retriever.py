@@ -1,10 +1,11 @@
 """Retrieval of one request's passages within its budget, with the mode reached and the reason if it was reduced."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from cachetools import TTLCache
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
@@ -15,54 +16,9 @@ from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.retrieval.rank_fusion import fuse
 from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Hit, VectorStore
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, BreakerOpenError, GuardedStore
+from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, BreakerOpenError, TenantBreakers
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
-
-
-@dataclass(slots=True)
-class CollectionDirectory:
-    """Caches at most ``max_entries`` collections. Pure except for its monotonic clock.
-
-    Keys contain the tenant: no tenant sees another's collection. Missing collections are not cached: one may be created
-    at any moment, and a tenant could fill the directory with names.
-
-    Attributes:
-        fresh_ms: longest time a change may go unnoticed.
-        known_ms: how long a collection counts as known while it cannot be looked up; a deleted one may be used as long.
-    """
-
-    clock: ClockMs
-    fresh_ms: int = 1_000
-    known_ms: int = 300_000
-    max_entries: int = 4_096
-    _known: OrderedDict[tuple[str, str], tuple[Collection, int]] = field(default_factory=OrderedDict)
-    """With the time of its look-up."""
-
-    def fresh(self, tenant: str, name: str) -> Collection | None:
-        """The collection, as of at most ``fresh_ms`` ago."""
-        return self._younger(tenant, name, self.fresh_ms)
-
-    def last_known(self, tenant: str, name: str) -> Collection | None:
-        """The collection as of its last look-up, at most ``known_ms`` ago."""
-        return self._younger(tenant, name, self.known_ms)
-
-    def note(self, collection: Collection) -> None:
-        """Store a collection that was just looked up."""
-        key = collection.tenant, collection.name
-        self._known[key] = collection, self.clock()
-        self._known.move_to_end(key)
-        if len(self._known) > self.max_entries:
-            self._known.popitem(last=False)
-
-    def forget(self, tenant: str, name: str) -> None:
-        """Remove a collection that is gone or was replaced."""
-        self._known.pop((tenant, name), None)
-
-    def _younger(self, tenant: str, name: str, age_ms: int) -> Collection | None:
-        known = self._known.get((tenant, name))
-        return known[0] if known is not None and self.clock() - known[1] < age_ms else None
-
 
 log = get_logger(__name__)
 
@@ -70,6 +26,10 @@ NO_MODE = "none"
 """Mode of a retrieval without result."""
 
 _LEAST_WIDTH = 10
+_MAX_COLLECTIONS = 4_096
+
+_FRESH_MS = 1_000
+"""Longest time a change of a collection may go unnoticed."""
 
 _Search = tuple[str, str, int, str, int, str]
 """Tenant, collection and its version, mode, width and query."""
@@ -95,36 +55,28 @@ class RetrievalCache(Protocol):
     async def put(self, collection: Collection, mode: str, width: int, query: str, hits: Sequence[Hit]) -> None: ...
 
 
-class NoRetrievalCache:
-    """Cache that is always empty."""
-
-    async def get(self, _collection: Collection, _mode: str, _width: int, _query: str) -> tuple[Hit, ...] | None:
-        return None
-
-    async def put(
-        self, _collection: Collection, _mode: str, _width: int, _query: str, _hits: Sequence[Hit]
-    ) -> None: ...
-
-
 @dataclass(slots=True)
 class Retriever:
     """Never raises because of store or embedder: ``RetrievalUse`` says what was late, unavailable or empty.
 
-    ``clock`` is monotonic. ``known_ms``: how long cached results may be used while the store is unavailable.
+    ``clock`` is monotonic. ``known_ms``: how long a collection and its cached results may be used while the store
+    is unavailable.
     """
 
     store: VectorStore
     vectors: QueryEmbeddings
     clock: ClockMs
-    cache: RetrievalCache = field(default_factory=NoRetrievalCache)
+    cache: RetrievalCache | None = None
     known_ms: int = 300_000
-    _guarded: GuardedStore = field(init=False)
-    _directory: CollectionDirectory = field(init=False)
+    _breakers: TenantBreakers = field(init=False)
+    _collections: TTLCache[tuple[str, str], tuple[Collection, int]] = field(init=False)
+    """Recently looked up, by tenant and name, with the time. Missing ones are not cached: one may be created at any
+    moment, and a tenant could fill the cache with names."""
     _searches: Singleflight[_Search, Retrieved] = field(default_factory=Singleflight)
 
     def __post_init__(self) -> None:
-        self._guarded = GuardedStore(self.store, self.clock)
-        self._directory = CollectionDirectory(self.clock, known_ms=self.known_ms)
+        self._breakers = TenantBreakers(self.clock)
+        self._collections = TTLCache(_MAX_COLLECTIONS, self.known_ms, timer=self.clock)
 
     async def retrieve(self, tenant: str, wanted: Retrieval, query: str, budget_s: float) -> Retrieved:
         """At most ``wanted.top_k`` passages, within the budget."""
@@ -137,7 +89,7 @@ class Retriever:
 
     async def collection_version(self, tenant: str, name: str, budget_s: float) -> int | None:
         """The present version of a collection; None if it is missing or cannot be looked up within the budget."""
-        collection = self._directory.fresh(tenant, name)
+        collection = self._fresh(tenant, name)
         if collection is None:
             try:
                 collection = await self._look_up(tenant, name, asyncio.get_running_loop().time() + budget_s)
@@ -170,28 +122,34 @@ class Retriever:
     async def _now(
         self, tenant: str, wanted: Retrieval, query: str, deadline_s: float, before: Retrieved | None
     ) -> Retrieved:
-        collection = self._directory.fresh(tenant, wanted.collection)
+        collection = self._fresh(tenant, wanted.collection)
         if collection is not None:
             try:
                 return await self._in(collection, wanted, query, deadline_s, before)
             except CollectionNotFoundError:
                 # Deleted since, and perhaps created again.
-                self._directory.forget(tenant, wanted.collection)
+                self._collections.pop((tenant, wanted.collection), None)
         collection = await self._look_up(tenant, wanted.collection, deadline_s)
         try:
             return await self._in(collection, wanted, query, deadline_s, before)
         except CollectionNotFoundError as error:
-            self._directory.forget(tenant, wanted.collection)
+            self._collections.pop((tenant, wanted.collection), None)
             raise StoreError("the collection is there, and its passages are not") from error
 
     async def _look_up(self, tenant: str, name: str, deadline_s: float) -> Collection:
         try:
-            collection = await self._guarded.look_up(tenant, name, deadline_s)
+            # Only a successful search closes the breaker; a look-up of the collection proves little.
+            collection = await self._breakers.ask(tenant, self.store.collection(tenant, name), deadline_s, proves=False)
         except CollectionNotFoundError:
-            self._directory.forget(tenant, name)
+            self._collections.pop((tenant, name), None)
             raise
-        self._directory.note(collection)
+        self._collections[tenant, name] = collection, self.clock()
         return collection
+
+    def _fresh(self, tenant: str, name: str) -> Collection | None:
+        """The collection, as of at most ``_FRESH_MS`` ago."""
+        known = self._collections.get((tenant, name))
+        return known[0] if known is not None and self.clock() - known[1] < _FRESH_MS else None
 
     async def _in(
         self, collection: Collection, wanted: Retrieval, query: str, deadline_s: float, before: Retrieved | None
@@ -224,11 +182,13 @@ class Retriever:
         except TimeoutError:
             raise EmbedderError("the query was not embedded within the budget") from None
         width = _width(wanted)
-        found = await self._guarded.search(collection, vector, query if hybrid else None, 2 * width, deadline_s)
+        left_s = max(0.001, deadline_s - asyncio.get_running_loop().time())
+        search = self.store.search(collection, vector, query if hybrid else None, 2 * width, left_s)
+        found = await self._breakers.ask(collection.tenant, search, deadline_s + GRACE_S)
         hits = fuse(found, width)
         if hybrid and found.matching is None:
             return _of(hits, collection, RetrievalMode.VECTOR, RetrievalReason.LATE)
-        if hits:
+        if hits and self.cache is not None:
             await self.cache.put(collection, wanted.mode, width, query, hits)
         return _of(hits, collection, wanted.mode, None)
 
@@ -236,8 +196,8 @@ class Retriever:
         """Cached hits in the last known version of the collection, for use if that is current or the store is
         unavailable. Raises EmbedderError."""
         embedder = self.vectors.name
-        collection = self._directory.last_known(tenant, wanted.collection)
-        if collection is None or collection.embedder != embedder:
+        collection, _ = self._collections.get((tenant, wanted.collection), (None, 0))
+        if self.cache is None or collection is None or collection.embedder != embedder:
             return None
         mode = RetrievalMode.VECTOR if wanted.mode == RetrievalMode.VECTOR else RetrievalMode.HYBRID
         hits = await self.cache.get(collection, mode, _width(wanted), query)

@@ -132,8 +132,11 @@ class WorkFeed:
             now = monotonic()
             if now >= look_for_topics_at:
                 look_at_all = now >= look_at_all_at
-                if self._attempt(lambda: self._look_for_topics(consumer, positions, look_at_all)):  # noqa: B023 - called here
+                try:
+                    self._look_for_topics(consumer, positions, look_at_all)
                     look_at_all_at = now + _LOOK_AT_ALL_TOPICS_EVERY_S if look_at_all else look_at_all_at
+                except KafkaException as error:
+                    log.warning("work_feed_waits", error=error.args[0].name())
                 look_for_topics_at = monotonic() + _LOOK_FOR_TOPICS_EVERY_S
             if now >= measure_at:
                 self._measure(consumer)
@@ -146,15 +149,6 @@ class WorkFeed:
             self._hand_on()
             if is_caught_up:
                 self._caught_up.set()
-
-    def _attempt(self, step: Callable[[], None]) -> bool:
-        """Run the step; False on KafkaException, after which the caller retries a second later."""
-        try:
-            step()
-        except KafkaException as error:
-            log.warning("work_feed_waits", error=error.args[0].name())
-            return False
-        return True
 
     # Partitions and start positions
 

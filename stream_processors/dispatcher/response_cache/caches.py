@@ -70,35 +70,12 @@ class PassageCache:
 
 
 @dataclass(slots=True)
-class EmbeddingCache:
-    """Query vectors, for embedders slower than Redis; a static one is faster."""
-
-    redis: RedisCache
-    _flights: Singleflight[CacheKey, FloatArray] = field(default_factory=Singleflight)
-
-    async def embed(self, tenant: str, embedder: QueryEmbedder, text: str) -> FloatArray:
-        """A vector as from ``embedder.embed_query``, which runs at most once at a time for the same text of a tenant.
-        Raises EmbedderError. The caller bounds the time."""
-        key = embedding_key(tenant, embedder.name, text)
-        known = await self.redis.get(key, lambda payload: decode_vector(payload, embedder.dimensions))
-        if known is not None:
-            return known
-
-        async def run() -> FloatArray:
-            vector = await embedder.embed_query(text)
-            payload = encode_vector(vector)
-            self.redis.soon(key, lambda: self.redis.put(key, payload))
-            return vector
-
-        return await self._flights.run(key, run)
-
-
-@dataclass(frozen=True, slots=True)
 class QueryEmbeddings:
-    """Embeds queries. ``cache`` is None for an embedder faster than a cache look-up."""
+    """Embeds queries, with the vectors in Redis for an embedder slower than that; a static one is faster."""
 
     embedder: QueryEmbedder
-    cache: EmbeddingCache | None = None
+    redis: RedisCache | None = None
+    _flights: Singleflight[CacheKey, FloatArray] = field(default_factory=Singleflight)
 
     @property
     def name(self) -> str:
@@ -106,10 +83,23 @@ class QueryEmbeddings:
         return self.embedder.name
 
     async def embed(self, tenant: str, text: str) -> FloatArray:
-        """A vector of shape (dimensions,). Raises EmbedderError. The caller bounds the time."""
-        if self.cache is None:
-            return await self.embedder.embed_query(text)
-        return await self.cache.embed(tenant, self.embedder, text)
+        """A vector of shape (dimensions,). With Redis, the embedder runs at most once at a time for the same text of a
+        tenant. Raises EmbedderError. The caller bounds the time."""
+        embedder, redis = self.embedder, self.redis
+        if redis is None:
+            return await embedder.embed_query(text)
+        key = embedding_key(tenant, embedder.name, text)
+        known = await redis.get(key, lambda payload: decode_vector(payload, embedder.dimensions))
+        if known is not None:
+            return known
+
+        async def run() -> FloatArray:
+            vector = await embedder.embed_query(text)
+            payload = encode_vector(vector)
+            redis.soon(key, lambda: redis.put(key, payload))
+            return vector
+
+        return await self._flights.run(key, run)
 
 
 @dataclass(slots=True)
@@ -176,8 +166,7 @@ class SemanticCache:
             raise ValueError("an answer of another tenant")
         payload = encode_row(vector, response.digest, wording)
         if payload is not None:
-            row = payload
-            self.redis.soon(group, lambda: self.redis.add_row(group, row, self.group_rows))
+            self.redis.soon(group, lambda: self.redis.add_row(group, payload, self.group_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +175,6 @@ class Caches:
 
     redis: RedisCache
     passages: PassageCache
-    embeddings: EmbeddingCache
     responses: ResponseCache
     semantic: SemanticCache
 
@@ -210,7 +198,6 @@ def make_caches(
     return Caches(
         redis=redis,
         passages=PassageCache(redis, HotCache(hot or HotPolicy()), clock, ttl_s),
-        embeddings=EmbeddingCache(redis),
         responses=ResponseCache(answers),
         semantic=SemanticCache(answers, semantic_threshold),
     )

@@ -20,6 +20,7 @@ from fairlane_server.caching.responses import (
 )
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
 from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Urgency
+from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings, ResponseCache, SemanticCache
 from stream_processors.dispatcher.response_cache.semantic_match import NO_WORDING, Wording
@@ -70,13 +71,6 @@ class CacheLookup(Protocol):
         """Add the question to its semantic group, once its request is dispatched and an answer is to come."""
 
 
-class Versions(Protocol):
-    """Current versions of collections."""
-
-    async def collection_version(self, tenant: str, name: str, budget_s: float) -> int | None:
-        """The version; None if there is no such collection, or it cannot be determined within the budget."""
-
-
 class NoAnswers:
     """Used without a cache: every look-up misses."""
 
@@ -101,7 +95,7 @@ class CachedAnswers:
 
     responses: ResponseCache
     semantic: SemanticCache
-    versions: Versions
+    retriever: Retriever
     vectors: QueryEmbeddings
     budget_s: float
     _gate: FairConcurrencyLimiter = field(
@@ -152,7 +146,7 @@ class CachedAnswers:
     async def _version(self, tenant: str, name: str) -> int | None:
         async def ask() -> int | None:
             async with self._turn(tenant):
-                return await self.versions.collection_version(tenant, name, self.budget_s)
+                return await self.retriever.collection_version(tenant, name, self.budget_s)
 
         return await self._asked.run((tenant, name), ask)
 

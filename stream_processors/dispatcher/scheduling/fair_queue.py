@@ -1,4 +1,4 @@
-"""Fair queue of one pool: the protocol and the policies. Pure.
+"""Fair queue of one pool and its policies. Pure.
 
 The queue is a tree of shares. Below the root are the classes, below a class its tenants, below a tenant its groups
 (if it has any), and at the leaves queues in which the earliest deadline goes first. The children of one node share
@@ -72,14 +72,9 @@ per leaf. Changes out of turn (charge, weight, removal) leave outdated entries i
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
-from stream_processors.dispatcher.scheduling.backlog_statistics import (
-    Backlog,
-    BacklogStatistics,
-    Waiting,
-    checked_class_weights,
-)
+from stream_processors.dispatcher.scheduling.backlog_statistics import BacklogStatistics, Waiting, checked_class_weights
 from stream_processors.dispatcher.scheduling.share_tree import ShareTree
 from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
 
@@ -146,19 +141,6 @@ class ArrivalOrder(BacklogStatistics[ItemT]):
         return len(self._waiting)
 
 
-__all__ = [
-    "DEFAULT_CLASS_WEIGHTS",
-    "DEFAULT_QUANTUM_TOKENS",
-    "Backlog",
-    "FairQueue",
-    "Policy",
-    "Share",
-    "Waiting",
-    "bounded_wait_tokens",
-    "make_fair_queue",
-    "service_gap_bound",
-]
-
 Policy = Literal["drr", "vtc", "fifo"]
 
 DEFAULT_QUANTUM_TOKENS = 512.0
@@ -168,67 +150,8 @@ _VTC_QUANTUM_TOKENS = 1e-6
 """So small that a round is the counter itself."""
 
 
-class FairQueue(Protocol[ItemT]):
-    """The queued requests of one pool, and their order. For one thread."""
-
-    def push(self, item: ItemT) -> None:
-        """Add a request. Raises ValueError for an unknown class and for a claim already queued."""
-        ...
-
-    def pop(self, room_tokens: float, is_late: Callable[[ItemT], bool]) -> tuple[ItemT, bool] | None:
-        """Remove the next request; returns it and whether it is late: a late one needs no room and is not charged. None
-        when empty, or when the next one costs more than ``room_tokens``: no other overtakes it."""
-        ...
-
-    def take_late(self, is_late: Callable[[ItemT], bool]) -> list[ItemT]:
-        """Remove, uncharged, late requests from the head of every queue. O(queues), or O(n) for fifo."""
-        ...
-
-    def expedite(self, item: ItemT) -> bool:
-        """Move a request to the head of its own queue (tenant, group and class), behind those expedited before; no
-        other queue changes. False when it is not queued, and with fifo. O(log n); O(1) when expedited already."""
-        ...
-
-    def remove(self, item: ItemT, *, charge: bool) -> bool:
-        """Remove a request out of turn; ``charge``: it is dispatched. False when it is not queued."""
-        ...
-
-    def charge(self, tenant: str, group: str, priority_class: str, tokens: float) -> None:
-        """Charge the cost of work beyond its estimate; negative: a refund. With or without a backlog."""
-        ...
-
-    def set_share(self, tenant: str, share: Share | None) -> None:
-        """Set a tenant's weight and groups; None: forget them once it has no backlog."""
-        ...
-
-    def set_class_weights(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of the classes. A class that is missing or has weight 0 keeps its weight. Raises ValueError
-        for an unknown class and for a weight that is negative or not finite."""
-        ...
-
-    def backlogged_weight(self, priority_class: str) -> float:
-        """Sum of the weights of the tenants with a backlog in this class. O(1)."""
-        ...
-
-    def waiting(self, tenant: str, priority_class: str) -> Backlog:
-        """The tenant's backlog in this class. O(1)."""
-        ...
-
-    def waiting_in_class(self, priority_class: str) -> Backlog:
-        """The backlog of this class. O(1)."""
-        ...
-
-    @property
-    def total(self) -> Backlog:
-        """The backlog of all classes. O(1)."""
-        ...
-
-    def busiest(self, count: int) -> list[tuple[str, int]]:
-        """At most ``count`` tenants with a backlog, each with its tokens in all classes together, most first: chosen
-        from the first ``count`` of every class. O(n) in the tenants with a backlog, a comparison each."""
-        ...
-
-    def __len__(self) -> int: ...
+FairQueue = ShareTree[ItemT] | ArrivalOrder[ItemT]
+"""The queued requests of one pool, and their order. For one thread."""
 
 
 def make_fair_queue(policy: Policy, quantum_tokens: float = DEFAULT_QUANTUM_TOKENS) -> FairQueue[ItemT]:

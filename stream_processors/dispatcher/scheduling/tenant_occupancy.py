@@ -4,12 +4,13 @@ Online requests and backfill are counted apart: backfill fetched before its paus
 online request, and a backlog of online requests never stops the reading of backfill.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from fairlane.records import TenantSpec
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, backfill_paused
+from stream_processors.dispatcher.scheduling.turns import Schedulable
 
 
 class Identified(Protocol):
@@ -48,19 +49,6 @@ class RequestIndex(Generic[ItemT]):
         return tuple(self._by_id.get((tenant, request_id), {}).values())
 
 
-class Holdable(Protocol):
-    """The counted fields of a request."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def cost_tokens(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def is_backfill(self) -> bool: ...
-
-
 @dataclass(slots=True)
 class _Held:
     requests: int = 0
@@ -68,7 +56,7 @@ class _Held:
     tokens: int = 0
     is_paused: bool = False
 
-    def add(self, item: Holdable, sign: int) -> None:
+    def add(self, item: Schedulable, sign: int) -> None:
         self.requests += sign
         self.size_bytes += sign * item.size_bytes
         self.tokens += sign * item.cost_tokens
@@ -80,14 +68,14 @@ class _Account:
     """Tenants with queued requests only."""
     all: _Held = field(default_factory=_Held)
 
-    def add(self, item: Holdable) -> None:
+    def add(self, item: Schedulable) -> None:
         held = self.by_tenant.get(item.tenant)
         if held is None:
             held = self.by_tenant[item.tenant] = _Held()
         held.add(item, 1)
         self.all.add(item, 1)
 
-    def remove(self, item: Holdable) -> None:
+    def remove(self, item: Schedulable) -> None:
         held = self.by_tenant[item.tenant]
         held.add(item, -1)
         if not held.requests:
@@ -102,10 +90,10 @@ class TenantOccupancy:
     _online: _Account = field(default_factory=_Account)
     _backfill: _Account = field(default_factory=_Account)
 
-    def add(self, item: Holdable) -> None:
+    def add(self, item: Schedulable) -> None:
         self._of(item.is_backfill).add(item)
 
-    def remove(self, item: Holdable) -> None:
+    def remove(self, item: Schedulable) -> None:
         """Raises KeyError when nothing of its tenant and kind is queued."""
         self._of(item.is_backfill).remove(item)
 
@@ -126,7 +114,7 @@ class TenantOccupancy:
             total_waiting_tokens=self._online.all.tokens + self._backfill.all.tokens,
         )
 
-    def paused_backfill(self, policy: AdmissionPolicy, bounds_of: "BoundsOf") -> set[str]:
+    def paused_backfill(self, policy: AdmissionPolicy, bounds_of: Callable[[str], Bounds]) -> set[str]:
         """Tenants with enough backfill queued; reading resumes when half of it is left."""
         paused = set()
         for tenant, held in self._backfill.by_tenant.items():
@@ -148,9 +136,3 @@ class TenantOccupancy:
 
     def _of(self, is_backfill: bool) -> _Account:
         return self._backfill if is_backfill else self._online
-
-
-class BoundsOf(Protocol):
-    """Returns the bounds of a tenant."""
-
-    def __call__(self, tenant: str, /) -> Bounds: ...

@@ -22,6 +22,7 @@ from fairlane_server.retrieval.store import Collection
 from stream_processors.dispatcher.response_cache.caches import (
     HOT,
     Caches,
+    QueryEmbeddings,
     decode_hits,
     decode_vector,
     encode_hits,
@@ -159,16 +160,17 @@ class Embedder:
 def test_a_text_is_embedded_once() -> None:
     async def test() -> None:
         redis, embedder = DictRedis(), Embedder()
-        caches = make(redis)
-        together = await asyncio.gather(*(caches.embeddings.embed("acme", embedder, "abc") for _ in range(4)))
+        cache = make(redis).redis
+        embeddings = QueryEmbeddings(embedder, cache)
+        together = await asyncio.gather(*(embeddings.embed("acme", "abc") for _ in range(4)))
         assert embedder.runs == 1
-        await caches.redis.settle()
-        later = await make(redis).embeddings.embed("acme", embedder, "abc")
+        await cache.settle()
+        later = await QueryEmbeddings(embedder, make(redis).redis).embed("acme", "abc")
         assert embedder.runs == 1
         for vector in (*together, later):
             assert vector.tolist() == [3.0, 0.5, -1.0]
             assert vector.dtype == np.float32
-        await caches.embeddings.embed("globex", embedder, "abc")
+        await embeddings.embed("globex", "abc")
         assert embedder.runs == 2, "another tenant's text is embedded again"
 
     run(test())
@@ -176,13 +178,14 @@ def test_a_text_is_embedded_once() -> None:
 
 def test_an_embedder_that_fails_fails_for_all_and_is_asked_again() -> None:
     async def test() -> None:
-        embedder, caches = Embedder(), make(DictRedis())
+        embedder = Embedder()
+        embeddings = QueryEmbeddings(embedder, make(DictRedis()).redis)
         embedder.error = EmbedderError("away")
-        asking = (caches.embeddings.embed("acme", embedder, "abc") for _ in range(3))
+        asking = (embeddings.embed("acme", "abc") for _ in range(3))
         found = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(one) for one in found] == [EmbedderError] * 3
         embedder.error = None
-        assert (await caches.embeddings.embed("acme", embedder, "abc")).size == 3
+        assert (await embeddings.embed("acme", "abc")).size == 3
 
     run(test())
 
@@ -198,7 +201,7 @@ def test_a_poisoned_vector_is_embedded_again() -> None:
             b"",
         ):
             redis.stored[key.name] = seal(key, poison)
-            assert (await caches.embeddings.embed("acme", embedder, "abc")).tolist() == [3.0, 0.5, -1.0]
+            assert (await QueryEmbeddings(embedder, caches.redis).embed("acme", "abc")).tolist() == [3.0, 0.5, -1.0]
             await caches.redis.settle()
         assert embedder.runs == 3
 

@@ -11,14 +11,9 @@ import pytest
 from fairlane.records import TenantGroup
 from stream_processors.dispatcher.scheduling import share_node
 from stream_processors.dispatcher.scheduling.deadline_heap import DeadlineHeap
-from stream_processors.dispatcher.scheduling.fair_queue import (
-    FairQueue,
-    Policy,
-    Share,
-    bounded_wait_tokens,
-    make_fair_queue,
-)
+from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, bounded_wait_tokens, make_fair_queue
 from stream_processors.dispatcher.scheduling.share_tree import RESTING_TENANTS, ShareTree
+from stream_processors.dispatcher.scheduling.shares import Share
 from tests.kit.fair_queue_watch import Request, never
 
 FAIR: tuple[Policy, ...] = ("drr", "vtc")

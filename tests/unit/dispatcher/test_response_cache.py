@@ -18,7 +18,7 @@ from fairlane.records import (
 )
 from fairlane_server.caching.responses import response_key
 from stream_processors.dispatcher.deduplication.recent_results import RecentResult
-from tests.kit.dispatcher_bench import MODEL, PARTITION, Bench
+from tests.kit.dispatcher_bench import MODEL, NOW_MS, PARTITION, Bench
 from tests.kit.earlier_answers_kit import (
     ANSWER,
     asking,
@@ -148,6 +148,21 @@ def test_an_id_that_is_sent_again_is_known_to_be_answered_or_under_way() -> None
         await waiting.dispatcher.response_cache.close()
 
     asyncio.run(run())
+
+
+def test_a_request_is_admitted_when_its_look_up_has_ended() -> None:
+    bench = Bench()
+    bench.report()
+    bench.kept.hangs = asyncio.Event()
+
+    def later() -> None:
+        bench.now_ms += 300
+        assert bench.kept.hangs is not None
+        bench.kept.hangs.set()
+
+    going(bench, lambda: bench.write(0, bytes_of(asking(1))), later)
+    (item,) = work(bench)
+    assert (item.submitted_at_ms, item.admitted_at_ms) == (NOW_MS, NOW_MS + 300)
 
 
 def test_a_cancel_finds_what_is_looked_up() -> None:

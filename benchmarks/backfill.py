@@ -19,7 +19,7 @@ from benchmarks.cluster import Cluster, cluster
 from benchmarks.observed import ends_of
 from benchmarks.processes import peak_bytes
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT
+from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT, simulated_model
 from deploy.local.services import Service
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import backfill_topic, replies_topic
@@ -37,24 +37,17 @@ _TENANT = "acme"
 _BARE_TOPIC = "baseline.bare"
 _PROMPT = "why?"
 _MAX_TOKENS = 2
-_PATIENCE_MS = 86_400_000
+_TIMEOUT_MS = 86_400_000
 _LOOK_S = 0.1
 _TIMEOUT_S = 7_200.0
 _BATCH_ITEMS = 256
-_MODEL = {
-    "model": MODEL,
-    "version": "1",
-    "pool": POOL,
-    "engine": "simulated",
-    "tasks": [Task.GENERATE.value],
-    "path": MODEL,
-    "limits": {
-        "max_context_tokens": 2_048,
-        "max_output_tokens": 512,
-        "max_batch_size": _BATCH_ITEMS,
-        "max_batch_tokens": 65_536,
-    },
+_LIMITS = {
+    "max_context_tokens": 2_048,
+    "max_output_tokens": 512,
+    "max_batch_size": _BATCH_ITEMS,
+    "max_batch_tokens": 65_536,
 }
+_MODEL = simulated_model(MODEL, Task.GENERATE, POOL, **_LIMITS)
 _ENGINE = {
     "ENGINE": "simulated",
     "SIMULATED_PREFILL_TOKENS_PER_S": "1e9",
@@ -157,6 +150,12 @@ def _command(running: Cluster, *arguments: str) -> Any:
 def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:
     """Rows a second, from the first that is produced to the last that is consumed."""
     codec = default_codec()
+    fields: dict[str, Any] = {
+        "input": RequestInput(prompt=_PROMPT),
+        "parameters": Parameters(max_tokens=_MAX_TOKENS),
+        "priority": Priority.LOW.value,
+        "timeout_ms": _TIMEOUT_MS,
+    }
     config = idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000, "linger.ms": 5}
     producer = Producer(config)
     consumer = Consumer(read_committed_consumer(settings, f"bench-{uuid.uuid4()}"))
@@ -167,7 +166,7 @@ def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:
             raise TimeoutError(f"{consumed} of {rows} answers after {_TIMEOUT_S:g} s")
         for _ in range(min(1_000, rows - produced)):
             try:
-                request = _request()
+                request = InferenceRequest(str(uuid.uuid4()), MODEL, Task.GENERATE.value, **fields)
                 producer.produce(topic, codec.encode(request), request.request_id)
             except BufferError:
                 break
@@ -178,15 +177,3 @@ def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:
     producer.flush(10)
     consumer.close()
     return rows / took_s
-
-
-def _request() -> InferenceRequest:
-    return InferenceRequest(
-        str(uuid.uuid4()),
-        MODEL,
-        Task.GENERATE.value,
-        RequestInput(prompt=_PROMPT),
-        Parameters(max_tokens=_MAX_TOKENS),
-        priority=Priority.LOW.value,
-        timeout_ms=_PATIENCE_MS,
-    )

@@ -134,8 +134,7 @@ async def _plant(redis: "Redis", one: _Question, intruder: str) -> None:
     ]
     for mine, other in pairs:
         entry = await redis.get(mine.name)
-        if entry is None:
-            raise RuntimeError("the owner's entry is gone")
+        assert entry is not None, "the owner's entry is gone"
         await redis.set(other.name, entry, ex=_TTL_S)
     rows = await redis.lrange(_group(one, OWNER).name, 0, -1)
     name = _group(one, intruder).name
@@ -164,13 +163,11 @@ def _request(one: _Question) -> InferenceRequest:
 
 def _response(one: _Question, tenant: str) -> CacheKey:
     key = response_key(tenant, _request(one), _VERSION, 1)
-    if key is None:
-        raise RuntimeError("a request without a key")
+    assert key is not None, "a request without a key"
     return key
 
 
 def _group(one: _Question, tenant: str) -> CacheKey:
     key = semantic_group(tenant, _request(one), _VERSION, 1, _EMBEDDER)
-    if key is None:
-        raise RuntimeError("a request without a group")
+    assert key is not None, "a request without a group"
     return key

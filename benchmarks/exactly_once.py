@@ -21,6 +21,7 @@ from benchmarks.faults.promise import Findings, examine
 from benchmarks.faults.rig import Rig
 from benchmarks.faults.traffic import Traffic
 from benchmarks.result import Figure, Result
+from benchmarks.simulated_pool import simulated_model
 from deploy.local.services import Service
 from fairlane.models import load_models
 from fairlane.outcomes import Task
@@ -71,7 +72,10 @@ def _measure(plan: Sequence[Fault], load: Load, dice: random.Random, seed: int, 
         _services(),
         parts=("kafka", "redis", "postgres"),
         tenants=_TENANTS,
-        models=[_model("words", Task.GENERATE, 512), _model("vectors", Task.EMBED, 0)],
+        models=[
+            simulated_model("words", Task.GENERATE, _POOL, max_context_tokens=4_096, max_output_tokens=512),
+            simulated_model("vectors", Task.EMBED, _POOL, max_context_tokens=4_096, max_output_tokens=0),
+        ],
         env=_ENV,
         policy=_RESTARTS,
     ) as running:
@@ -94,18 +98,6 @@ def _services() -> list[Service]:
         *(Service(name, consume) for name in CAST.consumers),
         Service(CAST.recorder, ("-m", "stream_processors.recorder")),
     ]
-
-
-def _model(name: str, task: Task, max_output_tokens: int) -> dict[str, object]:
-    return {
-        "model": name,
-        "version": "1",
-        "pool": _POOL,
-        "engine": "simulated",
-        "tasks": [str(task)],
-        "path": name,
-        "limits": {"max_context_tokens": 4_096, "max_output_tokens": max_output_tokens},
-    }
 
 
 def _result(seed: int, found: Findings, blows: Sequence[Blow], rig: Rig, longest_gap_s: float) -> Result:

@@ -7,13 +7,12 @@ entitled to half of it. Both have the same class and weight, and neither may be 
 same alone, beside the flood, and beside it under fifo. One that is not served counts with all the time it allowed.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.load import LoadGenerator, Offered, Planned, plan
-from benchmarks.observed import Observed, latency_percentile_ms, submitted_within
+from benchmarks.observed import latency_percentile_ms, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import POOL, FairnessPolicy, SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
@@ -43,18 +42,11 @@ class Measured:
     served: int
     p50_ms: float
     p99_ms: float
-    lag_ms: float
+    generator_lag_ms: float
 
     def as_run(self, policy: FairnessPolicy, *, flood: bool) -> dict[str, float]:
-        return {
-            "fifo": float(policy == "fifo"),
-            "flood": float(flood),
-            "requests": float(self.requests),
-            "served": float(self.served),
-            "p50_ms": self.p50_ms,
-            "p99_ms": self.p99_ms,
-            "generator_lag_ms": self.lag_ms,
-        }
+        measured = {name: float(value) for name, value in asdict(self).items()}
+        return {"fifo": float(policy == "fifo"), "flood": float(flood), **measured}
 
 
 def run(seconds: float = SECONDS) -> Result:
@@ -105,17 +97,9 @@ def measure(servers: Cluster, pool: SimulatedPool, seconds: float, *, flood: boo
         start_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
         observed = submitted_within(load.observed(), (start_ms, start_ms + round(seconds * 1000)))
         victim = [one for one in observed if one.tenant == _VICTIM]
-        return _measured(victim, load.checked_lag_ms())
-
-
-def _measured(victim: Sequence[Observed], lag_ms: float) -> Measured:
-    return Measured(
-        requests=len(victim),
-        served=sum(one.served for one in victim),
-        p50_ms=latency_percentile_ms(victim, 0.5),
-        p99_ms=latency_percentile_ms(victim, 0.99),
-        lag_ms=lag_ms,
-    )
+        served = sum(one.served for one in victim)
+        p50_ms, p99_ms = (latency_percentile_ms(victim, part) for part in (0.5, 0.99))
+        return Measured(len(victim), served, p50_ms, p99_ms, load.checked_lag_ms())
 
 
 def planned_load(pool: SimulatedPool, seconds: float, *, flood: bool) -> list[Planned]:

@@ -19,7 +19,7 @@ from deploy.local.services import Service
 from fairlane.clock import now_ms
 from fairlane.kafka_config import idempotent_producer
 from fairlane.names import CONTROL_CAPACITY
-from fairlane.outcomes import Health
+from fairlane.outcomes import Health, Task
 from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -76,6 +76,13 @@ UNBOUNDED = {"MAX_QUEUE_SIZE": str(_HELD_REQUESTS), "MAX_QUEUE_BYTES": str(_HELD
 """A dispatcher's bounds where nothing is to be refused."""
 UNBOUNDED_TENANT = {"queue": {"max_requests": _HELD_REQUESTS, "max_bytes": _HELD_BYTES}}
 """A tenant's."""
+
+
+def simulated_model(model: str, task: Task, pool: str, **limits: int) -> dict[str, object]:
+    """An entry of models.yaml."""
+    entry = {"model": model, "version": "1", "pool": pool, "engine": "simulated", "tasks": [str(task)], "path": model}
+    return {**entry, "limits": limits}
+
 
 NO_ENGINE_TIME = {"SIMULATED_PREFILL_TOKENS_PER_S": "inf", "SIMULATED_DECODE_TOKENS_PER_S": "inf"}
 INSTANT_SERVICES = (

@@ -15,7 +15,7 @@ from deploy.local.services import Service
 from fairlane import Client
 from fairlane.models import load_models
 from fairlane.records import Parameters, RequestInput
-from inference_consumers.engines.protocol import Engine, EngineItem, ItemOutcome
+from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
 from inference_consumers.engines.registry import create_engine
 
 NAME = "streaming"
@@ -28,22 +28,14 @@ _MODEL = "smollm2-135m-instruct"
 _PROMPT = "The capital of the country with number {number} on the list is"
 
 
-class _FirstText:
-    """An observer that notes when the first text came."""
+class _FirstText(Outcomes):
+    """Notes when the first text came."""
 
-    def __init__(self) -> None:
-        self.at_s: float | None = None
+    at_s: float | None = None
 
-    def text(self, index: int, delta: str) -> None:  # noqa: ARG002 - the observer's signature
-        if self.at_s is None:
-            self.at_s = perf_counter()
-
-    def finished(self, index: int, outcome: ItemOutcome) -> None: ...
-
-    def step(self) -> None: ...
-
-    def is_cancelled(self, index: int) -> bool:  # noqa: ARG002 - the observer's signature
-        return False
+    def text(self, index: int, delta: str) -> None:
+        self.at_s = self.at_s or perf_counter()
+        super().text(index, delta)
 
 
 def run() -> Result:

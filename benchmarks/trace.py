@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from producers.replay.trace import TraceRow, read_trace
+from producers.replay.trace import PlanOptions, TraceRow, read_trace, tokens_of
 
 __all__ = ["MAX_CONTEXT_TOKENS", "SCALE", "TRACE_FILE", "RequestSize", "TraceRow", "TraceSampler", "load_trace"]
 
@@ -50,7 +50,8 @@ class TraceSampler:
     ) -> None:
         """``max_tokens`` bounds prompt and answer together: the answer gives way."""
         self._random = random.Random(seed)
-        self._sizes = [_scaled(row, scale, max_tokens) for row in rows]
+        options = PlanOptions(scale=scale, max_tokens=max_tokens)
+        self._sizes = [RequestSize(*tokens_of(row, options)) for row in rows]
         gaps = sorted(later.arrived_at_s - earlier.arrived_at_s for earlier, later in pairwise(rows))
         kept = gaps[: max(1, int(len(gaps) * _KEPT_GAPS))]
         mean = sum(kept) / len(kept)
@@ -81,8 +82,3 @@ class TraceSampler:
             times.append(at)
             at += self._random.uniform(0.5, 1.5) / rate_per_s
         return times
-
-
-def _scaled(row: TraceRow, scale: float, max_tokens: int) -> RequestSize:
-    prompt = min(max(1, round(row.context_tokens * scale)), max_tokens - 1)
-    return RequestSize(prompt, min(max(1, round(row.generated_tokens * scale)), max_tokens - prompt))

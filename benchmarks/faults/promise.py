@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import psycopg
 from confluent_kafka import Consumer, Message
 
-from benchmarks.faults.deployed import Deployed, dispatcher_group, pool_of, source_topics, work_group
+from benchmarks.faults.deployed import Deployment
 from deploy.demo.checks import check, committed_records
 from fairlane import names
 from fairlane.committed import resume_points
@@ -45,7 +45,9 @@ class Findings:
             self.problems.append(f"{len(found)} {what}, for instance {sorted(map(str, found))[:_SHOWN]}")
 
 
-def examine(deployed: Deployed, expected: Mapping[str, str], *, postgres_dsn: str | None, timeout_s: float) -> Findings:
+def examine(
+    deployed: Deployment, expected: Mapping[str, str], *, postgres_dsn: str | None, timeout_s: float
+) -> Findings:
     """Read everything and compare.
 
     Args:
@@ -63,7 +65,7 @@ def examine(deployed: Deployed, expected: Mapping[str, str], *, postgres_dsn: st
     return findings
 
 
-def _examine_replies(deployed: Deployed, expected: Mapping[str, str], findings: Findings) -> set[str]:
+def _examine_replies(deployed: Deployment, expected: Mapping[str, str], findings: Findings) -> set[str]:
     """Returns the ids of requests that got an earlier answer again."""
     final: dict[str, list[InferenceReply]] = {}
     for record in _records(deployed, [names.replies_topic(tenant) for tenant in deployed.tenants]):
@@ -87,11 +89,11 @@ def _examine_replies(deployed: Deployed, expected: Mapping[str, str], findings: 
 
 
 def _examine_work(
-    deployed: Deployed, expected: Mapping[str, str], given_again: Set[str], findings: Findings
+    deployed: Deployment, expected: Mapping[str, str], given_again: Set[str], findings: Findings
 ) -> list[Message]:
     """One work item per request that was to run, and one more each time that a consumer handed it back; one usage event
     per work item, and per answer that was given again."""
-    codec, pool = deployed.codec, pool_of(deployed)
+    codec, pool = deployed.codec, deployed.pool
     work = _records(deployed, [names.priority_topic(pool, priority) for priority in Priority])
     dispatched = Counter(codec.decode_as(WorkItem, record.value()).request.request_id for record in work)
     returned = Counter(
@@ -121,10 +123,10 @@ def _examine_work(
     return work
 
 
-def _examine_settled(deployed: Deployed, work: Sequence[Message], findings: Findings) -> None:
+def _examine_settled(deployed: Deployment, work: Sequence[Message], findings: Findings) -> None:
     """Committed offsets and done sets cover every record of both hops."""
-    requests = _records(deployed, source_topics(deployed))
-    for group, records in ((dispatcher_group(deployed), requests), (work_group(deployed), work)):
+    requests = _records(deployed, deployed.source_topics)
+    for group, records in ((deployed.dispatcher_group, requests), (deployed.work_group, work)):
         findings.note(f"records are not settled by {group}", unsettled(deployed.settings, group, records))
 
 
@@ -153,7 +155,7 @@ def undone(committed: CommitPoint | None, offsets: Iterable[int]) -> list[int]:
 
 
 def _examine_rows(
-    deployed: Deployed, expected: Mapping[str, str], findings: Findings, dsn: str, timeout_s: float
+    deployed: Deployment, expected: Mapping[str, str], findings: Findings, dsn: str, timeout_s: float
 ) -> None:
     """Postgres equals the reply topics: a row for each reply, its outcome, seen once."""
     found = check(deployed.settings, dsn, deployed.tenants, expected.keys(), timeout_s)
@@ -169,5 +171,5 @@ def _examine_rows(
     findings.rows = len(found.without_row) + len(found.rows_that_differ) + abs(of_nobody)
 
 
-def _records(deployed: Deployed, topics: Iterable[str]) -> list[Message]:
+def _records(deployed: Deployment, topics: Iterable[str]) -> list[Message]:
     return committed_records(deployed.settings, topics, _READ_TIMEOUT_S)

@@ -16,7 +16,7 @@ from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.faults.deployed import Deployed, dispatcher_group, model_for, pool_of, work_group
+from benchmarks.faults.deployed import Deployment
 from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
 from benchmarks.load import QUIET
 from benchmarks.waiting import wait_until, wait_while
@@ -123,7 +123,7 @@ _ENGINE_MODULE = "inference_consumers.engine_process"
 class Rig:
     """A running stack under fire."""
 
-    def __init__(self, stack: LocalStack, deployed: Deployed, cast: Cast) -> None:
+    def __init__(self, stack: LocalStack, deployed: Deployment, cast: Cast) -> None:
         """``stack`` runs the services of ``cast``, which serve ``deployed``."""
         self.stack = stack
         self.deployed = deployed
@@ -134,8 +134,8 @@ class Rig:
         self._admin = AdminClient(connection(deployed.settings) | QUIET)
         self._recorders = recorder_group(deployed.group_prefix)
         self._groups = {
-            dispatcher_group(deployed): cast.dispatchers,
-            work_group(deployed): cast.consumers,
+            deployed.dispatcher_group: cast.dispatchers,
+            deployed.work_group: cast.consumers,
             self._recorders: (cast.recorder,),
         }
         self._members: dict[str, Member] = {}
@@ -143,7 +143,7 @@ class Rig:
         self._dead_pids: dict[str, int | None] = {}
         self._engines: dict[str, ProcessId] = {}
         # The one whose engines are struck: generating is what takes the time.
-        self._model = model_for(deployed, Task.GENERATE).model
+        self._model = deployed.model_for(Task.GENERATE).model
 
     @property
     def deaths(self) -> int:
@@ -284,11 +284,11 @@ class Rig:
         deployed = self.deployed
         if group == self._recorders:
             return {(replies_topic(tenant), 0) for tenant in deployed.tenants}
-        if group == dispatcher_group(deployed):
+        if group == deployed.dispatcher_group:
             topics = (requests_topic, backfill_topic)
             return {(topic(tenant), 0) for tenant in deployed.tenants for topic in topics}
         known = self._admin.list_topics(timeout=_HTTP_TIMEOUT_S * 5).topics
-        work = [priority_topic(pool_of(deployed), priority) for priority in Priority]
+        work = [priority_topic(deployed.pool, priority) for priority in Priority]
         return {(topic, partition) for topic in work for partition in known[topic].partitions}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 
-from benchmarks.faults.deployed import Deployed, model_for
+from benchmarks.faults.deployed import Deployment
 from benchmarks.load import LoadGenerator, Planned
 from fairlane.outcomes import CacheMode, Outcome, Priority, Task
 from fairlane.records import InferenceRequest, Parameters, RequestInput
@@ -24,10 +24,10 @@ _UNKNOWN_MODEL = "no-such-model"
 class Traffic(LoadGenerator):
     """Publishes a mix of requests of all tenants, at a pace or at once."""
 
-    def __init__(self, deployed: Deployed, seed: int, per_s: float) -> None:
+    def __init__(self, deployed: Deployment, seed: int, per_s: float) -> None:
         """``per_s`` is the pace of what ``trickle`` allows."""
         super().__init__(deployed.settings, list(deployed.tenants), deployed.codec)
-        self._words, self._vectors = (model_for(deployed, task).model for task in (Task.GENERATE, Task.EMBED))
+        self._words, self._vectors = (deployed.model_for(task).model for task in (Task.GENERATE, Task.EMBED))
         self._random = random.Random(seed)
         self._interval_s = 1 / per_s
         self._paced_until_s = 0.0

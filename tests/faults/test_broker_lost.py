@@ -145,7 +145,7 @@ class Trial:
         traffic.wait_published(_TIMEOUT_S)
         traffic.wait_answered(_TIMEOUT_S)
         self._rig.wait_all_own(_TIMEOUT_S)
-        findings = examine(self._rig.pipeline, traffic.expected, postgres_dsn=database.dsn, timeout_s=60)
+        findings = examine(self._rig.deployed, traffic.expected, postgres_dsn=database.dsn, timeout_s=60)
         self._say(
             f"{findings.requests} requests, {len(self.losses)} brokers lost, {findings.lost} requests lost, "
             f"{findings.twice} twice; {self._rig.deaths} services ended and came back; "
@@ -185,7 +185,7 @@ def test_service_goes_on_while_one_of_three_brokers_is_away(
     with (
         Pipeline(servers, tmp_path, unique, tenants=TENANTS, redis_url=redis_url) as pipeline,
         Rig(pipeline, tmp_path / "stack", database, redis_url, env=ENV) as rig,
-        Traffic(pipeline, seed, per_s=10) as traffic,
+        Traffic(pipeline.deployment, seed, per_s=10) as traffic,
     ):
         trial = Trial(cluster, rig, traffic, random.Random(seed), say)
         traffic.trickle(40)
@@ -221,7 +221,7 @@ def test_nothing_is_lost_or_doubled_whichever_broker_is_lost(
             cluster.endpoints.kafka_bootstrap_servers, tmp_path, unique, tenants=TENANTS, redis_url=redis_url
         ) as pipeline,
         Rig(pipeline, tmp_path / "stack", database, redis_url, env=ENV) as rig,
-        Traffic(pipeline, seed, per_s=15) as traffic,
+        Traffic(pipeline.deployment, seed, per_s=15) as traffic,
     ):
         trial = Trial(cluster, rig, traffic, dice, say)
         prefix = pipeline.group_prefix

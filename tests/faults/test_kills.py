@@ -45,10 +45,12 @@ def test_every_request_is_answered_once_whatever_is_killed(
     with (
         Pipeline(broker, tmp_path, unique, tenants=TENANTS, redis_url=redis_url) as pipeline,
         Rig(pipeline, tmp_path / "stack", database, redis_url, env=env) as rig,
-        Traffic(pipeline, seed, load.per_s) as traffic,
+        Traffic(pipeline.deployment, seed, load.per_s) as traffic,
     ):
         blows = carry_out(rig, traffic, plan, load, dice, say)
-        findings = examine(pipeline, traffic.expected, postgres_dsn=database.dsn, timeout_s=_RECORD_TIMEOUT_S)
+        findings = examine(
+            pipeline.deployment, traffic.expected, postgres_dsn=database.dsn, timeout_s=_RECORD_TIMEOUT_S
+        )
         by_themselves = rig.ended_by_themselves
     say(f"{findings.requests} requests, {findings.lost} lost, {findings.twice} twice; {by_themselves} further exits")
     assert findings.problems == []

@@ -154,7 +154,7 @@ def check_paused(
     more = publish(pipeline, 4)
     replies.wait((request.request_id for request in more), _ANSWER_TIMEOUT_S)
     expected = {request.request_id: str(Outcome.OK) for request in requests + more}
-    findings = examine(pipeline, expected, postgres_dsn=None, timeout_s=0)
+    findings = examine(pipeline.deployment, expected, postgres_dsn=None, timeout_s=0)
     assert findings.problems == []
 
 

@@ -78,5 +78,5 @@ def test_the_other_one_goes_on_before_the_group_knows(broker: str, tmp_path: Pat
         # The partitions move, what lay there is answered too, and everything once.
         answers = replies.wait([request.request_id for request in requests], 90)
         assert {answer.outcome for answer in answers.values()} == {Outcome.OK}
-        findings = examine(pipeline, dict.fromkeys(answers, str(Outcome.OK)), postgres_dsn=None, timeout_s=0)
+        findings = examine(pipeline.deployment, dict.fromkeys(answers, str(Outcome.OK)), postgres_dsn=None, timeout_s=0)
         assert findings.problems == []

@@ -56,5 +56,5 @@ def check_promise(pipeline: Pipeline, observed: Sequence[Observed], served: Sequ
     """
     expected = {one.request_id: one.outcome or str(Outcome.OK) for one in observed}
     expected |= dict.fromkeys(served, str(Outcome.OK))
-    findings = examine(pipeline, expected, postgres_dsn=None, timeout_s=0)
+    findings = examine(pipeline.deployment, expected, postgres_dsn=None, timeout_s=0)
     assert findings.problems == []

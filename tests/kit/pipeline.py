@@ -25,6 +25,7 @@ from uuid import uuid4
 from confluent_kafka import ConsumerGroupState, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from benchmarks.faults.deployed import Deployment
 from deploy.local.ports import PortClaims
 from deploy.local.services import Service
 from fairlane import headers, names
@@ -145,6 +146,11 @@ class Pipeline:
         self._control_tenants.publish((), withdrawn=self.tenants)
         self._control_models.publish((), withdrawn=[model.model for model in self.models])
         self._cleanup.close()
+
+    @property
+    def deployment(self) -> Deployment:
+        """Its values, for fault runs."""
+        return Deployment(self.settings, tuple(self.tenants), self.models, self.group_prefix, self.codec)
 
     # Setting up
 

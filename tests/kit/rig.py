@@ -60,7 +60,7 @@ class Rig(AnyRig):
             },
             policy=RESTARTS,
         )
-        super().__init__(stack, pipeline, CAST)
+        super().__init__(stack, pipeline.deployment, CAST)
 
     def __enter__(self) -> Self:
         """Start everything and wait until each service that shares work owns partitions."""

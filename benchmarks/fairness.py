@@ -7,7 +7,7 @@ two dispatchers, with weights 1, 2 and 4, and under vtc, which has no aim.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from benchmarks.cluster import cluster
 from benchmarks.faults.rig import owners, wait_owned
@@ -53,18 +53,13 @@ class Measured:
     tokens_per_s: float
     common_s: float
     served: Mapping[str, float]
-    lag_ms: float
+    generator_lag_ms: float
 
     def as_run(self, policy: FairnessPolicy, dispatcher_count: int) -> dict[str, float]:
-        return {
-            **{name: float(name == policy) for name in ("fifo", "drr", "vtc")},
-            "dispatchers": float(dispatcher_count),
-            "gap_tokens": self.gap_tokens,
-            "tokens_per_s": self.tokens_per_s,
-            "common_s": self.common_s,
-            "generator_lag_ms": self.lag_ms,
-            **{f"served_{tenant}": tokens for tenant, tokens in self.served.items()},
-        }
+        measured = asdict(self)
+        served = {f"served_{tenant}": tokens for tenant, tokens in measured.pop("served").items()}
+        policies = {name: float(name == policy) for name in ("fifo", "drr", "vtc")}
+        return {**policies, "dispatchers": float(dispatcher_count), **measured, **served}
 
 
 def run(seconds: float = SECONDS) -> Result:

@@ -1,10 +1,10 @@
-"""``python -m producers.backfill``: the commands, and what every one of them does when something is wrong."""
+"""``python -m producers.backfill``: the commands and their exit statuses."""
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NoReturn
 
@@ -17,6 +17,7 @@ from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
 from fairlane_server.cli.output import FAILURE, AsJson, fail, say, settings_with, show_json, show_table
 from fairlane_server.cli.progress import progress_bars
+from fairlane_server.postgres.connection import ALL_TENANTS
 from fairlane_server.processes.service import StopSignal
 from producers.backfill import progress
 from producers.backfill.app import JobRunner, NotToBeRunError
@@ -43,10 +44,10 @@ from producers.backfill.submission import TooExpensiveError, submit, survey
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _WINDOW = re.compile(r"(\d{1,6})([smhd])")
 MOST_ROWS_UNDER_WAY = 20_000
-"""What is known of them, and their answers, are in memory."""
+"""Bound of the rows in flight: their state and results are in memory."""
 
 MOST_WINDOW_MS = 14 * 86_400_000
-"""As long as a backfill topic keeps what is in it."""
+"""Retention of a backfill topic."""
 
 
 def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
@@ -63,7 +64,7 @@ def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
 
 
 def defaults_of(given: Iterable[str]) -> dict[str, Any]:
-    """``FIELD=VALUE`` as fields; a value that is JSON is taken as that. Raises ValueError."""
+    """``FIELD=VALUE`` as fields; a value that is valid JSON is parsed. Raises ValueError."""
     found: dict[str, Any] = {}
     for text in given:
         name, separator, value = text.partition("=")
@@ -86,7 +87,7 @@ def window_ms(text: str) -> int:
 
 
 def check_rows_under_way(chunk_rows: int, max_open_chunks: int) -> None:
-    """Raises ValueError when there would be too many."""
+    """Raises ValueError for too many rows in flight."""
     if chunk_rows * max_open_chunks > MOST_ROWS_UNDER_WAY:
         raise ValueError(
             f"--chunk-rows {chunk_rows} times --max-open-chunks {max_open_chunks}: "
@@ -109,11 +110,11 @@ EXIT_CODES = {
 }
 TOO_EXPENSIVE = 4
 NOT_TO_BE_RUN = 7
-_HELP = """Offline jobs: rows of a file through the backfill topics, answers into a file.
+_HELP = """Offline jobs: rows of a file through the backfill topics, results into a file.
 
-Exit status: 0 done; 1 an error, said in one line; 3 paused or stopped, and can be gone on with; 4 it would cost, or has
-cost, more than it may; 5 cancelled; 6 the completion window ended before everything was done; 7 another runner has the
-job, or it is not one to be run.
+Exit status: 0 completed; 1 an error, reported in one line; 3 paused or stopped, to be continued; 4 the estimated or
+actual cost exceeds the limit; 5 cancelled; 6 rows expired at the end of the completion window; 7 another runner has the
+job, or it cannot be run.
 """
 
 app = typer.Typer(
@@ -134,10 +135,10 @@ MaxCost = Annotated[int | None, typer.Option("--max-cost", min=1, help="The most
 def submit_command(
     source: Annotated[str, typer.Argument(metavar="INPUT", help="A path, or s3://bucket/key.")],
     output: Annotated[str | None, typer.Argument(metavar="OUTPUT", help="Likewise. Not needed to --dry-run.")] = None,
-    tenant: Annotated[str, typer.Option(help="Whose job it is.")] = "",
-    input_format: Annotated[Format | None, typer.Option(help="By default what the name ends with.")] = None,
-    output_format: Annotated[Format | None, typer.Option(help="By default what the name ends with.")] = None,
-    errors: Annotated[str | None, typer.Option(help="Where rows go that failed. By default: into OUTPUT.")] = None,
+    tenant: Annotated[str, typer.Option(help="The tenant of the job.")] = "",
+    input_format: Annotated[Format | None, typer.Option(help="Default: the suffix of the name.")] = None,
+    output_format: Annotated[Format | None, typer.Option(help="Default: the suffix of the name.")] = None,
+    errors: Annotated[str | None, typer.Option(help="Output of failed rows. Default: OUTPUT.")] = None,
     column: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN=FIELD", help="CSV, Parquet: which field a column is.")
     ] = None,
@@ -146,14 +147,14 @@ def submit_command(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Short for --default model=NAME.")] = None,
     ordered: Annotated[bool, typer.Option("--ordered/--unordered", help="Rows in the order of the input.")] = True,
-    chunk_rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows that are sent and written together.")] = 1000,
-    max_open_chunks: Annotated[int, typer.Option(min=1, max=64, help="Chunks under way at a time.")] = 8,
+    chunk_rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows per chunk.")] = 1000,
+    max_open_chunks: Annotated[int, typer.Option(min=1, max=64, help="Most chunks in flight.")] = 8,
     max_cost: MaxCost = None,
-    completion_window: Annotated[str, typer.Option(help="How long rows may take from now on: 90s, 30m, 24h.")] = "",
+    completion_window: Annotated[str, typer.Option(help="Time limit from now on: 90s, 30m, 24h.")] = "",
     endpoint: Annotated[
-        str | None, typer.Option(help="Of S3-compatible storage, for instance http://host:9000.")
+        str | None, typer.Option(help="URL of S3-compatible storage, such as http://host:9000.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the estimated cost, submit nothing.")] = False,
     run: Annotated[bool, typer.Option("--run", help="Run it at once in this process.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -162,7 +163,7 @@ def submit_command(
         fail("OUTPUT is missing")
     check_rows_under_way(chunk_rows, max_open_chunks)
     fields = {**defaults_of(default or ()), **({} if model is None else {"model": model})}
-    # Whoever runs it may have been started in another folder.
+    # Absolute paths: the runner may have another working directory.
     spec = JobSpec(
         absolute(source),
         absolute(output or ""),
@@ -196,9 +197,9 @@ def submit_command(
 @app.command("run")
 def run_command(
     job_id: Annotated[str | None, typer.Argument(metavar="JOB", help="One job. Not needed with --all.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Run whatever is queued, until told to stop.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Run every queued job, until SIGTERM.")] = False,
     lease_s: Annotated[
-        float, typer.Option(min=1.0, max=600.0, help="How long a runner that was killed keeps its job.")
+        float, typer.Option(min=1.0, max=600.0, help="How long a killed runner keeps its job, in seconds.")
     ] = LEASE_S,
     max_jobs: Annotated[int, typer.Option(min=1, max=64, help="With --all: most jobs at a time.")] = MAX_JOBS,
     as_json: AsJson = False,
@@ -210,7 +211,7 @@ def run_command(
     if job_id is not None:
         return _run(settings, job_id, lease_s=lease_s, as_json=as_json)
     with progress_bars() as bars:
-        # Within, so that its lines stand above the bars.
+        # Inside the block: log lines are then printed above the bars.
         logs.configure(settings, "backfill")
         serve(settings, lease_s=lease_s, max_jobs=max_jobs, watch=JobWatch(bars))
     return 0
@@ -226,12 +227,12 @@ def status_command(job_id: JobId, as_json: AsJson = False) -> None:
 
 @app.command("list")
 def list_command(
-    tenant: Annotated[str | None, typer.Option(help="Only the jobs of this one.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")] = 50,
+    tenant: Annotated[str | None, typer.Option(help="Only the jobs of this tenant.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Most jobs to list.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """The latest jobs, newest first."""
-    with _store(settings_with(), tenant) as store:
+    with _store(settings_with(), tenant or ALL_TENANTS) as store:
         jobs = store.newest(limit)
     if as_json:
         show_json({"jobs": [progress.job_json(job) for job in jobs]})
@@ -241,13 +242,13 @@ def list_command(
 
 @app.command("pause")
 def pause_command(job_id: JobId, as_json: AsJson = False) -> None:
-    """Stop a job for now: nothing more is sent, and what is under way is answered and kept."""
+    """Pause a job: nothing more is sent; replies to the rows in flight are kept."""
     _steer(job_id, Wanted.PAUSE, as_json=as_json)
 
 
 @app.command("resume")
 def resume_command(job_id: JobId, max_cost: MaxCost = None, as_json: AsJson = False) -> None:
-    """Queue a job again that is paused or failed. `run` then goes on with it."""
+    """Queue a paused or failed job again. `run` continues it."""
     _steer(job_id, Wanted.RUN, max_cost_tokens=max_cost, as_json=as_json)
 
 
@@ -263,7 +264,7 @@ def results_command(
     out: Annotated[Path | None, typer.Option("--out", help="Copy the output to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where the output of a job is; or copy it."""
+    """Print the path of the output of a job; or copy the output."""
     with _store(settings_with()) as store:
         job = _found(store.find(job_id), job_id)
     if not job.status.is_final:
@@ -287,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         fail("stopped")
     except typer.TyperException as error:
         message = error.format_message()
-        if "\n" in message:  # no command: the whole help
+        if "\n" in message:  # without a command: the whole help
             typer.echo(message, err=True)
             sys.exit(FAILURE)
         fail(f"{message} (see --help)")
@@ -312,10 +313,10 @@ def _run(settings: Settings, job_id: str, *, lease_s: float, as_json: bool) -> i
     stop.install()
     with _store(settings) as store:
         job = _found(store.find(job_id), job_id)
-        # A connection that rests for hours may be broken when it is wanted again.
+        # An idle connection may be closed in the hours until it is used again.
         store.close()
         with progress_bars(as_json=as_json) as bars, JobWatch(bars).job() as on_progress:
-            # Within, so that its lines stand above the bar.
+            # Inside the block: log lines are then printed above the bar.
             logs.configure(settings, "backfill")
             runner = JobRunner(settings, stop, lease_s=lease_s)
             status = runner.run(job_id, on_progress, wait_s=lease_s * 1.25)
@@ -359,11 +360,5 @@ def _found(job: Job | None, job_id: str) -> Job:
     return job
 
 
-@contextmanager
-def _store(settings: Settings, tenant: str | None = None) -> Iterator[JobStore]:
-    dsn: Any = settings.postgres_dsn.get_secret_value()
-    store = JobStore(dsn) if tenant is None else JobStore(dsn, tenant)
-    try:
-        yield store
-    finally:
-        store.close()
+def _store(settings: Settings, tenant: str = ALL_TENANTS) -> closing[JobStore]:
+    return closing(JobStore(settings.postgres_dsn.get_secret_value(), tenant))

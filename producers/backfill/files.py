@@ -1,6 +1,6 @@
 """Files and objects by URL: read a range, write a whole one atomically. A path, or ``s3://bucket/key``.
 
-Credentials of S3 come from the environment (``AWS_ACCESS_KEY_ID`` and what else the store knows), never from a job.
+Credentials of S3 come from the environment (``AWS_ACCESS_KEY_ID`` and so on), never from a job.
 """
 
 import io
@@ -25,22 +25,22 @@ _UPLOAD_BYTES = 8 * MEBIBYTE
 
 
 class Blob(Protocol):
-    """One file or object. All raise UnavailableError and JobFailedError; NoSuchInputError when it is not there."""
+    """One file or object. All raise UnavailableError and JobFailedError; NoSuchInputError if it does not exist."""
 
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of the content."""
         ...
 
     def read(self, offset: int, length: int, expected: Fingerprint) -> bytes:
-        """At most so many bytes from there on, fewer at the end. Raises InputChangedError for another content."""
+        """At most ``length`` bytes from ``offset`` on, fewer at the end. Raises InputChangedError."""
         ...
 
     def open(self) -> IO[bytes]:
-        """A file that can be read from anywhere; close it."""
+        """A seekable file; close it."""
         ...
 
     def write(self, blocks: Iterable[bytes]) -> None:
-        """Replace it by this content, all of it or nothing; durable when this returns."""
+        """Replace the content atomically; durable when this returns."""
         ...
 
     def delete(self) -> None:
@@ -71,7 +71,7 @@ class LocalFile:
             return self._path.open("rb")
 
     def write(self, blocks: Iterable[bytes]) -> None:
-        # Of this write alone: who writes the same file at the same time has another name.
+        # A name of its own: the same file may be written concurrently.
         beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp")
         with _explained(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class S3Object:
         try:
             self._store = S3Store(config=config, client_options=options)
         except BaseError:
-            # Its text may hold what it was given.
+            # Its text may quote the settings.
             raise JobFailedError(f"{url}: the storage cannot be used with these settings") from None
 
     def fingerprint(self) -> Fingerprint:
@@ -142,7 +142,7 @@ class S3Object:
     def write(self, blocks: Iterable[bytes]) -> None:
         import obstore
 
-        # Not ``put`` of the blocks: whoever makes them may read other objects, which the store cannot do meanwhile.
+        # Not ``put`` of the blocks: their source may read other objects, which the store cannot do meanwhile.
         with self._explained():
             file = obstore.open_writer(
                 self._store, self._key, buffer_size=_UPLOAD_BYTES, max_concurrency=_PARALLEL_UPLOADS
@@ -150,7 +150,7 @@ class S3Object:
         for block in blocks:
             with self._explained():
                 file.write(block)
-        # What is not closed is no object: whoever fails on the way leaves none behind.
+        # Without ``close`` there is no object: a failure leaves none behind.
         with self._explained():
             file.close()
 
@@ -185,7 +185,7 @@ class S3Object:
 
 
 class _SeekableBlob(io.RawIOBase):
-    """A blob as a file that can be read from anywhere; the same content all the time."""
+    """A blob as a seekable file with constant content."""
 
     def __init__(self, blob: Blob, fingerprint: Fingerprint) -> None:
         super().__init__()
@@ -216,12 +216,12 @@ class _SeekableBlob(io.RawIOBase):
 
 
 def file_url(files_url: str, tenant: str, file_id: str) -> str:
-    """Where a file is. Both are names that were checked, or made here."""
+    """URL of a file. Both names must be validated or generated: they become part of a path."""
     return f"{files_url.rstrip('/')}/{tenant}/{file_id}"
 
 
 def blob_of(url: str, endpoint: str | None = None) -> Blob:
-    """The file or object that a URL names. Raises JobFailedError for one of a kind that is not known."""
+    """The file or object of a URL. Raises JobFailedError for an unknown scheme."""
     if url.startswith("s3://"):
         return S3Object(url, endpoint)
     if "://" in url:
@@ -230,12 +230,12 @@ def blob_of(url: str, endpoint: str | None = None) -> Blob:
 
 
 def absolute(url: str) -> str:
-    """The same file, whatever folder a process runs in."""
+    """The path as an absolute one; other URLs unchanged."""
     return url if not url or "://" in url else str(Path(url).absolute())
 
 
 def are_same(url: str, other: str) -> bool:
-    """Whether two URLs name one file or object, however they are written."""
+    """Whether two URLs name the same file or object."""
     return _whole(url) == _whole(other)
 
 
@@ -256,7 +256,7 @@ def delete_folder(url: str, endpoint: str | None) -> None:
 
 
 def blocks_of(blob: Blob, fingerprint: Fingerprint) -> Iterator[bytes]:
-    """All of it, block by block."""
+    """The content, block by block."""
     offset = 0
     while offset < fingerprint.size_bytes:
         block = blob.read(offset, BLOCK_BYTES, fingerprint)
@@ -284,7 +284,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in it durable."""
+    """Make a rename in the folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

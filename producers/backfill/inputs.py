@@ -1,7 +1,8 @@
 """Rows of JSONL, CSV and Parquet from any position on, in the memory of a few blocks."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from typing import IO, Any
@@ -18,30 +19,24 @@ _HEADER_BYTES = 64 * 1024
 _BATCH_ROWS = 1_000
 
 
-class LineSource:
-    """JSONL or CSV. See :class:`producers.backfill.ports.Source`."""
+class _RowSource(ABC):
+    """See :class:`producers.backfill.ports.Source`. Nothing is opened before the first read: a job with nothing left to
+    read ends although its input is gone."""
 
     def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
-        """Raises NoSuchInputError when a CSV has no column of those that are named."""
         self._blob = blob
         self._fingerprint = fingerprint
         self._spec = spec
-        self._is_csv = spec.input_format is Format.CSV
-        self._header: tuple[list[str | None], int] | None = None
-        self._rows: Iterator[tuple[RowContent, int, int]] = iter(())
-        self._at: int | None = None
-
-    def close(self) -> None:
-        """Nothing is open between two blocks."""
+        self._rows: Iterator[tuple[RowContent, int, Position]] = iter(())
+        self._at: Position | None = None
 
     def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
-        # Looked at with every chunk, so that what is changed while the job runs is noticed.
-        self._blob.read(0, 1, self._fingerprint)
-        if self._at != begin.offset:
-            self._rows = self._rows_from(begin.offset)
+        self._check_unchanged()
+        if self._at != begin:
+            self._rows = self._rows_from(begin)
         self._at = None
         rows: list[RowContent] = []
-        held, end = 0, begin.offset
+        held, end = 0, begin
         for content, size, row_end in islice(self._rows, most_rows):
             rows.append(content)
             end = row_end
@@ -49,28 +44,50 @@ class LineSource:
             if held >= most_bytes:
                 break
         self._at = end
-        return rows, Position(0, end)
+        return rows, end
 
-    def _rows_from(self, offset: int) -> Iterator[tuple[RowContent, int, int]]:
-        """Content, size and end of each row."""
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _check_unchanged(self) -> None:
+        """Called for every chunk. Raises InputChangedError."""
+
+    @abstractmethod
+    def _rows_from(self, begin: Position) -> Iterator[tuple[RowContent, int, Position]]:
+        """Content and size of each row, and the position behind it. Raises NoSuchInputError."""
+
+
+class LineSource(_RowSource):
+    """JSONL or CSV."""
+
+    def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
+        super().__init__(blob, fingerprint, spec)
+        self._is_csv = spec.input_format is Format.CSV
+        self._header: tuple[list[str | None], int] | None = None
+
+    def close(self) -> None:
+        """Nothing is open between two blocks."""
+
+    def _check_unchanged(self) -> None:
+        self._blob.read(0, 1, self._fingerprint)
+
+    def _rows_from(self, begin: Position) -> Iterator[tuple[RowContent, int, Position]]:
         columns: list[str | None] = []
+        offset = begin.offset
         if self._is_csv:
             columns, first = self._columns()
             offset = max(offset, first)
         for piece in self._pieces(offset):
-            content = piece.content
-            if content is not None and not content.strip():
-                continue
+            content, end = piece.content, Position(0, piece.end)
             if content is None:
                 wrong = BadRow(None, "row", f"{piece.size_bytes} bytes are more than {self._spec.max_row_bytes}")
-                yield wrong, 0, piece.end
-            elif self._is_csv:
-                yield _csv_row(content, columns), piece.size_bytes, piece.end
-            else:
-                yield content, piece.size_bytes, piece.end
+                yield wrong, 0, end
+            elif content.strip():
+                yield _csv_row(content, columns) if self._is_csv else content, piece.size_bytes, end
 
     def _columns(self) -> tuple[list[str | None], int]:
-        """The field of each column, None for one that is not taken, and where the first row begins."""
+        """The request field of each column, None for an unused one, and the offset of the first row."""
         if self._header is None:
             splitter = LineSplitter(_HEADER_BYTES, quoted=True)
             piece = next(self._split(splitter, 0), None)
@@ -97,21 +114,14 @@ class LineSource:
             yield last
 
 
-class ParquetSource:
-    """Parquet, by row groups. See :class:`producers.backfill.ports.Source`.
-
-    It is opened when it is first read: a job that has nothing left to read ends though its input is gone.
-    """
+class ParquetSource(_RowSource):
+    """Parquet, by row groups."""
 
     def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
-        self._blob = blob
-        self._fingerprint = fingerprint
-        self._spec = spec
+        super().__init__(blob, fingerprint, spec)
         self._handle: IO[bytes] | None = None
         self._file: Any = None
         self._fields: dict[str, str] = {}
-        self._rows: Iterator[tuple[RowContent, Position]] = iter(())
-        self._at: Position | None = None
 
     def close(self) -> None:
         if self._file is not None:
@@ -120,7 +130,7 @@ class ParquetSource:
             self._handle.close()
 
     def _open(self) -> None:
-        """Raises NoSuchInputError when it is no Parquet, or has no column of those that are named."""
+        """Raises NoSuchInputError for a file that is not Parquet, or lacks a named column."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -136,34 +146,25 @@ class ParquetSource:
             self._handle, self._file = handle, file
             opened.pop_all()
 
-    def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
-        import pyarrow as pa
-
+    def _check_unchanged(self) -> None:
         if self._blob.fingerprint() != self._fingerprint:
             raise InputChangedError(f"{self._spec.input} has changed since the job was submitted")
+
+    def _rows_from(self, begin: Position) -> Iterator[tuple[RowContent, int, Position]]:
+        import pyarrow as pa
+
         if self._file is None:
             self._open()
-        if self._at != begin:
-            self._rows = self._rows_from(begin)
-        self._at = None
-        rows: list[RowContent] = []
-        held, end = 0, begin
+        most_bytes = self._spec.max_row_bytes
         try:
-            for content, row_end in islice(self._rows, most_rows):
+            for content, end in self._positions_from(begin):
                 size = _size_of(content)
-                too_large = BadRow(None, "row", f"{size} bytes are more than {self._spec.max_row_bytes}")
-                rows.append(content if size <= self._spec.max_row_bytes else too_large)
-                end = row_end
-                held += size
-                if held >= most_bytes:
-                    break
+                too_large = BadRow(None, "row", f"{size} bytes are more than {most_bytes}")
+                yield content if size <= most_bytes else too_large, size, end
         except (pa.ArrowException, OSError) as error:
             raise NoSuchInputError(f"{self._spec.input}: cannot be read on ({type(error).__name__})") from None
-        self._at = end
-        return rows, end
 
-    def _rows_from(self, begin: Position) -> Iterator[tuple[RowContent, Position]]:
-        """Each row and where the next one begins."""
+    def _positions_from(self, begin: Position) -> Iterator[tuple[RowContent, Position]]:
         batch_rows = min(self._spec.chunk_rows, _BATCH_ROWS)
         for group in range(begin.group, self._file.num_row_groups):
             skip = begin.offset if group == begin.group else 0
@@ -179,7 +180,7 @@ class ParquetSource:
         try:
             rows = batch.to_pylist()
         except (ValueError, OverflowError) as error:
-            # A text that is no UTF-8, or a time that is none, spoils the whole batch: one by one they are told apart.
+            # One invalid value, such as text that is not UTF-8, fails the whole batch: convert row by row.
             if batch.num_rows == 1:
                 yield BadRow(None, "row", f"cannot be read: {type(error).__name__}")
             else:
@@ -191,7 +192,7 @@ class ParquetSource:
 
 
 def fields_of_columns(names: list[str], spec: JobSpec) -> list[str | None]:
-    """The request field of each column, None where it is not taken. Raises NoSuchInputError for a name without one."""
+    """The request field of each column, None for an unused one. Raises NoSuchInputError for a missing column."""
     missing = spec.columns.keys() - set(names)
     if missing:
         raise NoSuchInputError(f"{spec.input}: there is no column {min(missing)!r}")
@@ -201,10 +202,8 @@ def fields_of_columns(names: list[str], spec: JobSpec) -> list[str | None]:
 
 
 def source_of(blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> Source:
-    """The rows of an input; nothing is opened before they are read."""
-    made: Callable[[Blob, Fingerprint, JobSpec], Source] = (
-        ParquetSource if spec.input_format is Format.PARQUET else LineSource
-    )
+    """The rows of an input."""
+    made = ParquetSource if spec.input_format is Format.PARQUET else LineSource
     return made(blob, fingerprint, spec)
 
 
@@ -214,7 +213,7 @@ def _csv_row(content: bytes, columns: list[str | None]) -> RowContent:
         return cells
     if len(cells) != len(columns):
         return BadRow(None, "row", f"{len(cells)} cells; the header has {len(columns)}")
-    # An empty cell is a field that is not set: CSV has no other way to say it.
+    # An empty cell is an unset field: CSV has no other way to express it.
     return {name: cell for name, cell in zip(columns, cells, strict=True) if name is not None and cell}
 
 
@@ -230,7 +229,7 @@ def _cells(content: bytes) -> "list[str] | BadRow":
 
 
 def _size_of(value: object) -> int:
-    """About how many bytes a value of Parquet has."""
+    """Approximate size of a Parquet value, in bytes."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
 """Which waiting jobs run next; tenants share the slots. Pure.
 
-A tenant that waits has as many slots as any other, within one. Where slots cannot be divided evenly, they go round: a
-job that has had its time goes on later, and whose last turn began longest ago comes first. So a job of ten rows waits
-for some turns of the other tenants, and never for the end of a job of ten million.
+Waiting tenants have the same number of slots, within one. Where slots cannot be divided evenly they rotate: a job
+whose time slice is over continues later, and the tenant whose last turn began longest ago comes first. A job of ten
+rows waits for some turns of other tenants, never for the end of a job of ten million.
 """
 
 from collections import Counter, deque
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_JOBS = 4
-"""Jobs that a process runs at a time, unless it is told otherwise."""
+"""Default number of jobs that a process runs at a time."""
 
 TURN_S = 60.0
-"""How long a job runs, at least, while tenants wait that have fewer slots than its own; then it gives way."""
+"""Time slice: how long a job runs at least while tenants with fewer slots wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that this process runs since ``started_at_s``, of a clock that never goes back."""
+    """A job that this process runs; ``started_at_s`` is of a monotonic clock."""
 
     job_id: str
     tenant: str
@@ -54,13 +54,13 @@ def next_turns(
 ) -> Turns:
     """Share the slots.
 
-    ``last_turn``: the number of the last job of a tenant that was started here, in the order in which they were: a time
-    would not tell those apart that began together. A tenant that is not in it never had a turn.
+    ``last_turn``: by tenant, sequence number of its last job that was started here (not a time: jobs may start
+    together). A tenant without an entry never had a turn.
     """
     lines = _lines(waiting)
     stays = [job for job in running if not job.gives_way]
     held = Counter(job.tenant for job in stays)
-    # What a job still holds that gives way is promised to the first in line, and is not asked for twice.
+    # The slot of a job that gives way is promised to the first in line, and is not requested twice.
     promised: list[WaitingJob] = []
     while lines and len(promised) < max_jobs - len(stays):
         promised.append(_take_first(lines, held, last_turn))
@@ -75,7 +75,7 @@ def next_turns(
         held[leaver.tenant] -= 1
         give_way.append(leaver.job_id)
         _take_first(lines, held, last_turn)
-        # Who has just lost a slot does not take another's for it in the same round.
+        # A tenant that has just lost a slot does not take another one in the same round.
         lines.pop(leaver.tenant, None)
     return Turns(start, tuple(give_way))
 
@@ -89,7 +89,7 @@ def _lines(waiting: Iterable[WaitingJob]) -> dict[str, deque[WaitingJob]]:
 
 
 def _first(lines: Mapping[str, deque[WaitingJob]], held: Counter[str], last_turn: Mapping[str, int]) -> str:
-    """The tenant that is to have the next slot."""
+    """The tenant of the next slot."""
 
     def place(tenant: str) -> tuple[int, int, int, str]:
         oldest = lines[tenant][0]

@@ -6,8 +6,8 @@ job's transactional id.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from time import monotonic
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -180,19 +180,24 @@ _MOST_MESSAGES = 2_000
 _QUEUED_KIB = 16_384
 
 
+@contextmanager
+def _explained(errors: LastConnectionError) -> Iterator[None]:
+    """Raises UnavailableError instead of KafkaException."""
+    try:
+        yield
+    except KafkaException as error:
+        raise UnavailableError(f"Kafka: {errors.text or reason_of(error)}") from None
+
+
 def reply_partitions(settings: Settings, timeout_s: float = _READ_TIMEOUT_S) -> int:
     """Number of partitions of the reply topic. Raises UnavailableError."""
     errors = LastConnectionError()
     consumer = Consumer(quiet_config(read_committed_consumer(settings, jobs_group(settings.group_prefix)), errors))
-    try:
+    with closing(consumer), _explained(errors):
         found = consumer.list_topics(JOBS_REPLIES, timeout=timeout_s).topics[JOBS_REPLIES]
         if found.error is not None:
             raise UnavailableError(f"{JOBS_REPLIES}: {found.error.str()}; `fairlane topics apply` makes it")
         return len(found.partitions)
-    except KafkaException as error:
-        raise UnavailableError(f"Kafka: {errors.text or reason_of(error)}") from None
-    finally:
-        consumer.close()
 
 
 class KafkaReplies:
@@ -221,7 +226,7 @@ class KafkaReplies:
 
     def start(self, offset: int | None) -> None:
         place = TopicPartition(JOBS_REPLIES, self._partition)
-        try:
+        with _explained(self._errors):
             found = self._consumer.list_topics(JOBS_REPLIES, timeout=_READ_TIMEOUT_S).topics[JOBS_REPLIES]
             if found.error is None and len(found.partitions) != self._partitions:
                 raise JobFailedError(
@@ -238,15 +243,11 @@ class KafkaReplies:
             if is_lost:
                 self.losses += 1
                 log.error("replies_were_removed", partition=self._partition, wanted=offset, first=low, end=high)
-        except KafkaException as error:
-            raise UnavailableError(f"Kafka: {self._errors.text or reason_of(error)}") from None
 
     def end(self) -> int:
         place = TopicPartition(JOBS_REPLIES, self._partition)
-        try:
+        with _explained(self._errors):
             return int(self._consumer.get_watermark_offsets(place, timeout=_READ_TIMEOUT_S)[1])
-        except KafkaException as error:
-            raise UnavailableError(f"Kafka: {self._errors.text or reason_of(error)}") from None
 
     def read(self, timeout_s: float) -> list[InferenceReply]:
         if self._is_out_of_range:

@@ -9,13 +9,8 @@ _QUOTE = b'"'
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A line of text or a record of CSV, without the newline at its end.
-
-    Attributes:
-        content: its bytes; None when it is longer than is allowed.
-        size_bytes: how many it has.
-        end: the byte after its newline.
-    """
+    """A line of text or a CSV record, without its newline. ``content`` is None if it is too long; ``end`` is the offset
+    behind its newline."""
 
     content: bytes | None
     size_bytes: int
@@ -26,7 +21,7 @@ class Piece:
 class LineSplitter:
     """Splits at newlines; with ``quoted`` not at those between double quotes (RFC 4180).
 
-    A record that is too long ends at the next newline, quoted or not: one quote too many costs one record and not the
+    A record that is too long ends at the next newline, quoted or not: an unbalanced quote costs one record, not the
     rest of the file.
     """
 

@@ -21,19 +21,19 @@ _COLUMNS = tuple(field.name for field in fields(RowAnswer) if field.name != "url
 _HEADER = (",".join(_COLUMNS) + "\r\n").encode()
 _GROUP_ROWS = 100_000
 _GROUP_BYTES = 64 * MEBIBYTE
-"""The most of a row group of the output, and about what memory it takes to join the parts."""
+"""Largest row group of the output; about the memory that joining the parts takes."""
 _ERRORS: Mapping[str, str] = {Outcome.EXPIRED: "batch_expired", Outcome.CANCELLED: "batch_cancelled"}
-"""What OpenAI's clients know of requests that were never done."""
+"""OpenAI's codes of requests that were not run."""
 
 
 class FileParts:
     """See :class:`producers.backfill.ports.Parts`. Parts are files in a folder beside the output.
 
-    A part's name has the runner's token in it: one that lost its lease overwrites nothing that counts.
+    The name of a part contains the runner's token: a runner that lost its lease overwrites no valid part.
     """
 
     def __init__(self, job: Job) -> None:
-        """Raises JobFailedError for an output that cannot be one."""
+        """Raises JobFailedError for an unusable output."""
         check_places(job.spec)
         self._spec = job.spec
         self._token = job.token
@@ -123,7 +123,7 @@ def _plain_line(answer: RowAnswer) -> str:
         "cost_tokens": answer.cost_tokens,
     }
     head = _json({"row": answer.row, "id": answer.row_id, "outcome": answer.outcome})[:-1]
-    # What the model said is JSON already: it is not read and made again for every row.
+    # ``output`` is JSON already: it is not parsed and rendered again for every row.
     output = f',"output":{answer.output}' if ok else ""
     return f"{head}{output},{_json({**said, 'usage': usage, 'request_id': answer.request_id})[1:]}"
 
@@ -169,7 +169,7 @@ def _parquet(answers: Sequence[RowAnswer]) -> bytes:
 
 
 def _joined_parquet(parts: Iterable[Blob]) -> Iterator[bytes]:
-    """One file of row groups of many parts: the writer holds what it has to say of each until the end."""
+    """One file with row groups of many parts; the writer keeps the metadata of each group until the end."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -177,7 +177,7 @@ def _joined_parquet(parts: Iterable[Blob]) -> Iterator[bytes]:
     with pq.ParquetWriter(pa.PythonFile(written, mode="w"), _schema()) as writer:
         for group in _row_groups(_table_of(part) for part in parts):
             writer.write_table(group, row_group_size=max(1, group.num_rows))
-            # Or else it would be there until the next one is whole.
+            # Otherwise it would stay in memory until the next one is complete.
             del group
             yield from written.take()
     yield from written.take()
@@ -195,7 +195,7 @@ def _table_of(part: Blob) -> Any:
 
 
 def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
-    """Tables joined in their order, as many as a row group may have. A larger one is a group by itself."""
+    """Tables joined in order up to the size of a row group. A larger table is a group by itself."""
     import pyarrow as pa
 
     held: list[Any] = []
@@ -231,6 +231,6 @@ class _Drained(io.RawIOBase):
         return self._position
 
     def take(self) -> Iterator[bytes]:
-        """All since the last time, each block once and gone then."""
+        """Remove and return the written blocks."""
         while self._blocks:
             yield self._blocks.popleft()

@@ -1,7 +1,8 @@
-"""Jobs for people and programs: throughput, JSON, table rows, lines and progress bars."""
+"""Throughput and progress of jobs: JSON, table rows, log lines and progress bars."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,10 +18,9 @@ _AT_WORK = (Status.RUNNING, Status.CANCELLING, Status.FINALIZING)
 
 
 def job_pace(job: Job, now_ms: int) -> tuple[float | None, float | None]:
-    """Rows a second since it was first run, what it waited included, and the seconds that are left of a job that runs.
+    """Rows per second since the job was first run, pauses included, and the remaining seconds of a running job.
 
-    None is what cannot be told: of a job that waits nobody knows for how long it will, and the rate of one that was
-    left and taken again, which counts what it waited between, does not say how fast it is now.
+    None is unknown. The remaining time of a job that was taken more than once is unknown: its rate includes pauses.
     """
     until_ms = job.ended_at_ms if job.status not in _AT_WORK else now_ms
     if job.started_at_ms is None or until_ms is None:
@@ -32,13 +32,13 @@ def job_pace(job: Job, now_ms: int) -> tuple[float | None, float | None]:
 
 
 def pace_json(job: Job, now_ms: int) -> dict[str, Any]:
-    """The same, to a thousandth."""
+    """``job_pace`` as JSON, rounded to a thousandth."""
     per_s, remaining_s = job_pace(job, now_ms)
     return {"rows_per_s": rounded(per_s), "remaining_s": rounded(remaining_s)}
 
 
 def pace_line(job: Job, now_ms: int) -> str | None:
-    """The same in words; None if nothing can be told."""
+    """``job_pace`` as text; None if unknown."""
     per_s, remaining_s = job_pace(job, now_ms)
     if per_s is None:
         return None
@@ -46,7 +46,7 @@ def pace_line(job: Job, now_ms: int) -> str | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """To a thousandth, for a report."""
+    """Rounded to a thousandth."""
     return None if value is None else round(value, 3)
 
 
@@ -54,8 +54,9 @@ COLUMNS = ("job", "tenant", "status", "rows", "ok", "failed", "expired", "cancel
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """Everything that its owner may know."""
-    tally = job.tally
+    """A job as JSON, for its owner."""
+    tally = asdict(job.tally)
+    rows = {name: tally.pop(name) for name in ("ok", "failed", "expired", "cancelled")}
     return {
         "job_id": job.job_id,
         "tenant": job.tenant,
@@ -65,18 +66,8 @@ def job_json(job: Job) -> dict[str, Any]:
         "input": job.spec.input,
         "output": job.spec.output,
         "errors": job.spec.errors,
-        "rows": {
-            "total": job.total_rows,
-            "planned": job.planned,
-            "done": tally.rows,
-            "ok": tally.ok,
-            "failed": tally.failed,
-            "expired": tally.expired,
-            "cancelled": tally.cancelled,
-        },
-        "prompt_tokens": tally.prompt_tokens,
-        "completion_tokens": tally.completion_tokens,
-        "cost_tokens": tally.cost_tokens,
+        "rows": {"total": job.total_rows, "planned": job.planned, "done": job.tally.rows, **rows},
+        **tally,
         "max_cost_tokens": job.spec.max_cost_tokens,
         "created_at_ms": job.created_at_ms,
         "started_at_ms": job.started_at_ms,
@@ -110,7 +101,7 @@ def estimate_json(estimate: Estimate, max_cost_tokens: int | None) -> dict[str, 
 
 
 def estimate_line(estimate: Estimate) -> str:
-    """The same in words."""
+    """``estimate_json`` as text."""
     found = estimate_json(estimate, None)
     bad = f", about {found['bad_rows']} of them bad" if found["bad_rows"] else ""
     return (
@@ -128,18 +119,13 @@ def copy_output(job: Job, out: Path) -> None:
 log = get_logger(__name__)
 
 LINE_S = 60.0
-"""At least so long between two lines of a job."""
+"""Shortest time between two log lines of a job."""
 
 Show = Callable[[Tally], None]
 
 
 class JobWatch:
-    """May be used from several threads.
-
-    Args:
-        bars: None where nobody watches.
-        clock: seconds, for the lines.
-    """
+    """Shows progress as bars, or as log lines if ``bars`` is None; ``clock`` is in seconds. Thread-safe."""
 
     def __init__(self, bars: Bars | None, clock: Callable[[], float] = monotonic) -> None:
         self._bars = bars

@@ -28,10 +28,6 @@ from producers.openai_api.response_models import (
     TokenLogprobPart,
     TopLogprobPart,
     Usage,
-    UsedCache,
-    UsedHistory,
-    UsedPassage,
-    UsedRetrieval,
 )
 
 
@@ -225,25 +221,17 @@ def _usage(reply: InferenceReply) -> Usage:
 
 
 def _about(reply: InferenceReply) -> FairlaneDetails:
-    retrieval, cache, history = reply.retrieval_use, reply.cache_use, reply.history_use
-    return FairlaneDetails(
-        request_id=reply.request_id,
-        model_version=reply.model_version,
-        degradations=list(reply.degradations),
-        passages=[UsedPassage(passage_id=one.passage_id, score=one.score) for one in reply.passages],
-        retrieval=None
-        if retrieval is None
-        else UsedRetrieval(collection=retrieval.collection, mode=retrieval.mode, reason=retrieval.reason),
-        cache=None
-        if cache is None
-        else UsedCache(
-            mode=cache.mode,
-            request_id=cache.request_id,
-            answered_at_ms=cache.answered_at_ms,
-            similarity=cache.similarity,
-        ),
-        history=None if history is None else UsedHistory(messages=history.messages, reason=history.reason),
-        replayed=reply.replayed,
+    return FairlaneDetails.model_validate(
+        {
+            "request_id": reply.request_id,
+            "model_version": reply.model_version,
+            "degradations": reply.degradations,
+            "passages": reply.passages,
+            "retrieval": reply.retrieval_use,
+            "cache": reply.cache_use,
+            "history": reply.history_use,
+            "replayed": reply.replayed,
+        }
     )
 
 

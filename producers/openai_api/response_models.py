@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 class TokenDetails(_Part):

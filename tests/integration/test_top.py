@@ -19,7 +19,7 @@ from fairlane.schema_files import default_codec
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane_server import cli
-from fairlane_server.kafka import load_feed
+from fairlane_server.kafka import load_board, load_feed
 from fairlane_server.topics.admin import apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan
@@ -95,7 +95,10 @@ def dispatcher(started_at_ms: int, at_ms: int, served: int) -> DispatchReport:
     return DispatchReport("d1", started_at_ms, at_ms, draining=False, pools=(pool,), tenants=(tenant,))
 
 
-def test_one_picture_is_one_object(run: Run, say: Say) -> None:
+def test_one_picture_is_one_object(run: Run, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second command may begin later than a report counts.
+    for name in ("DISPATCH_TTL_MS", "CAPACITY_TTL_MS"):
+        monkeypatch.setattr(load_board, name, 60_000)
     now = now_ms()
     say(TenantSpec("acme", weight=2.0))
     say(TenantSpec("idle"))

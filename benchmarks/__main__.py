@@ -20,9 +20,9 @@ from benchmarks.vllm_direct import VllmMissingError
 
 # In the order of the document. Each is a module of this name, with "_" for "-".
 _NAMES = (
-    *("hop-latency", "dispatch-rate", "exactly-once-cost", "exactly-once", "rolling-restart", "fairness", "isolation"),
-    *("hostile", "overload", "tenants", "simulate", "batching", "pipeline-efficiency", "streaming", "retrieval"),
-    *("cache", "grounded", "gateway", "sync-call", "backfill"),
+    *("hop-latency", "dispatch-rate", "exactly-once-cost", "exactly-once", "recovery", "rolling-restart", "queue-cost"),
+    *("fairness", "isolation", "hostile", "overload", "tenants", "simulate", "batching", "pipeline-efficiency"),
+    *("streaming", "retrieval", "cache", "grounded", "gateway", "sync-call", "backfill"),
 )
 _MODULES = tuple(import_module(f"benchmarks.{name.replace('-', '_')}") for name in _NAMES)
 BENCHMARKS: dict[str, Callable[[], Result]] = {module.NAME: module.run for module in _MODULES}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import dispatch_rate, exactly_once_cost, hop_latency
+from benchmarks import dispatch_rate, exactly_once_cost, hop_latency, recovery
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.result import Result
 
@@ -54,3 +54,10 @@ def test_a_benchmark_compares_itself_with_its_baseline_in_one_run(module: Module
     assert all(figure.value > 0 for figure in result.figures)
     assert next(figure.unit for figure in result.figures if figure.aim is not None) == "ratio"
     assert len(result.runs) == 1
+
+
+def test_replies_flow_again_after_kills() -> None:
+    result = recovery.run(kills=2)
+
+    assert [run["dispatcher"] for run in result.runs] == [1.0, 0.0]
+    assert all(0 < run["s"] < 60 for run in result.runs)

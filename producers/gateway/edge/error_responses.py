@@ -40,26 +40,23 @@ def shutdown_error(path: str, request_id: str | None) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Register the exception handlers."""
+    """Register the exception handler."""
 
-    async def refused(request: Request, error: Exception) -> JSONResponse:
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        headers: Mapping[str, str] = {}
+        if isinstance(error, RequestValidationError):
+            error = validation_error(error.errors())
+        elif isinstance(error, HTTPException):
+            headers = error.headers or {}
+            code = _HTTP_CODES.get(error.status_code, Code.INVALID)
+            error = GatewayError(error.status_code, code, str(error.detail))
         assert isinstance(error, GatewayError)  # noqa: S101 - as it was registered
-        return error_response(request.url.path, error)
-
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)  # noqa: S101 - as it was registered
-        return error_response(request.url.path, validation_error(error.errors()))
-
-    async def plain(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)  # noqa: S101 - as it was registered
-        code = _HTTP_CODES.get(error.status_code, Code.INVALID)
-        answer = error_response(request.url.path, GatewayError(error.status_code, code, str(error.detail)))
-        answer.headers.update(error.headers or {})
+        answer = error_response(request.url.path, error)
+        answer.headers.update(headers)
         return answer
 
-    app.add_exception_handler(GatewayError, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, plain)
+    for kind in (GatewayError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, failed)
 
 
 def validation_error(problems: Sequence[Mapping[str, Any]]) -> GatewayError:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from fairlane.outcomes import Outcome
-from fairlane.records import InferenceReply
+from fairlane.records import InferenceReply, Timings, TokenUsage
 from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.results.request_status import RequestState, RequestStatus
 
@@ -62,25 +62,6 @@ class OutputAnswer(ResponseBody):
     logprobs: tuple[TokenLogprobAnswer, ...] | None = Field(None, description="generate: one for each token")
 
 
-class UsageAnswer(ResponseBody):
-    """Tokens, as counted by the model's tokenizer."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-class TimingsAnswer(ResponseBody):
-    """When the request passed each stage, in milliseconds since the epoch."""
-
-    submitted_at_ms: int | None = None
-    admitted_at_ms: int | None = None
-    dispatched_at_ms: int | None = None
-    received_at_ms: int | None = None
-    engine_started_at_ms: int | None = None
-    engine_finished_at_ms: int | None = None
-
-
 class PassageAnswer(ResponseBody):
     """A passage that the answer is based on."""
 
@@ -120,8 +101,8 @@ class EndedAnswer(ResponseBody):
     model_version: str | None = None
     task: str | None = None
     finish_reason: str | None = None
-    usage: UsageAnswer
-    timings: TimingsAnswer
+    usage: TokenUsage
+    timings: Timings
     degradations: tuple[str, ...] = Field((), description="What was taken from it so that it could be served")
     attempts: int = Field(1, description="Runs of an engine that it took part in")
     ended_at_ms: int
@@ -197,7 +178,7 @@ class RankAnswer(ResponseBody):
     id: str
     model: str | None = None
     results: tuple[RankedDocument, ...]
-    usage: UsageAnswer
+    usage: TokenUsage
 
 
 class ClassifyAnswer(ResponseBody):
@@ -206,7 +187,7 @@ class ClassifyAnswer(ResponseBody):
     id: str
     model: str | None = None
     labels: tuple[LabelAnswer, ...]
-    usage: UsageAnswer
+    usage: TokenUsage
 
 
 class DeltaAnswer(ResponseBody):
@@ -288,16 +269,14 @@ def rank_answer(reply: InferenceReply, top_n: int | None) -> RankAnswer:
     scores = () if reply.output is None or reply.output.scores is None else reply.output.scores
     order = sorted(range(len(scores)), key=lambda index: (scores[index] != scores[index], -scores[index], index))
     results = tuple(RankedDocument(index=index, score=scores[index]) for index in order[:top_n])
-    usage = UsageAnswer.model_validate(reply.usage)
-    return RankAnswer(id=reply.request_id, model=reply.model, results=results, usage=usage)
+    return RankAnswer(id=reply.request_id, model=reply.model, results=results, usage=reply.usage)
 
 
 def classify_answer(reply: InferenceReply, top_n: int | None) -> ClassifyAnswer:
     """The classes of an ``ok`` reply."""
     labels = () if reply.output is None or reply.output.labels is None else reply.output.labels
     shown = tuple(LabelAnswer.model_validate(label) for label in labels[:top_n])
-    usage = UsageAnswer.model_validate(reply.usage)
-    return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=shown, usage=usage)
+    return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=shown, usage=reply.usage)
 
 
 _ASK_AGAIN_S = 1

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 
 from starlette.requests import ClientDisconnect, Request
@@ -182,6 +183,7 @@ async def _streamed(deps: OpenAIDeps, request: Request, published: Published, st
     return EventStream(relay.events(first, reply), headers, relay.close)
 
 
+@dataclass(slots=True)
 class _Relay:
     """One streamed answer.
 
@@ -189,40 +191,37 @@ class _Relay:
         ended: the answer or its error is complete; a client that disconnects before that leaves its request.
     """
 
-    def __init__(
-        self, published: Published, waiting: PendingReply, deltas: Deltas, stream: Stream, deps: OpenAIDeps
-    ) -> None:
-        self.ended = False
-        self._published = published
-        self._waiting = waiting
-        self._deltas = deltas
-        self._stream = stream
-        self._deps = deps
+    published: Published
+    waiting: PendingReply
+    deltas: Deltas
+    stream: Stream
+    deps: OpenAIDeps
+    ended: bool = False
 
     async def events(
         self, first: TextDelta | NoDelta | None, reply: InferenceReply | None
     ) -> AsyncGenerator[bytes, None]:
         """All events, starting with the first delta or silence, or those of a reply without deltas."""
-        if begin := self._stream.first():
+        if begin := self.stream.first():
             yield begin
         sent = Continuation()
-        request_id = self._published.request_id
+        request_id = self.published.request_id
         try:
             delta = first
             while delta is not None:
                 if isinstance(delta, NoDelta):
                     yield sse.KEEP_ALIVE
                 elif text := sent.feed(delta):
-                    yield self._stream.text(text)
-                delta = await self._deltas.next(self._deps.keep_alive_s)
+                    yield self.stream.text(text)
+                delta = await self.deltas.next(self.deps.keep_alive_s)
             if reply is None:
                 reply = checked(await self.final_reply())
             sent.finish()
-            end = self._stream.last(reply)
+            end = self.stream.last(reply)
         except GatewayError as error:
             end = _failed(error)
         except TimeoutError:
-            end = _failed(waited_too_long(request_id, self._deps.wait_s))
+            end = _failed(waited_too_long(request_id, self.deps.wait_s))
         except DivergedError:
             end = _failed(_restarted(request_id))
         self.ended = True
@@ -230,19 +229,19 @@ class _Relay:
 
     async def final_reply(self) -> InferenceReply:
         """The reply after the last delta. Raises TimeoutError."""
-        reply = await self._waiting.reply(self._deps.wait_s)
-        await self._published.call.settle(reply)
+        reply = await self.waiting.reply(self.deps.wait_s)
+        await self.published.call.settle(reply)
         return reply
 
     async def close(self) -> None:
         """Release the waiter; leave the request if the client disconnected early."""
         try:
-            await self._deltas.close()
+            await self.deltas.close()
             if not self.ended:
-                note_error(client_gone(self._published.request_id))
-                await leave(self._published)
+                note_error(client_gone(self.published.request_id))
+                await leave(self.published)
         finally:
-            self._waiting.forget()
+            self.waiting.forget()
 
 
 class EventStream(StreamingResponse):

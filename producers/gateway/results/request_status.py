@@ -80,7 +80,7 @@ def status_of(
         accepted: its acceptance by the gateway, if known.
         kept_since_ms: older replies have been removed, while decisions and costs are retained longer.
     """
-    if seen is not None and all(_source(reply) != _source(seen) for reply in history.replies):
+    if seen is not None and all(one.reply.source != seen.reply.source for one in history.replies):
         history = replace(history, replies=(*history.replies, seen))
     places = tell(history)
     asked_model, asked_task = (None, None) if accepted is None else (accepted.model, accepted.task)
@@ -114,7 +114,3 @@ def _telling(places: tuple[Publication, ...]) -> Publication:
     if newest.state not in _NOT_RUN_STATES:
         return newest
     return next((place for place in newest_first if place.state in _RAN_STATES), newest)
-
-
-def _source(recorded: RecordedReply) -> object:
-    return recorded.reply.source

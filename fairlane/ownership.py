@@ -1,7 +1,7 @@
 """The partitions of one consumer-group member: their offset trackers and the membership that may commit."""
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -168,7 +168,14 @@ class Ownership:
         return self._epoch
 
     def deliver(self, partition: PartitionId, offset: int, fetched_in_epoch: int | None = None) -> Claim | None:
-        """Register a fetched record. Returns None when it must be skipped: done, already known, or not owned.
+        """``deliver_many`` of one record."""
+        return self.deliver_many(partition, (offset,), fetched_in_epoch)[0]
+
+    def deliver_many(
+        self, partition: PartitionId, offsets: Sequence[int], fetched_in_epoch: int | None = None
+    ) -> list[Claim | None]:
+        """Register fetched records of a partition, in order. None for each that must be skipped: done, already known,
+        or not owned.
 
         A record fetched before its partition was assigned came from another position: if delivered, everything below it
         would become a gap that counts as done.
@@ -176,11 +183,10 @@ class Ownership:
         with self._lock:
             owned = self._owned.get(partition)
             if owned is None or (fetched_in_epoch is not None and fetched_in_epoch < owned.epoch):
-                return None
+                return [None] * len(offsets)
             self._changed[partition] = None
-            if not owned.tracker.deliver(offset):
-                return None
-            return Claim(partition, offset, owned.epoch)
+            deliver, epoch = owned.tracker.deliver, owned.epoch
+            return [Claim(partition, offset, epoch) if deliver(offset) else None for offset in offsets]
 
     def advance(self, partition: PartitionId, position: int, fetched_in_epoch: int | None = None) -> None:
         """Note that the partition was read up to ``position``; ignored for a former assignment, as in ``deliver``."""

@@ -163,7 +163,7 @@ class DispatcherApp:
         stream = RequestStream(
             self._settings,
             self._ownership,
-            on_record=dispatcher.intake.receive,
+            on_poll=dispatcher.intake.receive,
             on_revoked=partial(self._revoked, dispatcher, transactions),
             on_failure=failed,
         )

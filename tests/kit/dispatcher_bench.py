@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any, cast
+
+from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from fairlane import names
 from fairlane.outcomes import CacheMode, Health
@@ -37,6 +38,7 @@ from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.reading.fenced_thread import Poll
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery
 from tests.kit.fake_passages import FakeEmbedder, FakePassages
@@ -233,18 +235,9 @@ class Bench:
         message_headers: Sequence[tuple[str, bytes]] = (),
         topic: str = PARTITION.topic,
     ) -> None:
-        """A record as Faust hands it on."""
-        message = SimpleNamespace(
-            topic=topic,
-            partition=0,
-            offset=offset,
-            timestamp=NOW_MS / 1_000,
-            key=b"key",
-            value=value,
-            headers=message_headers,
-            checksum=None,
-        )
-        await self.dispatcher.intake.receive(message)
+        """A poll of one record."""
+        record = ConsumerRecord(topic, 0, offset, NOW_MS, 1, b"key", value, None, 3, len(value or b""), message_headers)
+        await self.dispatcher.intake.receive(Poll(self.ownership.epoch, {TopicPartition(topic, 0): [record]}))
 
     def run(self, *values: bytes | None, topic: str = PARTITION.topic) -> list[Settlement]:
         """Give it these records, let it decide them, and say what it settled."""

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
-from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -14,6 +13,7 @@ from fairlane.kafka_config import connection, transactional_producer
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from stream_processors.dispatcher.reading.fenced_thread import Poll
 from stream_processors.dispatcher.reading.stream import RequestStream
 from tests.kit.waiting import eventually_async
 
@@ -33,17 +33,16 @@ class StreamMember:
         self.stream = RequestStream(
             settings,
             self.ownership,
-            on_record=self._on_record,
+            on_poll=self._on_poll,
             on_revoked=self._on_revoked,
             on_failure=self.failures.append,
         )
 
-    async def _on_record(self, message: Any) -> None:
-        claim = self.ownership.deliver(
-            PartitionId(message.topic, message.partition), message.offset, message.checksum.epoch
-        )
-        if claim is not None:
-            self.delivered.append(claim)
+    async def _on_poll(self, poll: Poll) -> None:
+        for (topic, partition), records in poll.records.items():
+            offsets = [record.offset for record in records]
+            claims = self.ownership.deliver_many(PartitionId(topic, partition), offsets, poll.epoch)
+            self.delivered += [claim for claim in claims if claim is not None]
 
     async def _on_revoked(self) -> None:
         self.revocations += 1

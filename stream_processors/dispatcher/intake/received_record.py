@@ -1,10 +1,14 @@
 """An undecided record as read from Kafka."""
 
 from dataclasses import dataclass
+from typing import Self
+
+from aiokafka.structs import ConsumerRecord
 
 from fairlane.codec import DecodeError
 from fairlane.ownership import PartitionId
 from fairlane.records import SourceCoordinate
+from stream_processors.dispatcher.reading.fetched_partition import Unreadable
 from stream_processors.dispatcher.reading.record_batches import memory_bytes
 
 
@@ -22,6 +26,16 @@ class ReceivedRecord:
     """Why the record could not be read, if so; ``value`` then holds the bytes that could be kept."""
     read_bytes: int = 0
     """Bytes read or decompressed to find that out."""
+
+    @classmethod
+    def of(cls, partition: PartitionId, record: ConsumerRecord) -> Self:
+        """The record as our fetcher returns it: of one that cannot be read, ``checksum`` says why."""
+        unreadable: Unreadable | None = record.checksum
+        problem, read_bytes = unreadable or (None, 0)
+        timestamp_ms: int = record.timestamp
+        return cls(
+            partition, record.offset, timestamp_ms, record.key, record.value, record.headers, problem, read_bytes
+        )
 
     @property
     def content_bytes(self) -> int:

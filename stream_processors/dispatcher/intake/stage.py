@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fairlane.clock import ClockMs
 from fairlane.codec import SchemaNotLoadedError
@@ -17,6 +16,7 @@ from stream_processors.dispatcher.intake.invalid_record_limiter import InvalidRe
 from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.reading.fenced_thread import Poll
 
 _MOST_THAT_WAITED = 64
 """Records that waited for a schema and are decided between two commits. More would delay the other tenants' records in
@@ -53,26 +53,16 @@ class IntakeStage:
     _takes_waiting: bool = True
     """Whether a commit happened since records that waited for a schema were last decided."""
 
-    async def receive(self, message: Any) -> None:
-        """Take one record from Faust. Backpressure: waits while the intake buffer is full, which stops fetching."""
-        partition = PartitionId(message.topic, message.partition)
-        # FencedThread stores a ``Fetched`` in this field.
-        fetched = message.checksum
-        unreadable = None if fetched is None else fetched.unreadable
-        claim = self.ownership.deliver(partition, message.offset, None if fetched is None else fetched.epoch)
-        if claim is None:
-            return
-        record = ReceivedRecord(
-            partition,
-            message.offset,
-            round(message.timestamp * 1000),
-            message.key,
-            message.value,
-            tuple(message.headers),
-            *(() if unreadable is None else unreadable),
-        )
-        self.buffer.add(claim, record)
-        self.invalid_records.arrived(partition, self.clock())
+    async def receive(self, poll: Poll) -> None:
+        """Take the records of one poll. Backpressure: waits while the intake buffer is full, which stops fetching."""
+        now_ms = self.clock()
+        for (topic, number), records in poll.records.items():
+            partition = PartitionId(topic, number)
+            claims = self.ownership.deliver_many(partition, [record.offset for record in records], poll.epoch)
+            for claim, record in zip(claims, records, strict=True):
+                if claim is not None:
+                    self.buffer.add(claim, ReceivedRecord.of(partition, record))
+            self.invalid_records.arrived(partition, now_ms)
         self.wake.set()
         await self.buffer.wait_for_room()
 

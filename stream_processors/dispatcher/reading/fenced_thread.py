@@ -4,10 +4,11 @@ import asyncio
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import aiokafka.consumer.consumer
 from aiokafka.consumer.fetcher import OffsetResetStrategy
+from aiokafka.structs import ConsumerRecord, TopicPartition
 from confluent_kafka import Consumer as ConfluentConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 
@@ -15,8 +16,7 @@ from fairlane.committed import TopicIdLookup, resume_points, stale_partitions, t
 from fairlane.logs import get_logger
 from fairlane.ownership import Membership, Ownership, PartitionId
 from stream_processors.dispatcher.reading.assignor import TenantAssignor
-from stream_processors.dispatcher.reading.bounded_fetcher import BoundedFetcher, ReadAhead
-from stream_processors.dispatcher.reading.fetched_partition import Unreadable, record_bytes
+from stream_processors.dispatcher.reading.bounded_fetcher import BoundedFetcher
 
 log = get_logger(__name__)
 
@@ -24,26 +24,16 @@ log = get_logger(__name__)
 # class is used.
 aiokafka.consumer.consumer.Fetcher = BoundedFetcher
 
-MAX_READ_AHEAD_BYTES: Final = 32 * 1024 * 1024
-"""Bound of records passed to the event loop and not taken by it; beyond it nothing more is passed."""
-
 # Well below the 40 s after which Faust would go on reading without the seek.
 _SEEK_TIMEOUT_S = 20.0
 _NO_STATIC_INSTANCE = b"\x01"
 
 
-class Fetched(NamedTuple):
-    """Fetch metadata of a record, carried in its ``checksum`` field, which Kafka no longer uses.
-
-    Attributes:
-        epoch: of the assignment in which it was fetched.
-        poll: number of the poll that returned it.
-        unreadable: why it cannot be read, if so.
-    """
+class Poll(NamedTuple):
+    """The records of one poll by partition, and the epoch of the assignment in which they were fetched."""
 
     epoch: int
-    poll: int
-    unreadable: Unreadable | None
+    records: Mapping[TopicPartition, list[ConsumerRecord]]
 
 
 def group_metadata(group: str, generation: int, member_id: str) -> bytes:
@@ -64,7 +54,6 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
 
     ownership: Ownership
     offsets: ConfluentConsumer
-    read_ahead: ReadAhead
     topic_ids: TopicIdLookup
     on_failure: Callable[[BaseException], None]
     _held: frozenset[PartitionId] = frozenset()
@@ -82,20 +71,11 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
     async def _fetch_records(
         self, consumer: Any, active_partitions: Any, timeout: float | None = None, max_records: int | None = None
     ) -> Any:
-        if not await self.read_ahead.wait_for_room(timeout or 0):
-            return {}
         consumer._fetcher.held, consumer._fetcher.slow = self._held, self._slow
         records = await super()._fetch_records(consumer, active_partitions, timeout=timeout, max_records=max_records)
-        if not records:
-            return records
         # Seeks run on this thread too, and nothing was awaited since the records were drained: they belong to the
         # present epoch, however late the event loop sees them.
-        epoch = self.ownership.epoch
-        poll = self.read_ahead.hand_over(sum(record_bytes(record) for batch in records.values() for record in batch))
-        for batch in records.values():
-            for record in batch:
-                record.checksum = Fetched(epoch, poll, record.checksum)
-        return records
+        return Poll(self.ownership.epoch, records)
 
     def hold(self, held: frozenset[PartitionId], slow: frozenset[PartitionId]) -> None:
         """See ``RequestStream.hold``. Called on the event loop's thread; the sets are replaced, never mutated."""

@@ -1,6 +1,5 @@
 """What comes of a fetch: committed records in order, one record for each batch that cannot be read, and positions."""
 
-import asyncio
 from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from benchmarks.attacks.batches import CONTROL, TRANSACTIONAL, Written, batch, gzip_of_zeros
 from fairlane.codec import DecodeProblem
-from stream_processors.dispatcher.reading.bounded_fetcher import ReadAhead
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition
 
 TP = TopicPartition("requests.acme", 0)
@@ -222,30 +220,3 @@ def test_a_position_that_was_sought_elsewhere_makes_a_fetch_void() -> None:
     entry, assigned = fetched_partition(batch([b"a"] * 10))
     assigned.state.position = 5
     assert entry.take(10, 10**9) == []
-
-
-def test_reading_ahead_stops_until_the_loop_reaches_a_later_poll() -> None:
-    async def run() -> None:
-        ahead = ReadAhead(100)
-        first, second = ahead.hand_over(60), ahead.hand_over(60)
-        assert not await ahead.wait_for_room(0.01)
-        waiting = asyncio.create_task(ahead.wait_for_room(30))
-        await asyncio.sleep(0)
-        ahead.taken(first)
-        assert ahead.size_bytes == 120
-        ahead.taken(second)
-        assert await waiting
-        assert ahead.size_bytes == 60
-        ahead.hand_over(200)
-        assert not await ahead.wait_for_room(0)
-        ahead.reset()
-        assert await ahead.wait_for_room(0)
-        # Nothing says of the newest poll that it was taken: alone, it never stops what would say so.
-        ahead.hand_over(200)
-        assert await ahead.wait_for_room(0)
-        last = ahead.hand_over(200)
-        assert not await ahead.wait_for_room(0)
-        ahead.taken(last)
-        assert await ahead.wait_for_room(0)
-
-    asyncio.run(run())

@@ -20,7 +20,16 @@ from benchmarks.vllm_direct import VllmMissingError
 
 # In the order of the document. Each is a module of this name, with "_" for "-".
 _NAMES = (
-    *("hop-latency", "dispatch-rate", "exactly-once-cost", "exactly-once", "recovery", "rolling-restart", "queue-cost"),
+    *(
+        "cost",
+        "hop-latency",
+        "dispatch-rate",
+        "exactly-once-cost",
+        "exactly-once",
+        "recovery",
+        "rolling-restart",
+        "queue-cost",
+    ),
     *("fairness", "isolation", "hostile", "overload", "tenants", "simulate", "batching", "pipeline-efficiency"),
     *("streaming", "retrieval", "cache", "grounded", "gateway", "sync-call", "backfill"),
 )

@@ -1,6 +1,7 @@
 """Memory and processor time of a process, from /proc. Shared pages of files do not count as memory."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -25,6 +26,17 @@ def cpu_s(pid: int) -> float:
     # The command name is in brackets and may contain anything.
     user, system = stat.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_with_children_s(pid: int) -> float:
+    """``cpu_s`` of a process and of its present children, such as the sessions of Postgres."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    used_s = cpu_s(pid)
+    for child in children:
+        # A session may end meanwhile.
+        with suppress(OSError):
+            used_s += cpu_s(int(child))
+    return used_s
 
 
 def _status_bytes(pid: int, name: str) -> int:

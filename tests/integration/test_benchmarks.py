@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import dispatch_rate, exactly_once_cost, hop_latency, recovery
+from benchmarks import cost, dispatch_rate, exactly_once_cost, hop_latency, recovery
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.result import Result
 
@@ -61,3 +61,17 @@ def test_replies_flow_again_after_kills() -> None:
 
     assert [run["dispatcher"] for run in result.runs] == [1.0, 0.0]
     assert all(0 < run["s"] < 60 for run in result.runs)
+
+
+def test_the_cost_of_a_request_is_reported_for_every_process_and_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "repeated", lambda measure: (measure(0),))
+    monkeypatch.setattr(cost, "IDLE_S", 0.5)
+    for name, requests in (("WARM_UP", 40), ("ALONE", 5), ("TOGETHER", 64), ("OPEN", 100)):
+        monkeypatch.setattr(cost, name, requests)
+
+    result = cost.run()
+
+    measured = {figure.name: figure.value for figure in result.figures}
+    loads = ("open loop", "32 callers", "one at a time")
+    assert all(measured[f"processor time of a request, {load}"] > 0 for load in loads)
+    assert {f"{process}, open loop" for process in ("broker", "client", "consumer", "dispatcher")} <= measured.keys()

@@ -1,0 +1,125 @@
+"""cost: processor time of every process for each request, at three loads, and of the idle stack.
+
+The work is none (an engine that takes no time), so what is left is Fairlane's own. Requests go through the SDK in this
+process: one after another, from 32 callers, and as fast as the client's window allows. The times are the kernel's
+counters of each process. A profiler that samples misleads here: its samples cluster at system calls.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from time import perf_counter, process_time, sleep
+
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.processes import cpu_with_children_s
+from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
+from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
+from deploy.local.services import Service
+from fairlane import Client
+from fairlane.client.requests import RequestFields
+
+NAME = "cost"
+HOW = MEDIAN_OF_REPETITIONS
+CALLERS = 32
+WARM_UP = 6_000
+ALONE, TOGETHER, OPEN = 200, 6_000, 8_000
+IDLE_S = 10.0
+_TENANT = "acme"
+_FIELDS: RequestFields = {"model": MODEL, "prompt": "What is the capital of France?", "max_tokens": 16}
+_TIMEOUT_S = 120.0
+_SERVICES = (*INSTANT_SERVICES, Service("recorder-1", ("-m", "stream_processors.recorder")))
+_CLIENT = "client"
+_NAMES = {"kafka": "broker", "dispatcher-1": "dispatcher", "consumer-generate-1": "consumer", "recorder-1": "recorder"}
+
+
+def run() -> Result:
+    """Three repetitions of each load on one stack, which is warm."""
+    with (
+        cluster(_SERVICES, parts=("kafka", "redis", "postgres"), tenants=(_TENANT,)) as running,
+        Client(tenant=_TENANT, bootstrap_servers=running.settings.kafka_bootstrap_servers) as client,
+    ):
+        _open_loop(client, WARM_UP)
+
+        def measure(_number: int) -> dict[str, float]:
+            idle = _spent(running, lambda: sleep(IDLE_S))
+            return {
+                "idle_cores": sum(used for name, used in idle.items() if name != _CLIENT) / IDLE_S,
+                **_load(running, "open", OPEN, lambda: _open_loop(client, OPEN)),
+                **_load(running, "callers", TOGETHER, lambda: _from_callers(client, TOGETHER)),
+                **_load(running, "alone", ALONE, lambda: _one_at_a_time(client, ALONE)),
+            }
+
+        runs = repeated(measure)
+    return Result(NAME, tuple(_figures(runs)), runs)
+
+
+def _figures(runs: tuple[dict[str, float], ...]) -> list[Figure]:
+    def figure(name: str, key: str, unit: str, aim: float | None = None) -> Figure:
+        return Figure(name, median_of(runs, key), unit, None if aim is None else "at most", aim)
+
+    figures = [
+        figure("processor time of a request, open loop", "open_cpu_ms", "ms", 0.5),
+        figure(f"processor time of a request, {CALLERS} callers", "callers_cpu_ms", "ms", 0.8),
+        figure("idle stack", "idle_cores", "cores", 0.08),
+        figure("processor time of a request, one at a time", "alone_cpu_ms", "ms"),
+        figure("rate, open loop", "open_per_s", "requests/s"),
+        figure(f"rate, {CALLERS} callers", "callers_per_s", "requests/s"),
+        figure(f"median latency, {CALLERS} callers", "callers_p50_ms", "ms"),
+        figure("median latency, one at a time", "alone_p50_ms", "ms"),
+    ]
+    processes = sorted({key.split("/")[1] for key in runs[0] if "/" in key})
+    for load, name in (("open", "open loop"), ("callers", f"{CALLERS} callers"), ("alone", "one at a time")):
+        figures += [figure(f"{process}, {name}", f"{load}/{process}", "us a request") for process in processes]
+    return figures
+
+
+def _load(running: Cluster, load: str, requests: int, send: Callable[[], list[float]]) -> dict[str, float]:
+    """Rate, median latency, and processor time of each process for a request."""
+    latencies_ms: list[float] = []
+    started = perf_counter()
+    spent = _spent(running, lambda: latencies_ms.extend(send()))
+    took_s = perf_counter() - started
+    return {
+        f"{load}_per_s": requests / took_s,
+        f"{load}_p50_ms": median(latencies_ms),
+        f"{load}_cpu_ms": sum(spent.values()) / requests * 1e3,
+        **{f"{load}/{name}": used / requests * 1e6 for name, used in spent.items()},
+    }
+
+
+def _spent(running: Cluster, act: Callable[[], None]) -> dict[str, float]:
+    """Seconds of processor time that each process used meanwhile."""
+    before = _counters(running)
+    act()
+    return {name: used - before[name] for name, used in _counters(running).items()}
+
+
+def _counters(running: Cluster) -> Mapping[str, float]:
+    found = {_CLIENT: process_time()}
+    for view in running.stack.supervisor.processes():
+        if view.pid is not None:
+            found[_NAMES.get(view.name, view.name)] = cpu_with_children_s(view.pid)
+    return found
+
+
+def _one_at_a_time(client: Client, requests: int) -> list[float]:
+    return [_ask_ms(client) for _ in range(requests)]
+
+
+def _from_callers(client: Client, requests: int) -> list[float]:
+    with ThreadPoolExecutor(CALLERS) as callers:
+        parts = callers.map(lambda _: _one_at_a_time(client, requests // CALLERS), range(CALLERS))
+        return [latency_ms for part in parts for latency_ms in part]
+
+
+def _open_loop(client: Client, requests: int) -> list[float]:
+    started = perf_counter()
+    for handle in list(client.submit_many(_FIELDS for _ in range(requests))):
+        handle.result(_TIMEOUT_S)
+    return [(perf_counter() - started) * 1e3]
+
+
+def _ask_ms(client: Client) -> float:
+    started = perf_counter()
+    client.submit(**_FIELDS).result(_TIMEOUT_S)
+    return (perf_counter() - started) * 1e3

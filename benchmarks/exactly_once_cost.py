@@ -49,8 +49,8 @@ class PlainLoop(TransactionLoop):
             return ()
         outputs = (record for settlement in batch.settlements for record in settlement.outputs)
         for record in (*batch.notes, *outputs):
-            self.producer.produce(record.topic, value=record.value, key=record.key, headers=list(record.headers))
-        self.producer.flush(10.0)
+            self.producers[0].produce(record.topic, value=record.value, key=record.key, headers=list(record.headers))
+        self.producers[0].flush(10.0)
         self.ownership.settle(plan)
         return batch.settlements
 
@@ -66,7 +66,7 @@ class _BenchApp(ConsumerApp):
         if self._loop_type is TransactionLoop:
             return super()._transactions(ownership)
         producer = Producer(idempotent_producer(self._settings) | {"linger.ms": 0})
-        return self._loop_type(producer, ownership, on_fatal=self._fail)
+        return self._loop_type((producer,), ownership, on_fatal=self._fail)
 
 
 def run() -> Result:

@@ -205,9 +205,9 @@ def dispatcher_archive_group(prefix: str) -> str:
     return group_id(f"{prefix}.dispatcher.archive")
 
 
-def dispatcher_transactional_id(prefix: str, instance_id: str) -> str:
-    """Transactional id of a dispatcher: the latest in its slot fences its predecessors."""
-    return group_id(f"{prefix}.dispatcher.{instance_id}")
+def dispatcher_transactional_ids(prefix: str, instance_id: str) -> tuple[str, str]:
+    """Transactional ids of a dispatcher, used in turn: the latest in its slot fences its predecessors."""
+    return group_id(f"{prefix}.dispatcher.{instance_id}"), group_id(f"{prefix}.dispatcher-2.{instance_id}")
 
 
 def pool_group(prefix: str, pool: str) -> str:
@@ -215,9 +215,10 @@ def pool_group(prefix: str, pool: str) -> str:
     return group_id(f"{prefix}.pool.{pool}")
 
 
-def consumer_transactional_id(prefix: str, pool: str, instance_id: str) -> str:
-    """Transactional id of an inference consumer: the latest in its slot fences its predecessors."""
-    return group_id(f"{prefix}.consumer.{pool}.{instance_id}")
+def consumer_transactional_ids(prefix: str, pool: str, instance_id: str) -> tuple[str, str]:
+    """Transactional ids of an inference consumer, used in turn: the latest in its slot fences its predecessors."""
+    slot = f"{pool}.{instance_id}"
+    return group_id(f"{prefix}.consumer.{slot}"), group_id(f"{prefix}.consumer-2.{slot}")
 
 
 def recorder_group(prefix: str) -> str:

@@ -11,14 +11,15 @@ from prometheus_client import REGISTRY
 
 from fairlane import logs
 from fairlane.clock import now_ms
-from fairlane.kafka_config import chunk_producer, heartbeat_producer, transactional_producer
+from fairlane.kafka_config import chunk_producer, heartbeat_producer
 from fairlane.models import load_models
-from fairlane.names import consumer_transactional_id, pool_group
+from fairlane.names import consumer_transactional_ids, pool_group
 from fairlane.ownership import Ownership
 from fairlane.records import CapacityReport, ModelVersion
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.kafka.feeds import FeedUnavailableError
+from fairlane_server.kafka.transactional_producer import transactional_producers
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.processes.restarts import EXIT_NO_RESTART
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
@@ -159,9 +160,13 @@ class ConsumerApp:
 
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
         settings = self._settings
-        transactional_id = consumer_transactional_id(settings.group_prefix, self._pool, settings.instance_id)
-        producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
-        return TransactionLoop(producer, ownership, on_fatal=self._fail, max_records=settings.max_transaction_records)
+        transactional_ids = consumer_transactional_ids(settings.group_prefix, self._pool, settings.instance_id)
+        return TransactionLoop(
+            transactional_producers(settings, transactional_ids, settings.transaction_timeout_ms),
+            ownership,
+            on_fatal=self._fail,
+            max_records=settings.max_transaction_records,
+        )
 
     def _consumer(self, ownership: Ownership, transactions: TransactionLoop) -> InferenceConsumer:
         settings = self._settings

@@ -9,7 +9,9 @@ from time import monotonic, sleep
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from fairlane.backoff import Backoff
+from fairlane.kafka_config import transactional_producer
 from fairlane.ownership import CommitPlan
+from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.settlement import OutputRecord
 from fairlane_server.processes.watchdog import Watchdog
 
@@ -210,6 +212,11 @@ class TransactionalProducer:
             else:
                 return
             sleep(backoff_s(attempt))
+
+
+def transactional_producers(settings: KafkaSettings, ids: Iterable[str], timeout_ms: int) -> tuple[Producer, ...]:
+    """A producer for each transactional id."""
+    return tuple(Producer(transactional_producer(settings, one, timeout_ms)) for one in ids)
 
 
 def backoff_s(failures: int) -> float:

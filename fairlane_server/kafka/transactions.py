@@ -60,7 +60,12 @@ def _ignore(_settlements: Sequence[Settlement]) -> None: ...
 
 @dataclass(slots=True)
 class TransactionLoop:
-    """Owns the transactional producer and the thread that uses it.
+    """Owns the transactional producers and the thread that uses them.
+
+    With two producers, transactions alternate between them. A transaction of the same producer would wait until the
+    broker has written the markers of the one before; of the other, it begins at once. It is safe: a transaction begins
+    when the one before is committed, its plan contains the offsets of that one, and the broker keeps the offset that
+    was sent last, whichever producer's marker comes first.
 
     Records that a topic refuses wait in a retry queue (``blocked_topics``) and are tried again in transactions of their
     own; nothing for other topics waits behind them. Settlements of one topic keep their order, except those refused one
@@ -69,7 +74,7 @@ class TransactionLoop:
     ``on_fatal`` is called once, on one of the loop's threads, when nothing can be committed any more.
     """
 
-    producer: Producer
+    producers: Sequence[Producer]
     ownership: Ownership
     on_fatal: Callable[[Exception], None]
     on_committed: Committed = _ignore
@@ -95,7 +100,8 @@ class TransactionLoop:
     _transaction: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
     _watchdog: Watchdog = field(init=False)
-    _transactional: TransactionalProducer = field(init=False)
+    _transactional: deque[TransactionalProducer] = field(init=False)
+    """The first one runs the next transaction."""
     _stopping: bool = False
     _failed: bool = False
     _positions_wanted: bool = False
@@ -112,15 +118,16 @@ class TransactionLoop:
             self.max_parked, self.max_parked_bytes, self.patience_s, self.max_records, self.max_bytes
         )
         self._watchdog = Watchdog(self.hang_timeout_s, self._hung)
-        self._transactional = TransactionalProducer(self.producer, self._watchdog)
+        self._transactional = deque(TransactionalProducer(producer, self._watchdog) for producer in self.producers)
 
     def start(self) -> None:
-        """Register the producer, which aborts a predecessor's open transaction and fences it, and start the thread.
+        """Register the producers, which aborts a predecessor's open transaction and fences it, and start the thread.
 
         Raises KafkaException when the broker does not answer within 30 s.
         """
         self._parked.fallback = self.fallback
-        self.producer.init_transactions(_INIT_TIMEOUT_S)
+        for producer in self.producers:
+            producer.init_transactions(_INIT_TIMEOUT_S)
         self._thread = threading.Thread(target=self._run, name="transactions", daemon=True)
         self._thread.start()
         self._watchdog.start()
@@ -286,7 +293,7 @@ class TransactionLoop:
             if settlement is not None:
                 size_bytes += settlement.size_bytes
                 new_topics.update(
-                    out.topic for out in settlement.outputs if not self._transactional.is_proven(out.topic)
+                    out.topic for out in settlement.outputs if not self._transactional[0].is_proven(out.topic)
                 )
                 if settlements and (size_bytes > self.max_bytes or len(new_topics) > _MAX_NEW_TOPICS):
                     self._pending[0] = settlement
@@ -325,7 +332,8 @@ class TransactionLoop:
             planned = [] if plan is None else [settlements[claim] for claim in plan.claims]
             started = monotonic()
             outputs = (record for item in planned for record in item.outputs)
-            self._transactional.commit((*batch.notes, *outputs), plan)
+            self._transactional[0].commit((*batch.notes, *outputs), plan)
+            self._transactional.rotate(1)
             if plan is not None:
                 self.ownership.settle(plan)
             metrics.TRANSACTION_SECONDS.observe(monotonic() - started)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 from redis.asyncio import Redis
@@ -16,13 +16,14 @@ from redis.backoff import NoBackoff
 
 from fairlane import logs, metrics, names
 from fairlane.clock import monotonic_ms, now_ms
-from fairlane.kafka_config import connection, read_committed_consumer, transactional_producer
+from fairlane.kafka_config import connection, read_committed_consumer
 from fairlane.ownership import Ownership
 from fairlane.records import DispatchReport, ModelVersion, TenantSpec
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.conversations.conversations import PgTurnStore
 from fairlane_server.kafka.feeds import Feed
+from fairlane_server.kafka.transactional_producer import transactional_producers
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after
 from fairlane_server.redis.availability import RedisAvailability
@@ -194,10 +195,9 @@ class DispatcherApp:
 
     def _transactions(self, failed: Callable[[BaseException], None]) -> TransactionLoop:
         settings = self._settings
-        transactional_id = names.dispatcher_transactional_id(settings.group_prefix, settings.instance_id)
-        producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
+        transactional_ids = names.dispatcher_transactional_ids(settings.group_prefix, settings.instance_id)
         return TransactionLoop(
-            producer,
+            transactional_producers(settings, transactional_ids, settings.transaction_timeout_ms),
             self._ownership,
             on_fatal=failed,
             max_records=settings.max_transaction_records,

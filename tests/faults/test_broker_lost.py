@@ -17,7 +17,7 @@ from benchmarks.faults.traffic import Traffic, longest_gap_s
 from deploy.local.layout import PROJECT_ROOT
 from deploy.local.stack import LocalStack
 from deploy.local.status import read_status
-from fairlane.names import requests_topic
+from fairlane.names import consumer_transactional_ids, dispatcher_transactional_ids, requests_topic
 from fairlane.outcomes import Outcome
 from fairlane.records import TenantSpec
 from fairlane_server.processes.restarts import RestartPolicy
@@ -100,8 +100,8 @@ class Trial:
         pipeline = self._rig.pipeline
         prefix = pipeline.group_prefix
         transactional_ids = (
-            *(f"{prefix}.dispatcher.{name}" for name in DISPATCHERS),
-            *(f"{prefix}.consumer.{pipeline.pool}.{name}" for name in CONSUMERS),
+            *(one for name in DISPATCHERS for one in dispatcher_transactional_ids(prefix, name)),
+            *(one for name in CONSUMERS for one in consumer_transactional_ids(prefix, pipeline.pool, name)),
         )
         groups = (pipeline.dispatcher_group, pipeline.pool_group())
         return duties(self._cluster, self._admin, groups, transactional_ids)

@@ -107,7 +107,7 @@ def test_a_zombie_commits_nothing(pool: Pool) -> None:
     claims = [claim for offset in range(10) if (claim := asleep.deliver(pool.partition, offset)) is not None]
     assert len(claims) == 9
     fatal: list[Exception] = []
-    loop = TransactionLoop(pool.producer("asleep"), asleep, on_fatal=fatal.append)
+    loop = TransactionLoop(pool.producers("asleep"), asleep, on_fatal=fatal.append)
     loop.start()
     names = ("ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH", "UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH")
     before = sum(map(aborted, names))
@@ -146,7 +146,7 @@ def test_a_commit_without_a_generation_is_never_sent(pool: Pool) -> None:
     claim = ownership.deliver(pool.partition, 0)
     assert claim is not None
     fatal: list[Exception] = []
-    loop = TransactionLoop(pool.producer("nobody"), ownership, on_fatal=fatal.append)
+    loop = TransactionLoop(pool.producers("nobody"), ownership, on_fatal=fatal.append)
     loop.start()
     before = aborted("no_membership")
     loop.submit(Settlement(claim, (OutputRecord(pool.out, None, b"unfenced"),)))
@@ -244,8 +244,8 @@ def test_a_producer_whose_slot_was_taken_ends_its_process(pool: Pool) -> None:
     worker = pool.worker("slot")
     pool.until(lambda: len(worker.claims) == 5, "five records")
     worker.settle(pool.partition, [0])
-    successor = pool.producer("slot")
-    successor.init_transactions(20)
+    for successor in pool.producers("slot"):
+        successor.init_transactions(20)
     worker.loop.submit_many([worker.settlement(pool.partition, offset) for offset in (1, 2)])
     eventually(lambda: worker.fatal, what="the end")
     assert not worker.loop.drain(1)
@@ -253,6 +253,23 @@ def test_a_producer_whose_slot_was_taken_ends_its_process(pool: Pool) -> None:
     assert isinstance(error, FatalTransactionError)
     assert pool.outputs() == pool.expected([0])
     assert pool.resume().committed == CommitPoint(1)
+
+
+def test_the_offsets_of_the_last_transaction_count_whichever_producer_sent_them(pool: Pool) -> None:
+    pool.write(*map(str, range(60)))
+    worker = pool.worker("slot")
+    pool.until(lambda: len(worker.claims) == 60, "sixty records")
+    for offset in range(60):
+        # Back to front within each ten: what is done beyond the first undone offset is in the metadata.
+        worker.settle(pool.partition, [offset // 10 * 10 + 9 - offset % 10])
+        done = {tens * 10 + ones for tens in range(offset // 10) for ones in range(10)}
+        done |= {offset // 10 * 10 + 9 - back for back in range(offset % 10 + 1)}
+        point = pool.resume().committed
+        assert point is not None
+        assert (
+            set(range(point.offset)) | {point.offset + bit for bit in range(60) if point.done_beyond >> bit & 1} == done
+        )
+    assert pool.outputs() == pool.expected(range(60))
 
 
 def test_an_open_transaction_of_a_dead_predecessor_ends_when_its_slot_starts_again(pool: Pool) -> None:

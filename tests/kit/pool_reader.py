@@ -89,7 +89,7 @@ class Pool:
         ownership = Ownership()
         settings = self.settings.model_copy(update={"instance_id": slot})
         fatal: list[Exception] = []
-        loop = TransactionLoop(self.producer(slot), ownership, on_fatal=fatal.append, **options)
+        loop = TransactionLoop(self.producers(slot), ownership, on_fatal=fatal.append, **options)
         loop.start()
         member = PoolMember(settings, self.name, ownership, lambda: None)
         member.join()
@@ -99,6 +99,10 @@ class Pool:
 
     def producer(self, slot: str) -> Producer:
         return Producer(transactional(self.settings, f"{self.name}.{slot}", TRANSACTION_TIMEOUT_MS))
+
+    def producers(self, slot: str) -> tuple[Producer, Producer]:
+        """Both producers of a loop; the first is ``producer``."""
+        return self.producer(slot), self.producer(f"{slot}-2")
 
     def write(self, *values: str, partition: int = 0) -> None:
         producer = Producer(idempotent_producer(self.settings))

@@ -162,7 +162,7 @@ class Bench:
     def loop(self, **options: Any) -> TransactionLoop:
         """A loop that was not started."""
         made = TransactionLoop(
-            cast(Producer, self.producer),
+            (cast(Producer, self.producer),),
             self.ownership,
             on_fatal=self.fatal.append,
             on_committed=self.told.extend,

@@ -68,7 +68,7 @@ class StreamMember:
         """Commit these as done, in one go."""
         fatal: list[Exception] = []
         producer = Producer(transactional_producer(self.settings, f"{self.settings.instance_id}-settler", 10_000))
-        transactions = TransactionLoop(producer, self.ownership, on_fatal=fatal.append)
+        transactions = TransactionLoop((producer,), self.ownership, on_fatal=fatal.append)
         transactions.start()
         transactions.submit_many([Settlement(claim) for claim in claims])
         assert transactions.drain(10)

@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from typing import Literal
 
 from fastapi import APIRouter, FastAPI
-from pydantic import SecretStr
+from pydantic import BaseModel, Field, SecretStr
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from fairlane import logs
 from fairlane.schema_registry import codec_for
@@ -22,25 +23,21 @@ from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.state import report_state
 from producers.backfill.kafka import reply_partitions
 from producers.gateway import openapi
-from producers.gateway.claim_stores import LocalClaims, RedisClaims
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.edge.body_limit import BodyLimit, body_budget
-from producers.gateway.edge.fast_path import ShortPath
-from producers.gateway.idempotency import ClaimStore, Idempotency
+from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
+from producers.gateway.idempotency import ClaimStore, Idempotency, LocalClaims, RedisClaims
 from producers.gateway.identity import assembly as identity
 from producers.gateway.identity.authentication import RateLimitHeaders
 from producers.gateway.identity.identity import Identity
-from producers.gateway.memory import TrimWatch, trim
-from producers.gateway.native import openapi as native_openapi
 from producers.gateway.native.deps import NativeDeps
-from producers.gateway.native.router import router as native_router
-from producers.gateway.native.sending_routes import short_answers
+from producers.gateway.native.routes import ShortPath
+from producers.gateway.native.routes import router as native_router
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batches import router as batch_router
-from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.files import MOST_FORM_BYTES
 from producers.gateway.openai.router import router as openai_router
+from producers.gateway.openai.streams import OpenAIDeps
 from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.results.results import make_results
@@ -54,6 +51,32 @@ _UPKEEP_S = 0.25
 _STORE_CHECK_S = 1.0
 _TRIM_CHECK_S = 1.0
 _DESCRIPTION = "Inference on Kafka behind HTTP: OpenAI's API and Fairlane's own."
+
+
+class Alive(BaseModel):
+    """The process answers."""
+
+    status: Literal["alive"] = "alive"
+
+
+class Ready(BaseModel):
+    """Whether requests can be accepted."""
+
+    status: Literal["ready", "not_ready"]
+    conditions: dict[str, str | None] = Field(description="Each dependency, and why it is missing; null: available")
+    degraded: dict[str, str] = Field(description="Each missing optional dependency, and the effect")
+
+
+_READY = {
+    **openapi.answered(
+        Ready(status="ready", conditions=dict.fromkeys(CONDITIONS), degraded={}), "Requests can be accepted"
+    ),
+    **openapi.answered(
+        Ready(status="not_ready", conditions={"log": None, "serving": "draining"}, degraded={}),
+        "Requests cannot be accepted",
+        503,
+    ),
+}
 
 
 class Gateway:
@@ -95,7 +118,7 @@ class Gateway:
         self._add_routes()
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
-        self.app.add_middleware(ShortPath, answers=short_answers(self._native))
+        self.app.add_middleware(ShortPath, deps=self._native)
         self.app.add_middleware(RateLimitHeaders)
         self.app.add_middleware(
             BodyLimit,
@@ -255,25 +278,27 @@ class Gateway:
     def _health(self) -> APIRouter:
         api = APIRouter(tags=["Health"])
 
-        @api.get("/health", summary="Whether the process answers", responses=native_openapi.ALIVE)
-        async def health() -> JSONResponse:
+        @api.get(
+            "/health", summary="Whether the process answers", responses=openapi.answered(Alive(), "The process answers")
+        )
+        async def health() -> Alive:
             """Liveness only: no dependency is checked."""
-            return JSONResponse({"status": "alive"})
+            return Alive()
 
         @api.get(
             "/health/ready",
             summary="Whether it can take requests, and what it does without",
-            responses=native_openapi.READY,
+            responses=_READY,
         )
-        async def ready() -> JSONResponse:
+        async def ready(response: Response) -> Ready:
             """Kafka is required; Redis and Postgres may be unavailable for a while."""
             is_ready = self.readiness.ready
-            body = {
-                "status": "ready" if is_ready else "not_ready",
-                "conditions": dict(self.readiness.reasons()),
-                "degraded": self.degraded(),
-            }
-            return JSONResponse(body, 200 if is_ready else 503)
+            response.status_code = 200 if is_ready else 503
+            return Ready(
+                status="ready" if is_ready else "not_ready",
+                conditions=dict(self.readiness.reasons()),
+                degraded=self.degraded(),
+            )
 
         return api
 

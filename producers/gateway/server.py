@@ -15,10 +15,9 @@ from fairlane import logs
 from fairlane.settings import Settings
 from fairlane_server.processes.service import HealthServer, exit_after
 from producers.gateway.app import Gateway
-from producers.gateway.edge.connections import Connections
+from producers.gateway.edge.body_limit import map_large_blocks
+from producers.gateway.edge.connections import Connections, ConnectionTimeouts
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
-from producers.gateway.edge.timeouts import ConnectionTimeouts
-from producers.gateway.memory import map_large_blocks
 
 log = logs.get_logger(__name__)
 

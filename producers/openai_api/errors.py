@@ -2,13 +2,9 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING
 
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
-
-if TYPE_CHECKING:
-    from starlette.responses import JSONResponse
 
 UNAVAILABLE = "unavailable"
 """The gateway's own code: Kafka or Postgres is unavailable; nothing was accepted, or nothing can be looked up now."""
@@ -108,14 +104,6 @@ def error_headers(error: GatewayError) -> dict[str, str]:
         # The request may still run; OpenAI's clients would retry on their own and run it twice.
         headers["x-should-retry"] = "false"
     return headers
-
-
-def error_response(error: GatewayError) -> "JSONResponse":
-    """The error response."""
-    # Imported here: offline jobs use this module without a web framework.
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(error_body(error), status_code=error.status, headers=error_headers(error))
 
 
 def param_of(field: str) -> str:

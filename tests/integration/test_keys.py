@@ -22,15 +22,15 @@ from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.cli import main
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.pool import DeadlinePool
-from producers.gateway.identity.api_keys import KeyVerifier
-from producers.gateway.identity.key_store import (
+from fairlane_server.store_error import StoreError
+from producers.gateway.identity.api_keys import (
     IdentityStore,
+    KeyVerifier,
     PgIdentityStore,
     StoredKey,
-    StoreUnavailableError,
     UserSettings,
 )
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError
+from producers.gateway.identity.identity import AuthRefusal, RefusedError
 from producers.gateway.limits.rate_buckets import FailedKeys
 from tests.kit.identity_kit import MemoryIdentityStore
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
@@ -466,7 +466,7 @@ def test_a_store_that_is_not_there_says_so(unique: str) -> None:
         pool = DeadlinePool("postgresql://fairlane@127.0.0.1:1/fairlane", "test-keys", 1)
         await pool.open()
         try:
-            with pytest.raises(StoreUnavailableError):
+            with pytest.raises(StoreError):
                 await PgIdentityStore(pool).key("0" * 16, bytes(32), 0.1)
         finally:
             await pool.close()

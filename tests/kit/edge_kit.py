@@ -12,9 +12,8 @@ from fastapi import FastAPI, Request, WebSocket
 from prometheus_client import REGISTRY
 from starlette.responses import Response, StreamingResponse
 
-from producers.gateway.edge.connections import Connections
+from producers.gateway.edge.connections import CloseReason, Connections
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
-from producers.gateway.edge.timeouts import CloseReason
 from tests.kit.waiting import PATIENCE_S, eventually
 
 LARGE_BYTES = 64 * 1024 * 1024

@@ -15,8 +15,9 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from fairlane.clock import now_ms
 from fairlane_server.api_keys.api_key import NewKey, Role, Scope, new_key
+from fairlane_server.store_error import StoreError
+from producers.gateway.identity.api_keys import StoredKey, UserSettings
 from producers.gateway.identity.jwks import KeySetUnavailableError
-from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError, UserSettings
 
 ISSUER = "https://login.example/realm"
 AUDIENCE = "fairlane"
@@ -78,7 +79,7 @@ class MemoryIdentityStore:
     def _ask(self) -> None:
         self.asked += 1
         if self.is_away:
-            raise StoreUnavailableError("away")
+            raise StoreError("away")
 
 
 @cache

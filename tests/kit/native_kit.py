@@ -18,15 +18,12 @@ from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, Label
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
-from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge.body_limit import BodyLimit, body_budget
 from producers.gateway.edge.error_responses import install
-from producers.gateway.edge.fast_path import ShortPath
-from producers.gateway.idempotency import Idempotency
+from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.identity.identity import Identity, Role, Scope
 from producers.gateway.native.deps import EventPolicy, EventSlots, NativeDeps
-from producers.gateway.native.router import router
-from producers.gateway.native.sending_routes import short_answers
+from producers.gateway.native.routes import ShortPath, router
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.gateway.results.results import Results
@@ -205,7 +202,7 @@ class Bench:
         app = FastAPI(lifespan=lifespan)
         install(app)
         app.include_router(router(self.deps))
-        app.add_middleware(ShortPath, answers=short_answers(self.deps))
+        app.add_middleware(ShortPath, deps=self.deps)
         app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES, budget=body_budget(2**30, 2**30))
         return app
 

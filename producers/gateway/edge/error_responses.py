@@ -10,10 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from fairlane.outcomes import Code
-from producers.gateway.native import errors as native
 from producers.gateway.pipeline.call_context import note_error
-from producers.openai_api import errors as openai
-from producers.openai_api.errors import UNCERTAIN, GatewayError
+from producers.openai_api.errors import UNCERTAIN, GatewayError, error_body, error_headers, speaks_openai
 
 INTERNAL_ERROR = "internal_error"
 """The gateway's own code: a defect of the gateway; the log has the details."""
@@ -25,7 +23,20 @@ _NOT_FIELDS = frozenset({"body", "query", "path", "header", "cookie"})
 def error_response(path: str, error: GatewayError) -> JSONResponse:
     """The complete answer; its code goes to the access log."""
     note_error(error)
-    return openai.error_response(error) if openai.speaks_openai(path) else native.error_response(error)
+    body = error_body(error) if speaks_openai(path) else native_error_body(error)
+    return JSONResponse(body, error.status, error_headers(error))
+
+
+def native_error_body(error: GatewayError) -> dict[str, object]:
+    """``{"error": {"code", "message", "field", "retry_after_ms", "request_id"}}``, without fields that are None."""
+    detail = {
+        "code": error.code,
+        "message": error.message,
+        "field": error.field,
+        "retry_after_ms": error.retry_after_ms,
+        "request_id": error.request_id,
+    }
+    return {"error": {name: value for name, value in detail.items() if value is not None}}
 
 
 def internal_error(path: str) -> JSONResponse:

@@ -13,8 +13,15 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.http11 import Response
 
-from producers.gateway.edge.connections import Connection, Connections, CountedTransport, count
-from producers.gateway.edge.timeouts import CloseReason, Inflow, ReceiveStage
+from producers.gateway.edge.connections import (
+    CloseReason,
+    Connection,
+    Connections,
+    CountedTransport,
+    Inflow,
+    ReceiveStage,
+    count,
+)
 
 MOST_HEAD_BYTES: Final = 32_768
 """Bound of the request line and all headers; also of the bytes between two pieces of a body."""

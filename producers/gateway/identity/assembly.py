@@ -9,14 +9,12 @@ from fairlane.settings import Settings
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.redis.availability import RedisAvailability
-from producers.gateway.identity.api_keys import KeyVerifier
+from producers.gateway.identity.api_keys import KeyVerifier, PgIdentityStore
 from producers.gateway.identity.authentication import AuthenticatedCall, Authenticator
 from producers.gateway.identity.jwks import HttpKeySetSource, KeySet
-from producers.gateway.identity.key_store import PgIdentityStore
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
-from producers.gateway.limits.call_limits import CallLimits
 from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy
-from producers.gateway.limits.rate_limits import LocalRateLimits, RateLimits, RedisRateLimits
+from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, RateLimits, RedisRateLimits
 
 APPLICATION_NAME = "fairlane-gateway-identity"
 # A separate pool: slow result queries must not block authentication.

@@ -12,11 +12,10 @@ from fairlane.logs import get_logger
 from fairlane.settings import Network
 from fairlane_server.api_keys.api_key import looks_like_key
 from producers.gateway.edge.connections import address_of
-from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
+from producers.gateway.limits.rate_limits import CallLimits, headers_of, refusal
 
 log = get_logger(__name__)
 

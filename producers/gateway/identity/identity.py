@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Depends
@@ -9,7 +10,7 @@ from fastapi import Depends
 from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane_server.api_keys.api_key import Role, Scope
-from producers.gateway.identity.refusals import AuthRefusal, answer
+from producers.openai_api.errors import GatewayError
 
 __all__ = ["Identity", "Role", "Scope"]
 
@@ -70,3 +71,62 @@ def require(authenticate: Authenticate, scope: Scope, *, writes: bool = False) -
         return permit(identity, scope, writes=writes)
 
     return permitted
+
+
+INVALID_KEY = "invalid_api_key"
+_RETRY_AFTER_MS = 1_000
+
+
+class AuthRefusal(StrEnum):
+    """Reasons; also the labels of their metric."""
+
+    MISSING = "missing"
+    MALFORMED = "malformed"
+    WRONG_KEY = "wrong_key"
+    KEY_REVOKED = "key_revoked"
+    KEY_EXPIRED = "key_expired"
+    USER_DISABLED = "user_disabled"
+    WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason, no password
+    TOKEN_EXPIRED = "token_expired"  # noqa: S105 - a reason, no password
+    UNKNOWN_SIGNER = "unknown_signer"
+    NO_TENANT = "no_tenant"
+    NO_ROLE = "no_role"
+    NO_SCOPE = "no_scope"
+    READ_ONLY = "read_only"
+    UNAVAILABLE = "unavailable"
+    TOO_MANY_FAILURES = "too_many_failures"
+
+
+class RefusedError(Exception):
+    """The caller is not authenticated, or not allowed. ``who`` is a key id or a subject, for logs; never a secret."""
+
+    def __init__(self, why: AuthRefusal, who: str | None = None) -> None:
+        super().__init__(why.value)
+        self.why = why
+        self.who = who
+
+
+# Only for callers that have proved to hold the key or the token.
+_FORBIDDEN = {
+    AuthRefusal.KEY_EXPIRED: ("key_expired", "This API key has expired."),
+    AuthRefusal.USER_DISABLED: ("user_disabled", "This user is disabled."),
+    AuthRefusal.NO_TENANT: ("forbidden", "This token names no tenant (claim `tenant`)."),
+    AuthRefusal.NO_ROLE: ("forbidden", "This token names no role that is known here (claim `role` or `roles`)."),
+    AuthRefusal.NO_SCOPE: ("insufficient_scope", "This API key has not the scope that this needs."),
+    AuthRefusal.READ_ONLY: ("forbidden", "This identity may read only."),
+}
+
+
+def answer(why: AuthRefusal) -> GatewayError:
+    """The error for the caller."""
+    if why in _FORBIDDEN:
+        return GatewayError(403, *_FORBIDDEN[why])
+    if why is AuthRefusal.UNAVAILABLE:
+        text = "Who you are cannot be checked at the moment."
+        return GatewayError(503, "identity_unavailable", text, retry_after_ms=_RETRY_AFTER_MS)
+    if why is AuthRefusal.TOO_MANY_FAILURES:
+        text = "Too many API keys that do not exist came from this address; this one is not looked up."
+        return GatewayError(429, "too_many_failed_keys", text, retry_after_ms=_RETRY_AFTER_MS)
+    if why is AuthRefusal.MISSING:
+        return GatewayError(401, INVALID_KEY, "An API key or a token is needed: `Authorization: Bearer ...`.")
+    return GatewayError(401, INVALID_KEY, "This API key or token is not valid.")

@@ -10,11 +10,11 @@ from fairlane.clock import ClockMs
 from fairlane.names import is_name
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.identity import Identity
+from fairlane_server.store_error import StoreError
+from producers.gateway.identity.api_keys import IdentityStore, UserSettings
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError
 from producers.gateway.identity.jwks import KeySet, KeySetUnavailableError
-from producers.gateway.identity.key_store import IdentityStore, StoreUnavailableError, UserSettings
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError
 from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS
 
 MOST_CHARACTERS = 8_192
@@ -75,7 +75,7 @@ class TokenVerifier:
             user = await self._users.find(
                 (tenant, subject), lambda: self._store.user(tenant, subject, TIMEOUT_S), tenant
             )
-        except StoreUnavailableError:
+        except StoreError:
             raise RefusedError(AuthRefusal.UNAVAILABLE, subject) from None
         if user is not None and user.is_disabled:
             raise RefusedError(AuthRefusal.USER_DISABLED, subject)

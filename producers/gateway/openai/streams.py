@@ -1,7 +1,7 @@
-"""Streamed responses."""
+"""Dependencies of the OpenAI routes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -11,13 +11,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fairlane.client.reassembly import TextDelta
-from fairlane.records import InferenceReply
+from fairlane.records import InferenceReply, ModelVersion
 from producers.gateway.idempotency import Published
-from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.ports import PendingReply
-from producers.gateway.sending import ClientGoneError, checked, leave, reply_in_time, unless_gone
-from producers.openai_api import sse
+from producers.gateway.sending import ClientGoneError, SendingDeps, checked, leave, reply_in_time, unless_gone
 from producers.openai_api.errors import (
     REQUEST_ID_HEADER,
     STREAM_RESTARTED,
@@ -26,7 +24,29 @@ from producers.openai_api.errors import (
     error_body,
     waited_too_long,
 )
-from producers.openai_api.response_bodies import RequestEcho, Stream, text_of
+from producers.openai_api.responses import KEEP_ALIVE, STREAM_HEADERS, RequestEcho, TextEvents, error_event, text_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIDeps(SendingDeps):
+    """Dependencies of ``router``.
+
+    Attributes:
+        models_of: models that a tenant may use, in any order.
+        keep_alive_s: longest silence of a stream before a keep-alive. The status of a stream is held back as long, so
+            that a request that fails by then gets an error status.
+    """
+
+    models_of: Callable[[str], Sequence[ModelVersion]]
+    keep_alive_s: float = 10.0
+
+    def echo(
+        self, published: Published, reply: InferenceReply | None = None, *, with_usage: bool = False
+    ) -> RequestEcho:
+        """Request fields that the response repeats. The time is the reply's, the same in a repeated response."""
+        submitted_at_ms = None if reply is None else reply.timings.submitted_at_ms
+        at_ms = self.clock_ms() if submitted_at_ms is None else submitted_at_ms
+        return RequestEcho(published.request_id, published.model, at_ms // 1_000, with_usage)
 
 
 class DivergedError(Exception):
@@ -140,7 +160,7 @@ async def text_response(
     request: Request,
     published: Published,
     wish: tuple[bool, bool],
-    stream_of: Callable[[RequestEcho], Stream],
+    stream_of: Callable[[RequestEcho], TextEvents],
     whole: Callable[[InferenceReply, RequestEcho], bytes],
 ) -> Response:
     """Response to a text request. ``wish``: whether it is streamed, and whether a stream ends with usage.
@@ -154,13 +174,13 @@ async def text_response(
     return json_response(reply, whole(reply, deps.echo(published, reply)))
 
 
-async def _streamed(deps: OpenAIDeps, request: Request, published: Published, stream: Stream) -> Response:
+async def _streamed(deps: OpenAIDeps, request: Request, published: Published, stream: TextEvents) -> Response:
     """The answer as server-sent events.
 
     The status is sent with the first text or after ``keep_alive_s``: a request that fails before that gets an error
     status. Raises GatewayError.
     """
-    headers = dict(sse.HEADERS) | {REQUEST_ID_HEADER: published.request_id}
+    headers = dict(STREAM_HEADERS) | {REQUEST_ID_HEADER: published.request_id}
     waiting = published.source
     if isinstance(waiting, InferenceReply):
         return Response(_whole(stream, checked(waiting)), headers=headers)
@@ -194,7 +214,7 @@ class _Relay:
     published: Published
     waiting: PendingReply
     deltas: Deltas
-    stream: Stream
+    stream: TextEvents
     deps: OpenAIDeps
     ended: bool = False
 
@@ -210,7 +230,7 @@ class _Relay:
             delta = first
             while delta is not None:
                 if isinstance(delta, NoDelta):
-                    yield sse.KEEP_ALIVE
+                    yield KEEP_ALIVE
                 elif text := sent.feed(delta):
                     yield self.stream.text(text)
                 delta = await self.deltas.next(self.deps.keep_alive_s)
@@ -270,7 +290,7 @@ class EventStream(StreamingResponse):
                     await self._close()
 
 
-def _whole(stream: Stream, reply: InferenceReply) -> bytes:
+def _whole(stream: TextEvents, reply: InferenceReply) -> bytes:
     """All events of a reply that is already known."""
     text = text_of(reply)
     return stream.first() + (stream.text(text) if text else b"") + stream.last(reply)
@@ -279,7 +299,7 @@ def _whole(stream: Stream, reply: InferenceReply) -> bytes:
 def _failed(error: GatewayError) -> bytes:
     """Last event of a stream that fails after its status was sent."""
     note_error(error)
-    return sse.error_event(error_body(error))
+    return error_event(error_body(error))
 
 
 def _restarted(request_id: str) -> GatewayError:

@@ -21,6 +21,8 @@ from fairlane_server.store_error import StoreError
 from producers.gateway.results.cache_entries import (
     MOST_ENTRY_BYTES,
     AcceptedRequest,
+    Arrivals,
+    RecentReplies,
     WriteQueue,
     decode_accepted,
     decode_reply,
@@ -28,7 +30,6 @@ from producers.gateway.results.cache_entries import (
     encode_reply,
     size_of_reply,
 )
-from producers.gateway.results.recent_replies import Arrivals, RecentReplies
 from producers.gateway.results.request_status import RequestStatus, status_of
 from producers.gateway.results.request_store import EndedCursor, EndedFilter, PgRequestStore, RequestStore
 from producers.gateway.tenant_bounds import TenantMap, TenantSlots

@@ -27,13 +27,11 @@ from producers.gateway.identity.authentication import (
     Authenticator,
     RateLimitHeaders,
 )
-from producers.gateway.identity.identity import Identity, permit, require
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer, permit, require
 from producers.gateway.identity.jwks import KeySet
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
-from producers.gateway.limits.call_limits import CallLimits, owners_of, span_text
 from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy
-from producers.gateway.limits.rate_limits import LocalRateLimits
+from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, owners_of, span_text
 from producers.openai_api.errors import GatewayError
 from tests.kit.identity_kit import (
     AUDIENCE,

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from fairlane_server.api_keys.api_key import Role, Scope, looks_like_key, new_key, parse_key
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.answer_cache import Recent
-from producers.gateway.identity.api_keys import KeyVerifier
-from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError
+from fairlane_server.store_error import StoreError
+from producers.gateway.identity.api_keys import KeyVerifier, StoredKey
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.identity.lookups import (
     FRESH_MS,
     FULL_GRACE_MS,
@@ -22,8 +21,8 @@ from producers.gateway.identity.lookups import (
     MOST_UNDER_WAY,
     MOST_UNKNOWN_IN_FLIGHT,
     Lookups,
+    Recent,
 )
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.limits.rate_buckets import FailedKeys
 from tests.kit.identity_kit import Clock, MemoryIdentityStore
 from tests.kit.waiting import eventually_async
@@ -360,11 +359,11 @@ def test_a_failure_of_ours_is_nobodys_key() -> None:
             return 7
 
         async def is_away() -> int | None:
-            raise StoreUnavailableError("away")
+            raise StoreError("away")
 
         with pytest.raises(ZeroDivisionError):
             await lookups.find("a", breaks)
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(StoreError):
             await lookups.find("a", is_away)
         assert await lookups.find("a", works) == 7
         await lookups.close()
@@ -430,7 +429,7 @@ def test_strangers_of_one_origin_take_some_of_the_places() -> None:
 
         flood = [asyncio.create_task(lookups.find(("a", n), ask, "a")) for n in range(MOST_STRANGERS_OF_ORIGIN)]
         await asyncio.sleep(0)
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(StoreError):
             await lookups.find("one more", ask, "a")
         other = asyncio.create_task(lookups.find("one of another", ask, "b"))
         await asyncio.sleep(0)

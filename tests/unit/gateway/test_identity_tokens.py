@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from fairlane.clock import now_ms
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.lookups import FRESH_MS
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
 from producers.gateway.identity.tokens import MOST_CHARACTERS, TokenPolicy, TokenVerifier
 from tests.kit.identity_kit import (
     AUDIENCE,

@@ -16,8 +16,14 @@ from fairlane_server.caching.entries import CacheName, request_key, seal
 from fairlane_server.postgres import pool
 from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.results import request_store
-from producers.gateway.results.cache_entries import WriteQueue, decode_reply, encode_reply, size_of_reply
-from producers.gateway.results.recent_replies import KEEP_MS, RecentReplies
+from producers.gateway.results.cache_entries import (
+    KEEP_MS,
+    RecentReplies,
+    WriteQueue,
+    decode_reply,
+    encode_reply,
+    size_of_reply,
+)
 from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.results import (
     MOST_LOOK_UPS,

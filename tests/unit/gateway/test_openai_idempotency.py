@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import InferenceReply
-from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.idempotency import MOST_KEY_CHARS, Idempotency, KeyClaim, is_key
+from producers.gateway.idempotency import MOST_KEY_CHARS, Idempotency, KeyClaim, LocalClaims, is_key
 from producers.openai_api.errors import UNCERTAIN, GatewayError
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, OTHER_KEY, Gate, Script, ScriptedSubmitter, build

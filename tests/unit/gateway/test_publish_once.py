@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
-from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.idempotency import Idempotency, Published, publish_once
+from producers.gateway.idempotency import Idempotency, LocalClaims, Published, publish_once
 from producers.gateway.pipeline.call_context import CallContext as HttpCaller
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.publisher import away, not_confirmed

@@ -18,12 +18,11 @@ from websockets.exceptions import ConnectionClosed
 from fairlane.outcomes import Decision
 from fairlane.schema_files import default_codec
 from producers.gateway import server as gateway_server
-from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.idempotency import Idempotency
-from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.openai.router import router
+from producers.gateway.openai.streams import OpenAIDeps
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.submitter import KafkaSubmitter

@@ -26,7 +26,7 @@ from producers.gateway import openapi
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
-from producers.gateway.idempotency import ClaimStore, Idempotency, LocalClaims, RedisClaims
+from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
 from producers.gateway.identity import assembly as identity
 from producers.gateway.identity.authentication import RateLimitHeaders
 from producers.gateway.identity.identity import Identity
@@ -164,7 +164,7 @@ class Gateway:
 
     def _add_routes(self) -> None:
         settings, submitter = self._settings, self.pipeline.submitter
-        claims: ClaimStore = LocalClaims()
+        claims: LocalClaims | RedisClaims = LocalClaims()
         if self._redis is not None and self._watch is not None:
             claims = RedisClaims(
                 self._redis, self._watch, settings.gateway_redis_timeout_s, settings.gateway_max_claims

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from time import monotonic
-from typing import Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -24,7 +23,7 @@ from fairlane_server.redis.state import (
     count_refusals,
 )
 from producers.gateway.pipeline.call_context import present
-from producers.gateway.ports import PendingReply, Submitter
+from producers.gateway.pipeline.submitter import PendingReply, Submitter
 from producers.gateway.tenant_bounds import TenantMap
 from producers.openai_api.errors import UNCERTAIN, GatewayError, was_not_run
 
@@ -69,6 +68,10 @@ class LocalClaims:
         self._claims: TenantMap[tuple[float, str]] = TenantMap(most)
 
     async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
+        """Compare and swap in one step: if the stored claim is ``expected``, store ``new``; None means no claim.
+
+        Names must be unique over all tenants. Returns the claim stored afterwards.
+        """
         there = self.get(tenant, name)
         if there != expected:
             return there
@@ -122,6 +125,7 @@ class RedisClaims:
         """Subset of ``_seen`` that this instance wrote: only this instance releases it."""
 
     async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
+        """As ``LocalClaims.swap``."""
         own, seen = self._own.get(tenant, name), self._seen.get(tenant, name)
         if own is not None and expected is None:
             # Redis may have lost it, or been unavailable when it was written; it still counts here.
@@ -205,17 +209,6 @@ class KeyClaim:
         return cls(digest, request_id, int(claimed_at), confirmed == "1", again == _SENT_AGAIN)
 
 
-class ClaimStore(Protocol):
-    """Store of claims with a time to live."""
-
-    async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
-        """Compare and swap in one step: if the stored claim is ``expected``, store ``new``; None means no claim.
-
-        Names must be unique over all tenants. Returns the claim stored afterwards.
-        """
-        ...
-
-
 class IdempotentCall:
     """One call under a key; without a key nothing is stored.
 
@@ -282,7 +275,7 @@ class Idempotency:
         clock_ms: milliseconds since the epoch, about the same at all instances that share a store.
     """
 
-    def __init__(self, store: ClaimStore, find_reply: FindReply, clock_ms: ClockMs = now_ms) -> None:
+    def __init__(self, store: LocalClaims | RedisClaims, find_reply: FindReply, clock_ms: ClockMs = now_ms) -> None:
         self._store = store
         self._find_reply = find_reply
         self._clock_ms = clock_ms

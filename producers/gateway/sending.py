@@ -15,7 +15,7 @@ from fairlane.records import InferenceReply, InferenceRequest
 from producers.gateway.edge.body_limit import release_body
 from producers.gateway.idempotency import HEADER, Idempotency, OnAccepted, Published, publish_once
 from producers.gateway.identity.identity import Authenticate
-from producers.gateway.ports import Submitter
+from producers.gateway.pipeline.submitter import Submitter
 from producers.openai_api.body import parse
 from producers.openai_api.errors import GatewayError, client_gone, error_of, waited_too_long
 

@@ -7,7 +7,6 @@ import threading
 from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
-from typing import Protocol
 
 import uvicorn
 
@@ -35,20 +34,6 @@ _DESCRIPTORS_BESIDES = 512
 """File descriptors besides client connections: Kafka, Postgres, Redis, uploads."""
 
 
-class DrainableGateway(Protocol):
-    """The part of a ``Gateway`` that the server uses."""
-
-    @property
-    def open_calls(self) -> int: ...
-
-    @property
-    def failure(self) -> BaseException | None: ...
-
-    def drain(self) -> None: ...
-
-    def end_waiting(self) -> None: ...
-
-
 class GatewayServer(uvicorn.Server):
     """Uvicorn server with a graceful drain.
 
@@ -57,7 +42,7 @@ class GatewayServer(uvicorn.Server):
     signal ends the server at once. A watching thread ends the process if the event loop does not react, or has not
     started."""
 
-    def __init__(self, config: uvicorn.Config, gateway: DrainableGateway, drain_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._drain_timeout_s = drain_timeout_s

@@ -26,7 +26,6 @@ from fairlane_server.store_error import StoreError
 from producers.gateway.identity.api_keys import (
     IdentityStore,
     KeyVerifier,
-    PgIdentityStore,
     StoredKey,
     UserSettings,
 )
@@ -107,7 +106,7 @@ class InPostgres:
             pool = DeadlinePool(self._server.dsn, "test-keys", 2)
             await pool.open()
             try:
-                return await use(PgIdentityStore(pool))
+                return await use(IdentityStore(pool))
             finally:
                 await pool.close()
 
@@ -444,7 +443,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
             return monotonic_ms() + later_ms
 
         breaker = CircuitBreaker(BreakerPolicy(failures=1))
-        verifier = KeyVerifier(PgIdentityStore(pool), 300_000, now_ms, clock, breaker, FailedKeys(10.0))
+        verifier = KeyVerifier(IdentityStore(pool), 300_000, now_ms, clock, breaker, FailedKeys(10.0))
         try:
             assert (await verifier.verify(known.text)).tenant == "acme"
             with paused(tables):
@@ -467,7 +466,7 @@ def test_a_store_that_is_not_there_says_so(unique: str) -> None:
         await pool.open()
         try:
             with pytest.raises(StoreError):
-                await PgIdentityStore(pool).key("0" * 16, bytes(32), 0.1)
+                await IdentityStore(pool).key("0" * 16, bytes(32), 0.1)
         finally:
             await pool.close()
 

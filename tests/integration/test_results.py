@@ -22,7 +22,6 @@ from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.request_store import (
     EndedCursor,
     EndedFilter,
-    PgRequestStore,
     RequestStore,
     ended_question,
 )
@@ -64,7 +63,7 @@ class Recorded:
 
     def ask(self, use: Callable[[RequestStore], Awaitable[Any]]) -> Any:
         async def within() -> Any:
-            store = PgRequestStore(self.server.dsn)
+            store = RequestStore(self.server.dsn)
             await store.open()
             try:
                 return await use(store)

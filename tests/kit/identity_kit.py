@@ -16,8 +16,8 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from fairlane.clock import now_ms
 from fairlane_server.api_keys.api_key import NewKey, Role, Scope, new_key
 from fairlane_server.store_error import StoreError
-from producers.gateway.identity.api_keys import StoredKey, UserSettings
-from producers.gateway.identity.jwks import KeySetUnavailableError
+from producers.gateway.identity.api_keys import IdentityStore, StoredKey, UserSettings
+from producers.gateway.identity.jwks import KeySetSource, KeySetUnavailableError
 
 ISSUER = "https://login.example/realm"
 AUDIENCE = "fairlane"
@@ -33,8 +33,8 @@ class Clock:
         return self.now_ms
 
 
-class MemoryIdentityStore:
-    """An IdentityStore that may be away, and counts how often it is asked."""
+class MemoryIdentityStore(IdentityStore):
+    """In memory; may be away, and counts how often it is asked."""
 
     def __init__(self) -> None:
         self.is_away = False
@@ -127,8 +127,8 @@ def token(
     return jwt.encode(payload or claims(), private or rsa_key(), algorithm, headers=headers)
 
 
-class FakeIssuer:
-    """A KeySetSource that may be away."""
+class FakeIssuer(KeySetSource):
+    """May be away."""
 
     def __init__(self, document: bytes | None = None) -> None:
         self.document = document or key_set(public_jwk(rsa_key(), kid="rsa-1"), public_jwk(ec_key(), kid="ec-1"))

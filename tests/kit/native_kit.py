@@ -25,7 +25,7 @@ from producers.gateway.identity.identity import Identity, Role, Scope
 from producers.gateway.native.deps import EventPolicy, EventSlots, NativeDeps
 from producers.gateway.native.routes import ShortPath, router
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
-from producers.gateway.results.request_store import EndedCursor, EndedFilter
+from producers.gateway.results.request_store import EndedCursor, EndedFilter, RequestStore
 from producers.gateway.results.results import Results
 from producers.openai_api.errors import GatewayError, was_not_run
 from tests.kit.cache_kit import DictRedis
@@ -48,8 +48,8 @@ _IDENTITIES = {
 }
 
 
-class MemoryRequests:
-    """A RequestStore. ``error`` is raised by every question while set."""
+class MemoryRequests(RequestStore):
+    """In memory. ``error`` is raised by every question while set."""
 
     def __init__(self) -> None:
         self.replies: list[RecordedReply] = []
@@ -171,7 +171,7 @@ class Bench:
         self.submitter.on_reply = lambda reply: self.results.remember((reply,))
         fields: dict[str, Any] = {"wait_s": PATIENCE_S, "events": EventPolicy(first_look_s=0.02, longest_look_s=0.05)}
         self.deps = NativeDeps(
-            self.submitter,
+            self.submitter,  # type: ignore[arg-type]  # a double
             authenticate,
             Idempotency(LocalClaims(), self.results.find_reply),
             on_accepted=self.results.accepted,

@@ -196,7 +196,13 @@ def build(submitter: ScriptedSubmitter, *, wait_s: float = 60.0, keep_alive_s: f
     install(app)
     idempotency = Idempotency(LocalClaims(), submitter.find_reply)
     deps = OpenAIDeps(
-        submitter, authenticate, idempotency, wait_s, accept, models_of=models_of, keep_alive_s=keep_alive_s
+        submitter,  # type: ignore[arg-type]  # a double
+        authenticate,
+        idempotency,
+        wait_s,
+        accept,
+        models_of=models_of,
+        keep_alive_s=keep_alive_s,
     )
     app.include_router(router(deps))
     return app

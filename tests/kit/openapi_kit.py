@@ -98,7 +98,7 @@ def gateway(*, docs: bool = True, bench: Bench | None = None, batches: BatchDeps
     routers: dict[str, Any] = {}
     if bench is not None:
         keys = Idempotency(LocalClaims(), bench.results.find_reply)
-        openai = OpenAIDeps(bench.submitter, authenticate, keys, bench.deps.wait_s, accept, models_of=models_of)
+        openai = OpenAIDeps(bench.submitter, authenticate, keys, bench.deps.wait_s, accept, models_of=models_of)  # type: ignore[arg-type]  # a double
         native = bench.deps
         routers |= {
             "native_router": lambda _own: native_router(native),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import Any, Protocol
+from typing import Any
 
 from fairlane.clock import ClockMs
 from fairlane_server.api_keys.api_key import PresentedKey, Role, Scope, parse_key
@@ -43,28 +43,18 @@ class UserSettings:
     is_disabled: bool = False
 
 
-class IdentityStore(Protocol):
-    """Answers within ``timeout_s`` or raises StoreError."""
+class IdentityStore:
+    """API keys and users, by database functions: the services' role may call them, but not read the tables. Answers
+    within ``timeout_s`` or raises StoreError, whose message holds no secret."""
+
+    def __init__(self, pool: DeadlinePool) -> None:
+        self._pool = pool
 
     async def key(self, key_id: str, shown_sha256: bytes, timeout_s: float) -> StoredKey | None:
         """The key with this id, whether or not ``shown_sha256`` is the hash of its secret; None if there is none.
 
         If the hash matches, the store records the time of use, to the minute.
         """
-        ...
-
-    async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
-        """The stored settings of this user."""
-        ...
-
-
-class PgIdentityStore:
-    """An IdentityStore on database functions: the services' role may call them, but not read the tables."""
-
-    def __init__(self, pool: DeadlinePool) -> None:
-        self._pool = pool
-
-    async def key(self, key_id: str, shown_sha256: bytes, timeout_s: float) -> StoredKey | None:
         row = await self._row(_FIND_KEY, (key_id, shown_sha256), timeout_s)
         if row is None:
             return None
@@ -82,6 +72,7 @@ class PgIdentityStore:
         )
 
     async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
+        """The stored settings of this user."""
         row = await self._row(_FIND_USER, (tenant, subject), timeout_s)
         return UserSettings() if row is None else UserSettings(Role(row[0]), row[1])
 

@@ -1,7 +1,7 @@
 """Authenticate a call by its headers, before any work, and apply its rate limits."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,7 +12,9 @@ from fairlane.logs import get_logger
 from fairlane.settings import Network
 from fairlane_server.api_keys.api_key import looks_like_key
 from producers.gateway.edge.connections import address_of
+from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
+from producers.gateway.identity.tokens import TokenVerifier
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, headers_of, refusal
@@ -24,18 +26,10 @@ MOST_CHARACTERS = 8_192 + len("Bearer ")
 _LINES = RatePolicy(rate_per_s=5.0, burst=50)
 
 
-class Verifier(Protocol):
-    """Verifies one kind of credential."""
-
-    async def verify(self, text: str, address: str | None, /) -> Identity:
-        """The identity of a credential presented from this address. Raises RefusedError."""
-        ...
-
-
 class Authenticator:
     """Authenticates a call by one API key or token; without a verifier of tokens, these are refused."""
 
-    def __init__(self, keys: Verifier, tokens: Verifier | None, clock: ClockMs) -> None:
+    def __init__(self, keys: KeyVerifier, tokens: TokenVerifier | None, clock: ClockMs) -> None:
         self._keys = keys
         self._tokens = tokens
         self._log = LimitedLog(log, clock, _LINES)

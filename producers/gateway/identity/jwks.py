@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from ipaddress import ip_address
 from random import random
-from typing import Protocol
 
 import httpx
 from jwt import PyJWK
@@ -34,16 +33,9 @@ class KeySetUnavailableError(Exception):
     """The issuer's keys are unavailable."""
 
 
-class KeySetSource(Protocol):
-    """Source of the published key set."""
-
-    async def fetch(self) -> bytes:
-        """The document, bounded in size and time. Raises KeySetUnavailableError, whose message names no address."""
-        ...
-
-
-class HttpKeySetSource:
-    """Fetches over https; over http only from this machine. No redirects, no proxies from the environment.
+class KeySetSource:
+    """Source of the published key set: https, or http from this machine; bounded in size and time, without redirects
+    and proxies from the environment.
 
     Raises ValueError for any other URL, without quoting it.
     """
@@ -62,6 +54,7 @@ class HttpKeySetSource:
         self._most_bytes = most_bytes
 
     async def fetch(self) -> bytes:
+        """The published document. Raises KeySetUnavailableError, whose message names no address."""
         try:
             async with (
                 asyncio.timeout(self._timeout_s),

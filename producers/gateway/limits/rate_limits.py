@@ -1,4 +1,4 @@
-"""Rate limits: a protocol, buckets in memory, and buckets in Redis shared by all instances."""
+"""Rate limits of a caller: its key, its user and its tenant; in memory, and in Redis for all instances."""
 
 import asyncio
 from collections import deque
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
-from typing import Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -79,13 +78,6 @@ return table.concat(answers, ' ')
 )
 
 
-class RateLimits(Protocol):
-    """Limits callers to their rate. Raises nothing because of an unavailable store."""
-
-    async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
-        """Take one call from the bucket of each owner (at least one, none twice), from all of them or from none."""
-
-
 class LocalRateLimits:
     """In memory: exact for the calls of this process, lost when it ends."""
 
@@ -94,6 +86,7 @@ class LocalRateLimits:
         self._book = TokenBuckets()
 
     async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
+        """Take one call from the bucket of each owner (at least one, none twice), from all of them or from none."""
         return self._book.take(owners, policy, self._clock())
 
 
@@ -125,7 +118,7 @@ class RedisRateLimits:
     def __init__(
         self,
         redis: "Redis",
-        local: RateLimits,
+        local: LocalRateLimits,
         watch: RedisAvailability,
         timeout_s: float,
         clock: ClockMs | None = None,
@@ -145,6 +138,7 @@ class RedisRateLimits:
         return self._turns.answered
 
     async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
+        """As ``LocalRateLimits.take``."""
         if not self._turns.may_ask():
             return await self._local.take(owners, policy)
         call = _Call(owners, policy, asyncio.get_running_loop().create_future())
@@ -237,7 +231,9 @@ class CallLimits:
     then takes from its tenant's bucket, so that many users do not multiply a tenant's rate. The tenants' buckets are
     local: they protect this process, and cost no round trip."""
 
-    def __init__(self, limits: RateLimits, policy: RatePolicy, tenant_policy: RatePolicy, clock: ClockMs) -> None:
+    def __init__(
+        self, limits: LocalRateLimits | RedisRateLimits, policy: RatePolicy, tenant_policy: RatePolicy, clock: ClockMs
+    ) -> None:
         self._limits = limits
         self._policy = policy
         self._tenant_policy = tenant_policy

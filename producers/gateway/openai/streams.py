@@ -14,7 +14,7 @@ from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply, ModelVersion
 from producers.gateway.idempotency import Published
 from producers.gateway.pipeline.call_context import note_error
-from producers.gateway.ports import PendingReply
+from producers.gateway.pipeline.submitter import PendingReply
 from producers.gateway.sending import ClientGoneError, SendingDeps, checked, leave, reply_in_time, unless_gone
 from producers.openai_api.errors import (
     REQUEST_ID_HEADER,

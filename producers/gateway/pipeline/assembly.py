@@ -14,19 +14,19 @@ from producers.gateway.pipeline.chunk_reader import ChunkReader
 from producers.gateway.pipeline.early_rejection import LatestLoad
 from producers.gateway.pipeline.load_watch import LoadWatch, RegistryFeeds
 from producers.gateway.pipeline.pending import Pending
-from producers.gateway.pipeline.publisher import Publisher, PublishLimits, producer_config
+from producers.gateway.pipeline.publisher import AsyncPublisher, PublishLimits, producer_config
 from producers.gateway.pipeline.reply_reader import ReplyReader
-from producers.gateway.pipeline.submitter import FindReply, KafkaSubmitter
+from producers.gateway.pipeline.submitter import FindReply, Submitter
 
 NO_PARTITIONS = "no partition of the reply topic is read here"
 NOT_ACKNOWLEDGED = "the log does not acknowledge what is published"
 
 
 class LogPipeline:
-    """Publisher, readers and load watch of one gateway. Nothing is connected before ``start``.
+    """AsyncPublisher, readers and load watch of one gateway. Nothing is connected before ``start``.
 
     Args:
-        find_reply: finds replies that this instance has not read, see ``KafkaSubmitter``.
+        find_reply: finds replies that this instance has not read, see ``Submitter``.
         on_replies: called with every reply read, on a thread of the reader.
         on_failure: called in the event loop when a thread has died: the process must end.
     """
@@ -44,7 +44,7 @@ class LogPipeline:
         latest_load, limits = LatestLoad(), PublishLimits()
         self.directory = RegistryFeeds(settings, codec, self._failed)
         self.pending = Pending(settings.gateway_max_in_flight)
-        self.publisher = Publisher(
+        self.publisher = AsyncPublisher(
             lambda on_error: Producer(producer_config(settings, limits, on_error)), limits, self._failed
         )
         self._chunks = ChunkReader(
@@ -54,7 +54,7 @@ class LogPipeline:
             lambda chunks: self.submitter.add(chunks),  # noqa: PLW0108 - made below
             self._failed,
         )
-        self.submitter = KafkaSubmitter(
+        self.submitter = Submitter(
             codec,
             self.publisher,
             self._chunks,

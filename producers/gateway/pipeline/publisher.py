@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane.client.ports import KafkaHeaders
 from fairlane.clock import ClockMs, monotonic_ms
@@ -74,18 +73,6 @@ _LAST_RECORDS_TIMEOUT_S = 5.0
 _SPARE_MESSAGES = 1_000
 _SPARE_KBYTES = 16_384
 
-DeliveryReport = Callable[[KafkaError | None, Message], None]
-
-
-class ProducerPort(Protocol):
-    """An idempotent producer."""
-
-    def produce(
-        self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
-    ) -> None: ...
-
-    def poll(self, timeout: float) -> int: ...
-
 
 @dataclass(frozen=True, slots=True)
 class PublishLimits:
@@ -120,7 +107,7 @@ class _Record:
 
 
 @dataclass(slots=True)
-class Publisher:
+class AsyncPublisher:
     """Publishes for all calls of a process. Call ``publish`` in the event loop that ``start`` was called in.
 
     When acknowledgements stop, new records are rejected: first because the oldest record is overdue, then, once records
@@ -132,12 +119,12 @@ class Publisher:
         on_failure: called when nothing can be published any more: the process must end.
     """
 
-    make_producer: Callable[[Callable[[KafkaError], None]], ProducerPort]
+    make_producer: Callable[[Callable[[KafkaError], None]], Producer]
     limits: PublishLimits
     on_failure: Callable[[BaseException], None]
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     clock: ClockMs = monotonic_ms
-    _producer: ProducerPort | None = field(default=None, init=False)
+    _producer: Producer | None = field(default=None, init=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(log), init=False)
     _next_look: asyncio.TimerHandle | None = field(default=None, init=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from fairlane.names import is_name
 from fairlane.outcomes import Outcome
@@ -66,41 +66,16 @@ class EndedFilter:
     until_ms: int | None = None
 
 
-class RequestStore(Protocol):
-    """Recorded requests of one tenant at a time. Every query raises StoreError and TimeoutError."""
-
-    async def open(self) -> None:
-        """Start to connect; Postgres may be unavailable."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
-    async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
-        """Newest reply to an id, with its output; replies of requests that ran come first."""
-        ...
-
-    async def history(self, tenant: str, request_id: str) -> History:
-        """Everything recorded of an id, without outputs."""
-        ...
-
-    async def ended(
-        self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
-    ) -> Sequence[RecordedReply]:
-        """A page of ended requests, newest first, without outputs: the first page, or the one after ``behind``."""
-        ...
-
-
-class PgRequestStore:
-    """``RequestStore`` over the recorder's tables. Pages have connections of their own, so that a long search does not
-    block look-ups by id."""
+class RequestStore:
+    """Requests in the recorder's tables, of one tenant at a time. Every query raises StoreError and TimeoutError. Pages
+    have connections of their own, so that a long search does not block look-ups by id."""
 
     def __init__(self, dsn: str) -> None:
         self._look_ups = DeadlinePool(dsn, _NAME, _LOOK_UP_CONNECTIONS)
         self._pages = DeadlinePool(dsn, f"{_NAME}-pages", _PAGE_CONNECTIONS)
 
     async def open(self) -> None:
+        """Start to connect; Postgres may be unavailable."""
         await self._look_ups.open()
         await self._pages.open()
 
@@ -109,6 +84,7 @@ class PgRequestStore:
         await self._pages.close()
 
     async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
+        """Newest reply to an id, with its output; replies of requests that ran come first."""
         (rows,) = await self._ask(tenant, [(_REPLY, (tenant, request_id))])
         if not rows:
             return None
@@ -116,6 +92,7 @@ class PgRequestStore:
         return recorded_reply(tuple(columns), None if output is None else output_of(output))
 
     async def history(self, tenant: str, request_id: str) -> History:
+        """Everything recorded of an id, without outputs."""
         # Replies are read first: the decisions before a reply are recorded by the time they are read.
         of_id = request_id, MOST_ROWS
         asks = [(REPLIES, of_id), (USAGE, of_id), (DECISIONS, of_id)]
@@ -125,6 +102,7 @@ class PgRequestStore:
     async def ended(
         self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
     ) -> Sequence[RecordedReply]:
+        """A page of ended requests, newest first, without outputs: the first page, or the one after ``behind``."""
         question = ended_question(tenant, wanted, behind, most)
         (rows,) = await rows_for(self._pages, _checked(tenant), [question], PAGE_TIMEOUT_S)
         return [recorded_reply(row) for row in rows]

@@ -31,7 +31,7 @@ from producers.gateway.results.cache_entries import (
     size_of_reply,
 )
 from producers.gateway.results.request_status import RequestStatus, status_of
-from producers.gateway.results.request_store import EndedCursor, EndedFilter, PgRequestStore, RequestStore
+from producers.gateway.results.request_store import EndedCursor, EndedFilter, RequestStore
 from producers.gateway.tenant_bounds import TenantMap, TenantSlots
 from producers.openai_api.errors import UNAVAILABLE, GatewayError, was_not_run
 
@@ -213,7 +213,7 @@ def make_results(settings: Settings, redis: "Redis | None") -> Results:
     """``Results`` from settings, not opened yet. Raises ValueError: POSTGRES_DSN is not a connection string."""
     timeout_s = settings.gateway_redis_timeout_s
     cache = RedisCache(redis, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
-    return Results(cache, PgRequestStore(settings.postgres_dsn.get_secret_value()), kept_s=settings.results_ttl_s)
+    return Results(cache, RequestStore(settings.postgres_dsn.get_secret_value()), kept_s=settings.results_ttl_s)
 
 
 def _unavailable() -> GatewayError:

@@ -307,7 +307,7 @@ def test_every_refusal_is_counted_and_as_many_logged_as_anybody_reads() -> None:
         async def verify(self, _text: str, _address: str | None, /) -> Identity:
             raise RefusedError(AuthRefusal.WRONG_KEY, "0123456789abcdef")
 
-    authenticator = Authenticator(Refusing(), None, clock)
+    authenticator = Authenticator(Refusing(), None, clock)  # type: ignore[arg-type]  # a double
 
     async def try_keys(times: int) -> None:
         for _ in range(times):

@@ -15,7 +15,6 @@ from producers.gateway.identity.jwks import (
     LONGEST_STALE_MS,
     REFRESH_MS,
     REST_MS,
-    HttpKeySetSource,
     KeySet,
     KeySetSource,
     KeySetUnavailableError,
@@ -198,17 +197,17 @@ def test_an_issuer_that_publishes_nonsense_is_away() -> None:
 )
 def test_an_address_that_anybody_on_the_way_could_answer_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="JWT_JWKS_URL") as caught:
-        HttpKeySetSource(url)
+        KeySetSource(url)
     assert "hush" not in str(caught.value)
 
 
 def test_addresses_that_are_taken() -> None:
     for url in ("https://login.example/jwks.json", "http://127.0.0.1:8080/", "http://[::1]/jwks", "http://localhost/"):
-        HttpKeySetSource(url)
+        KeySetSource(url)
 
 
 def fetched(url: str, timeout_s: float = 60.0, most_bytes: int = 100_000) -> bytes:
-    return asyncio.run(HttpKeySetSource(url, timeout_s, most_bytes).fetch())
+    return asyncio.run(KeySetSource(url, timeout_s, most_bytes).fetch())
 
 
 def test_the_document_is_fetched() -> None:
@@ -222,7 +221,7 @@ def test_a_source_gives_the_document_or_says_that_it_is_away(kind: str) -> None:
     document = key_set(RSA)
     issuer = FakeIssuer(document)
     with http_server(lambda handler: with_body(handler, document, 500 if issuer.is_away else 200)) as url:
-        source: KeySetSource = issuer if kind == "fake" else HttpKeySetSource(url, timeout_s=60.0)
+        source: KeySetSource = issuer if kind == "fake" else KeySetSource(url, timeout_s=60.0)
         assert asyncio.run(source.fetch()) == document
         issuer.is_away = True
         with pytest.raises(KeySetUnavailableError):

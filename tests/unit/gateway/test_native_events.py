@@ -297,7 +297,7 @@ def test_a_text_is_kept_for_a_while_alone() -> None:
         waiting = ScriptedWaiting(
             InferenceRequest(ID, "m", "generate", RequestInput(prompt="q")), recorded(1).reply, Script()
         )
-        kept.keep("acme", waiting)
+        kept.keep("acme", waiting)  # type: ignore[arg-type]  # a double
         assert kept.claim("globex", waiting.request_id) is None
         await eventually_async(lambda: waiting.forgotten, what="the end of its time")
         assert not waiting.cancelled

@@ -10,7 +10,7 @@ from producers.gateway.idempotency import Idempotency, LocalClaims, Published, p
 from producers.gateway.pipeline.call_context import CallContext as HttpCaller
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.publisher import away, not_confirmed
-from producers.gateway.ports import PendingReply
+from producers.gateway.pipeline.submitter import PendingReply
 from producers.openai_api.errors import GatewayError
 from tests.kit.openai_kit import Script, ScriptedWaiting
 
@@ -33,7 +33,7 @@ class Kafka:
         if self.error is not None:
             raise self.error
         self.published.append(request.request_id)
-        return ScriptedWaiting(request, InferenceReply(request.request_id, tenant, "ok"), Script())
+        return ScriptedWaiting(request, InferenceReply(request.request_id, tenant, "ok"), Script())  # type: ignore[return-value]  # a double
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         raise NotImplementedError
@@ -58,7 +58,14 @@ class Caller:
     async def send(self) -> Published:
         request = replace(REQUEST, request_id=self.kafka.new_request_id())
         return await publish_once(
-            self.kafka, self._idempotency, self._know, "acme", "/v1/requests", "key-1", b"body", request
+            self.kafka,  # type: ignore[arg-type]  # a double
+            self._idempotency,
+            self._know,
+            "acme",
+            "/v1/requests",
+            "key-1",
+            b"body",
+            request,
         )
 
     async def refused(self, error: GatewayError) -> None:

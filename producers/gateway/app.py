@@ -1,11 +1,12 @@
 """Composition root of the gateway: reads the settings, wires the parts and owns their lifespan."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Literal
 
+from confluent_kafka import Consumer, Producer
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, Field, SecretStr
 from redis.asyncio import Redis
@@ -15,11 +16,19 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from fairlane import logs
+from fairlane.client.ports import KafkaConnector
+from fairlane.clock import monotonic_ms, now_ms
+from fairlane.codec import Codec
+from fairlane.names import gateway_chunks_group
+from fairlane.records import InferenceReply
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
+from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.kafka.feeds import FeedUnavailableError
+from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import RedisAvailability
+from fairlane_server.redis.cache import RedisCache
 from fairlane_server.redis.state import report_state
 from producers.backfill.kafka import reply_partitions
 from producers.gateway import openapi
@@ -27,9 +36,13 @@ from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
 from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
-from producers.gateway.identity import assembly as identity
-from producers.gateway.identity.authentication import RateLimitHeaders
+from producers.gateway.identity.api_keys import IdentityStore, KeyVerifier
+from producers.gateway.identity.authentication import Authenticator, RateLimitHeaders
 from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.jwks import KeySet, KeySetSource
+from producers.gateway.identity.tokens import TokenVerifier
+from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy
+from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, RedisRateLimits
 from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.routes import ShortPath
 from producers.gateway.native.routes import router as native_router
@@ -38,15 +51,24 @@ from producers.gateway.openai.batches import router as batch_router
 from producers.gateway.openai.files import MOST_FORM_BYTES
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.openai.streams import OpenAIDeps
-from producers.gateway.pipeline.assembly import LogPipeline
 from producers.gateway.pipeline.call_context import present
-from producers.gateway.results.results import make_results
+from producers.gateway.pipeline.chunk_reader import ChunkReader
+from producers.gateway.pipeline.early_rejection import LatestLoad
+from producers.gateway.pipeline.load_watch import LoadWatch, RegistryFeeds
+from producers.gateway.pipeline.pending import Pending
+from producers.gateway.pipeline.publisher import AsyncPublisher, PublishLimits, producer_config
+from producers.gateway.pipeline.reply_reader import ReplyReader
+from producers.gateway.pipeline.submitter import FindReply, Submitter
+from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
+from producers.gateway.results.request_store import RequestStore
+from producers.gateway.results.results import Results
 
 log = logs.get_logger(__name__)
 
 CONDITIONS = ("log", "serving")
 FILES_PATH = "/v1/files"
 
+_IDENTITY_CONNECTIONS = 4
 _UPKEEP_S = 0.25
 _STORE_CHECK_S = 1.0
 _TRIM_CHECK_S = 1.0
@@ -79,6 +101,100 @@ _READY = {
 }
 
 
+NO_PARTITIONS = "no partition of the reply topic is read here"
+NOT_ACKNOWLEDGED = "the log does not acknowledge what is published"
+
+
+class LogPipeline:
+    """AsyncPublisher, readers and load watch of one gateway. Nothing is connected before ``start``.
+
+    Args:
+        find_reply: finds replies that this instance has not read, see ``Submitter``.
+        on_replies: called with every reply read, on a thread of the reader.
+        on_failure: called in the event loop when a thread has died: the process must end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        codec: Codec,
+        find_reply: FindReply,
+        on_replies: Callable[[list[InferenceReply]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._on_failure = on_failure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        latest_load, limits = LatestLoad(), PublishLimits()
+        self.directory = RegistryFeeds(settings, codec, self._failed)
+        self.pending = Pending(settings.gateway_max_in_flight)
+        self.publisher = AsyncPublisher(
+            lambda on_error: Producer(producer_config(settings, limits, on_error)), limits, self._failed
+        )
+        self._chunks = ChunkReader(
+            lambda: _chunk_consumer(settings),
+            codec,
+            self.pending.__contains__,
+            lambda chunks: self.submitter.add(chunks),  # noqa: PLW0108 - made below
+            self._failed,
+        )
+        self.submitter = Submitter(
+            codec,
+            self.publisher,
+            self._chunks,
+            self.pending,
+            lambda: self.directory.registry,
+            latest_load,
+            find_reply,
+        )
+        self._replies = ReplyReader(settings, codec, self.submitter, on_replies, self._failed)
+        self._load = LoadWatch(settings, codec, lambda view: self._soon(latest_load.look, view), self._failed)
+
+    async def start(self) -> None:
+        """Connect. Raises FeedUnavailableError: the control topics could not be read."""
+        loop = self._loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.directory.start)
+        self.publisher.start()
+        self._chunks.start()
+        self._replies.start()
+        self._load.start()
+
+    async def close(self) -> None:
+        """Disconnect, after a short wait for records in flight."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(
+            self.publisher.close(),
+            self._replies.close(),
+            self._chunks.close(),
+            loop.run_in_executor(None, self._load.stop),
+            loop.run_in_executor(None, self.directory.stop),
+        )
+
+    def end_waiting(self) -> None:
+        """End the wait of every call now; the requests go on."""
+        self.submitter.end_waiting()
+        self.publisher.end_waiting()
+
+    def trouble(self) -> str | None:
+        """Why no request can be accepted at present; None if one can."""
+        if not self.submitter.owns_partitions:
+            return NO_PARTITIONS
+        return None if self.publisher.is_available else NOT_ACKNOWLEDGED
+
+    def _failed(self, error: BaseException) -> None:
+        self._soon(self._on_failure, error)
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _chunk_consumer(settings: Settings) -> Consumer:
+    """A consumer that joins no group, despite its group id."""
+    consumer = KafkaConnector(settings).chunk_reader(gateway_chunks_group(settings.group_prefix))
+    assert isinstance(consumer, Consumer)  # noqa: S101 - a mistake in this package, not of a caller
+    return consumer
+
+
 class Gateway:
     """All parts of one gateway process. Raises ValueError for an invalid setting.
 
@@ -95,8 +211,13 @@ class Gateway:
         redis = self._redis = _redis(settings, settings.redis_url)
         self._cache = _redis(settings, settings.redis_cache_url)
         self._watch = None if redis is None else RedisAvailability(redis, settings.gateway_redis_timeout_s)
-        self._identity = identity.assemble(settings, redis, self._watch)
-        self._results = make_results(settings, self._cache)
+        dsn = settings.postgres_dsn.get_secret_value()
+        # A separate pool: slow result queries must not block authentication.
+        self._identity_pool = DeadlinePool(dsn, "fairlane-gateway-identity", _IDENTITY_CONNECTIONS)
+        self._identify = authenticator(settings, self._identity_pool, redis, self._watch)
+        timeout_s = settings.gateway_redis_timeout_s
+        cache = RedisCache(self._cache, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
+        self._results = Results(cache, RequestStore(dsn), kept_s=settings.results_ttl_s)
         self.pipeline = LogPipeline(
             settings, codec_for(settings), self._results.find_reply, self._results.remember, self._fail
         )
@@ -198,14 +319,14 @@ class Gateway:
             settings.gateway_wait_s,
             self._results.accepted,
             results=self._results,
-            identify=self._identity.gate.identify,
+            identify=self._identify.identify,
         )
         for router in (native_router(native), openai_router(openai), batch_router(batches)):
             self.app.include_router(router)
 
     async def _authenticate(self, connection: HTTPConnection) -> Identity:
         """Authenticate; record the caller for the access log."""
-        found = await self._identity.gate(connection)
+        found = await self._identify(connection)
         caller = present.get()
         if caller is not None:
             caller.tenant, caller.subject = found.tenant, found.subject
@@ -222,8 +343,9 @@ class Gateway:
                 stack.push_async_callback(self._cache.aclose)
             if self._watch is not None:
                 stack.push_async_callback(self._watch.close)
-            stack.push_async_callback(self._identity.close)
-            await self._identity.open()
+            stack.push_async_callback(self._identity_pool.close)
+            stack.push_async_callback(self._identify.close)
+            await self._identity_pool.open()
             stack.push_async_callback(self._results.close)
             await self._results.open()
             stack.push_async_callback(self.pipeline.close)
@@ -321,3 +443,38 @@ async def _cancelled(task: "asyncio.Task[None]") -> None:
         await asyncio.wait([task], timeout=1.0)
     with suppress(asyncio.CancelledError):
         task.result()
+
+
+def authenticator(
+    settings: Settings, pool: DeadlinePool, redis: "Redis | None", watch: RedisAvailability | None
+) -> Authenticator:
+    """Authentication and rate limits of a gateway. ``watch`` belongs to ``redis``; the caller closes all three.
+
+    Raises ValueError for an invalid setting; the message quotes no secret.
+    """
+    store, breaker = IdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))
+    grace_ms = round(1_000 * settings.gateway_key_grace_s)
+    failed = FailedKeys(settings.gateway_failed_keys_per_s)
+    keys, tokens = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker, failed), None
+    if settings.jwt_issuer and settings.jwt_audience and settings.jwt_jwks_url:
+        tokens = TokenVerifier(
+            settings.jwt_issuer,
+            settings.jwt_audience,
+            settings.jwt_leeway_s,
+            KeySet(KeySetSource(settings.jwt_jwks_url), monotonic_ms),
+            store,
+            grace_ms,
+            monotonic_ms,
+            breaker,
+        )
+    local = LocalRateLimits(monotonic_ms)
+    limits: LocalRateLimits | RedisRateLimits = local
+    if redis is not None and watch is not None:
+        limits = RedisRateLimits(redis, local, watch, settings.gateway_redis_timeout_s)
+    calls = CallLimits(
+        limits,
+        RatePolicy(settings.gateway_key_rate_per_s, settings.gateway_key_burst),
+        RatePolicy(settings.gateway_tenant_rate_per_s, settings.gateway_tenant_burst),
+        monotonic_ms,
+    )
+    return Authenticator(keys, tokens, calls, monotonic_ms, settings.trusted_proxies)

@@ -87,19 +87,6 @@ def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: AcceptedValues,
             raise GatewayError(400, UNSUPPORTED_PARAMETER, f"{name}: {reason}", field=within + name)
 
 
-def described(neutral: AcceptedValues) -> dict[str, Any]:
-    """JSON schema properties of these fields."""
-    return {
-        name: {"description": "Taken, and changes nothing."} if allowed is None else {"enum": _distinct(allowed)}
-        for name, allowed in neutral.items()
-    }
-
-
-def _distinct(values: Sequence[object]) -> list[object]:
-    # 0 and 0.0 are the same JSON value.
-    return [value for index, value in enumerate(values) if value not in values[:index]]
-
-
 def _is_field(name: str) -> bool:
     return len(name) <= 64 and name.isascii() and name.isidentifier()
 
@@ -109,6 +96,7 @@ _LARGEST_INT = 2**63 - 1
 _DEFAULT_TEMPERATURE = 1.0
 _DEFAULT_COMPLETION_TOKENS = 16
 _MOST_STOPS = 8
+_IGNORED = "Taken, and changes nothing."
 _TEXT_SCHEMA = {"type": "string"}
 _SOME_TEXT_SCHEMA = {"type": "string", "minLength": 1}
 
@@ -146,62 +134,29 @@ def _no_tokens(value: object) -> object:
     return _listed(value)
 
 
-Content = Annotated[
-    str,
-    BeforeValidator(_text_of_parts),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _TEXT_SCHEMA,
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {"type": {"const": "text"}, "text": _TEXT_SCHEMA},
-                        "required": ["type", "text"],
-                    },
-                },
-            ]
-        }
-    ),
-]
+def _one_or_more(item: dict[str, Any], one: dict[str, Any] | None = None, **bounds: Any) -> WithJsonSchema:
+    """Schema of an item, or a list of items within bounds."""
+    return WithJsonSchema({"anyOf": [one or item, {"type": "array", "items": item, **bounds}]})
+
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT_SCHEMA},
+    "required": ["type", "text"],
+}
+Content = Annotated[str, BeforeValidator(_text_of_parts), _one_or_more(_TEXT_PART, _TEXT_SCHEMA)]
 Stop = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256)]],
     BeforeValidator(_listed),
     Field(max_length=_MOST_STOPS),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": 256},
-                {
-                    "type": "array",
-                    "items": {"type": "string", "minLength": 1, "maxLength": 256},
-                    "maxItems": _MOST_STOPS,
-                },
-            ]
-        }
-    ),
+    _one_or_more({"type": "string", "minLength": 1, "maxLength": 256}, maxItems=_MOST_STOPS),
 ]
-Prompt = Annotated[
-    str,
-    BeforeValidator(_one_prompt),
-    WithJsonSchema(
-        {"anyOf": [_SOME_TEXT_SCHEMA, {"type": "array", "items": _SOME_TEXT_SCHEMA, "minItems": 1, "maxItems": 1}]}
-    ),
-]
+Prompt = Annotated[str, BeforeValidator(_one_prompt), _one_or_more(_SOME_TEXT_SCHEMA, minItems=1, maxItems=1)]
 Input = Annotated[
     list[str],
     BeforeValidator(_no_tokens),
-    Field(min_length=1, max_length=MOST_INPUT_ITEMS),
-    WithJsonSchema(
-        {
-            "description": "A text, or several; one vector each.",
-            "anyOf": [
-                _SOME_TEXT_SCHEMA,
-                {"type": "array", "items": _SOME_TEXT_SCHEMA, "minItems": 1, "maxItems": MOST_INPUT_ITEMS},
-            ],
-        }
-    ),
+    Field(min_length=1, max_length=MOST_INPUT_ITEMS, description="A text, or several; one vector each."),
+    _one_or_more(_SOME_TEXT_SCHEMA, minItems=1, maxItems=MOST_INPUT_ITEMS),
 ]
 ModelName = Annotated[str, Field(min_length=1, max_length=64, description="As /v1/models names it.")]
 MaxTokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
@@ -211,7 +166,10 @@ def _taking(neutral: AcceptedValues) -> ConfigDict:
     """Config of a model whose extra fields are left to ``refuse_unsupported`` and listed in the schema."""
 
     def add(schema: dict[str, Any]) -> None:
-        schema["properties"] |= described(neutral)
+        for name, allowed in neutral.items():
+            # 0 and 0.0 are the same JSON value.
+            distinct = [value for index, value in enumerate(allowed or ()) if value not in (allowed or ())[:index]]
+            schema["properties"][name] = {"enum": distinct} if distinct else {"description": _IGNORED}
         schema["additionalProperties"] = False
 
     return ConfigDict(extra="allow", json_schema_extra=add, hide_input_in_errors=True)
@@ -260,7 +218,7 @@ class StreamOptions(BaseModel):
     model_config = _CLOSED
 
     include_usage: bool | None = None
-    include_obfuscation: Annotated[bool | None, Field(description="Taken, and changes nothing.")] = None
+    include_obfuscation: Annotated[bool | None, Field(description=_IGNORED)] = None
 
 
 class ChatMessage(BaseModel):

@@ -283,6 +283,19 @@ class Connection:
         self._timer = self._loop.call_later(self.patience.look_s, self._look)
 
 
+_UNCHANGED: Final = (
+    "abort",
+    "get_extra_info",
+    "get_write_buffer_size",
+    "is_closing",
+    "pause_reading",
+    "resume_reading",
+    "set_protocol",
+    "write_eof",
+)
+"""Methods of a transport that need no counting."""
+
+
 class CountedTransport(asyncio.Transport):
     """A transport that counts the bytes written to it.
 
@@ -296,6 +309,8 @@ class CountedTransport(asyncio.Transport):
         self._transport = transport
         self.written_bytes = 0
         self.lingers: Callable[[], bool] | None = None
+        for name in _UNCHANGED:
+            setattr(self, name, getattr(transport, name))
 
     def untaken_bytes(self) -> int:
         """Written bytes that the peer's kernel has not acknowledged; 0 once the local kernel has them all."""
@@ -317,30 +332,6 @@ class CountedTransport(asyncio.Transport):
     def close(self) -> None:
         if self.lingers is None or not self.lingers():
             self._transport.close()
-
-    def write_eof(self) -> None:
-        self._transport.write_eof()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._transport.set_protocol(protocol)
 
 
 def _queued_bytes(pseudo: Any) -> int:

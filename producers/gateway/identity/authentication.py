@@ -26,36 +26,80 @@ MOST_CHARACTERS = 8_192 + len("Bearer ")
 _LINES = RatePolicy(rate_per_s=5.0, burst=50)
 
 
-class Authenticator:
-    """Authenticates a call by one API key or token; without a verifier of tokens, these are refused."""
+_ALLOWANCE = "fairlane_allowance"
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')
+_SEVERAL = "several"
+"""Replaces repeated headers of one name; it is neither a scheme nor a key, so it is refused."""
 
-    def __init__(self, keys: KeyVerifier, tokens: TokenVerifier | None, clock: ClockMs) -> None:
+
+class Authenticator:
+    """FastAPI dependency for HTTP and WebSocket routes: ``Depends(authenticator)`` is the Identity of the call.
+
+    A call shows exactly one credential: ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``.
+
+    Raises GatewayError: 401 invalid credential; 403 expired key, disabled user or token without tenant or role; 429 too
+    many failed keys from this address, or over the rate limit; 503 identity store or signing keys unavailable.
+
+    Args:
+        keys: verifies API keys.
+        tokens: verifies tokens; None: they are refused.
+        limits: rate limits.
+        clock: monotonic milliseconds.
+        trusted_proxies: networks whose X-Forwarded-For is trusted.
+    """
+
+    def __init__(
+        self,
+        keys: KeyVerifier,
+        tokens: TokenVerifier | None,
+        limits: CallLimits,
+        clock: ClockMs,
+        trusted_proxies: Sequence[Network] = (),
+    ) -> None:
         self._keys = keys
         self._tokens = tokens
+        self._limits = limits
+        self._trusted_proxies = trusted_proxies
         self._log = LimitedLog(log, clock, _LINES)
 
-    async def authenticate(
-        self, authorization: str | None, api_key_header: str | None, address: str | None = None
-    ) -> Identity:
-        """The identity for ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``, exactly one of them.
+    async def __call__(self, connection: HTTPConnection) -> Identity:
+        identity = await self.identify(connection)
+        allowance = await self._limits.take(identity)
+        connection.scope[_ALLOWANCE] = allowance
+        if not allowance.is_granted:
+            raise refusal(allowance)
+        return identity
 
-        Raises GatewayError: 401 invalid credential, 403 expired key, disabled user or token without tenant or role, 429
-        too many failed keys from this address, 503 identity store or signing keys unavailable.
-        """
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """The identity of these headers, without counting a call against its rate limit."""
         try:
-            shown = _shown(authorization, api_key_header)
-            return await self._verify(shown, address, may_be_token=api_key_header is None)
+            return await self._verify(connection)
         except RefusedError as error:
             metrics.AUTHENTICATIONS_REFUSED.labels(reason=error.why).inc()
             self._log.warning("authentication_refused", error.why, reason=error.why, who=error.who)
             raise answer(error.why) from None
 
-    async def _verify(self, shown: str, address: str | None, *, may_be_token: bool) -> Identity:
+    async def _verify(self, connection: HTTPConnection) -> Identity:
+        authorization, api_key = _only(connection, b"authorization"), _only(connection, b"x-api-key")
+        shown = _shown(authorization, api_key)
         if looks_like_key(shown):
-            return await self._keys.verify(shown, address)
-        if self._tokens is None or not may_be_token:
+            return await self._keys.verify(shown, self._address(connection))
+        if self._tokens is None or api_key is not None:
             raise RefusedError(AuthRefusal.MALFORMED)
-        return await self._tokens.verify(shown, address)
+        return await self._tokens.verify(shown)
+
+    async def close(self) -> None:
+        """Cancel lookups and fetches in flight."""
+        await self._keys.close()
+        if self._tokens is not None:
+            await self._tokens.close()
+
+    def _address(self, connection: HTTPConnection) -> str | None:
+        client = connection.scope.get("client")
+        if client is None:
+            return None
+        forwarded = [value for name, value in connection.scope["headers"] if name == b"x-forwarded-for"]
+        return address_of(tuple(client), forwarded, self._trusted_proxies)
 
 
 def _shown(authorization: str | None, api_key_header: str | None) -> str:
@@ -75,50 +119,6 @@ def _shown(authorization: str | None, api_key_header: str | None) -> str:
     if scheme.lower() != "bearer" or not shown.strip():
         raise RefusedError(AuthRefusal.MALFORMED)
     return shown.strip()
-
-
-_ALLOWANCE = "fairlane_allowance"
-_CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')
-_SEVERAL = "several"
-"""Replaces repeated headers of one name; it is neither a scheme nor a key, so it is refused."""
-
-
-class AuthenticatedCall:
-    """FastAPI dependency for HTTP and WebSocket routes: ``Depends(gate)`` is the Identity of the call.
-
-    Raises GatewayError as ``Authenticator`` does, and 429 with ``retry_after_ms`` over the rate limit.
-
-    ``trusted_proxies`` are networks whose X-Forwarded-For is trusted.
-    """
-
-    def __init__(
-        self, authenticator: Authenticator, limits: CallLimits, trusted_proxies: Sequence[Network] = ()
-    ) -> None:
-        self._authenticator = authenticator
-        self._limits = limits
-        self._trusted_proxies = trusted_proxies
-
-    async def __call__(self, connection: HTTPConnection) -> Identity:
-        identity = await self.identify(connection)
-        allowance = await self._limits.take(identity)
-        connection.scope[_ALLOWANCE] = allowance
-        if not allowance.is_granted:
-            raise refusal(allowance)
-        return identity
-
-    async def identify(self, connection: HTTPConnection) -> Identity:
-        """The identity of these headers, without counting a call against its rate limit. Raises GatewayError as
-        ``Authenticator`` does."""
-        return await self._authenticator.authenticate(
-            _only(connection, b"authorization"), _only(connection, b"x-api-key"), self._address(connection)
-        )
-
-    def _address(self, connection: HTTPConnection) -> str | None:
-        client = connection.scope.get("client")
-        if client is None:
-            return None
-        forwarded = [value for name, value in connection.scope["headers"] if name == b"x-forwarded-for"]
-        return address_of(tuple(client), forwarded, self._trusted_proxies)
 
 
 class RateLimitHeaders:

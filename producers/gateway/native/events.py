@@ -23,7 +23,7 @@ from producers.gateway.edge.error_responses import error_response
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native.deps import EventPolicy, NativeDeps, checked_id, require_read, unknown_request
 from producers.gateway.native.response_bodies import result_answer, status_answer
-from producers.gateway.openai.streams import Deltas, EventStream, NoDelta
+from producers.gateway.openai.streams import SILENCE, Deltas, EventStream
 from producers.gateway.openapi import READING, RequestId
 from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.pipeline.submitter import PendingReply
@@ -98,7 +98,7 @@ async def _text(
     sent = RequestState.RUNNING if is_done else status.status
     try:
         while (delta := await deltas.next(policy.ping_s)) is not None:
-            if isinstance(delta, NoDelta):
+            if delta is SILENCE:
                 yield _PING
                 continue
             if sent is not RequestState.RUNNING:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -93,10 +92,8 @@ class Continuation:
             raise DivergedError
 
 
-class NoDelta(Enum):
-    """No delta arrived in time."""
-
-    SILENCE = "silence"
+SILENCE = TextDelta("")
+"""No delta arrived in time."""
 
 
 class Deltas:
@@ -117,13 +114,13 @@ class Deltas:
         """Whether a delta arrived since ``deltas`` was last called."""
         self._coming: asyncio.Task[TextDelta | None] | None = None
 
-    async def next(self, patience_s: float) -> TextDelta | NoDelta | None:
+    async def next(self, patience_s: float) -> TextDelta | None:
         """The next delta, ``SILENCE`` after ``patience_s``, or None at the end. Raises TimeoutError: see ``wait_s``."""
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._take())
         done, _ = await asyncio.wait((self._coming,), timeout=patience_s)
         if not done:
-            return NoDelta.SILENCE
+            return SILENCE
         coming, self._coming = self._coming, None
         return await coming
 
@@ -218,9 +215,7 @@ class _Relay:
     deps: OpenAIDeps
     ended: bool = False
 
-    async def events(
-        self, first: TextDelta | NoDelta | None, reply: InferenceReply | None
-    ) -> AsyncGenerator[bytes, None]:
+    async def events(self, first: TextDelta | None, reply: InferenceReply | None) -> AsyncGenerator[bytes, None]:
         """All events, starting with the first delta or silence, or those of a reply without deltas."""
         if begin := self.stream.first():
             yield begin
@@ -229,7 +224,7 @@ class _Relay:
         try:
             delta = first
             while delta is not None:
-                if isinstance(delta, NoDelta):
+                if delta is SILENCE:
                     yield KEEP_ALIVE
                 elif text := sent.feed(delta):
                     yield self.stream.text(text)

@@ -1,12 +1,14 @@
 """Recorded requests: by id, and pages of ended ones, newest first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fairlane.names import is_name
 from fairlane.outcomes import Outcome
-from fairlane.records import LabelScore, Output, TokenLogprob, TopLogprob
+from fairlane.records import Output
 from fairlane_server.postgres.pool import DeadlinePool, Question, rows_for
 from fairlane_server.postgres.request_history import (
     DECISIONS,
@@ -43,6 +45,10 @@ _BEHIND = """
 AND replied_at_ms <= %s
 AND (replied_at_ms, request_id, source_topic, source_partition, source_offset) < (%s, %s, %s, %s, %s)
 """
+
+
+# Non-finite numbers are stored as text.
+_OUTPUT = TypeAdapter(Output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class RequestStore:
         if not rows:
             return None
         *columns, output = rows[0]
-        return recorded_reply(tuple(columns), None if output is None else output_of(output))
+        return recorded_reply(tuple(columns), None if output is None else _OUTPUT.validate_python(output))
 
     async def history(self, tenant: str, request_id: str) -> History:
         """Everything recorded of an id, without outputs."""
@@ -131,24 +137,6 @@ def ended_question(tenant: str, wanted: EndedFilter, behind: EndedCursor | None,
         place = (behind.source_topic, behind.source_partition, behind.source_offset)
         parameters += [behind.replied_at_ms, behind.replied_at_ms, behind.request_id, *place]
     return " ".join([*parts, _NEWEST_FIRST]).encode(), (*parameters, most)
-
-
-def output_of(stored: Mapping[str, Any]) -> Output:
-    """Output as the recorder stored it; non-finite numbers are stored as text."""
-    embeddings, scores = stored.get("embeddings"), stored.get("scores")
-    labels, logprobs = stored.get("labels"), stored.get("logprobs")
-    return Output(
-        text=stored.get("text"),
-        embeddings=None if embeddings is None else tuple(tuple(map(float, vector)) for vector in embeddings),
-        scores=None if scores is None else tuple(map(float, scores)),
-        labels=None if labels is None else tuple(LabelScore(one["label"], float(one["score"])) for one in labels),
-        logprobs=None if logprobs is None else tuple(map(_token, logprobs)),
-    )
-
-
-def _token(stored: Mapping[str, Any]) -> TokenLogprob:
-    top = tuple(TopLogprob(other["token"], float(other["logprob"])) for other in stored["top"])
-    return TokenLogprob(stored["token"], float(stored["logprob"]), top)
 
 
 def _checked(tenant: str) -> str:

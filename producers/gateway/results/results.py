@@ -5,21 +5,17 @@ from functools import partial
 from random import random
 from typing import TypeVar
 
-from redis.asyncio import Redis
-
 from fairlane.backoff import Backoff, jittered_ms
 from fairlane.clock import ClockMs, monotonic_ms, now_ms
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, InferenceRequest
-from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheName, request_key
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
 from producers.gateway.results.cache_entries import (
-    MOST_ENTRY_BYTES,
     AcceptedRequest,
     Arrivals,
     RecentReplies,
@@ -207,13 +203,6 @@ class Results:
             raise
         breaker.succeeded()
         return answer
-
-
-def make_results(settings: Settings, redis: "Redis | None") -> Results:
-    """``Results`` from settings, not opened yet. Raises ValueError: POSTGRES_DSN is not a connection string."""
-    timeout_s = settings.gateway_redis_timeout_s
-    cache = RedisCache(redis, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
-    return Results(cache, RequestStore(settings.postgres_dsn.get_secret_value()), kept_s=settings.results_ttl_s)
 
 
 def _unavailable() -> GatewayError:

@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field, SecretStr
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from fairlane import logs
@@ -20,7 +19,6 @@ from fairlane.client.ports import KafkaConnector
 from fairlane.clock import monotonic_ms, now_ms
 from fairlane.codec import Codec
 from fairlane.names import gateway_chunks_group
-from fairlane.records import InferenceReply
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
@@ -38,10 +36,9 @@ from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget,
 from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
 from producers.gateway.identity.api_keys import IdentityStore, KeyVerifier
 from producers.gateway.identity.authentication import Authenticator, RateLimitHeaders
-from producers.gateway.identity.identity import Identity
 from producers.gateway.identity.jwks import KeySet, KeySetSource
 from producers.gateway.identity.tokens import TokenVerifier
-from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy
+from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, RedisRateLimits
 from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.routes import ShortPath
@@ -51,14 +48,13 @@ from producers.gateway.openai.batches import router as batch_router
 from producers.gateway.openai.files import MOST_FORM_BYTES
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.openai.streams import OpenAIDeps
-from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.chunk_reader import ChunkReader
 from producers.gateway.pipeline.early_rejection import LatestLoad
 from producers.gateway.pipeline.load_watch import LoadWatch, RegistryFeeds
 from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.publisher import AsyncPublisher, PublishLimits, producer_config
 from producers.gateway.pipeline.reply_reader import ReplyReader
-from producers.gateway.pipeline.submitter import FindReply, Submitter
+from producers.gateway.pipeline.submitter import Submitter
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_store import RequestStore
 from producers.gateway.results.results import Results
@@ -105,89 +101,6 @@ NO_PARTITIONS = "no partition of the reply topic is read here"
 NOT_ACKNOWLEDGED = "the log does not acknowledge what is published"
 
 
-class LogPipeline:
-    """AsyncPublisher, readers and load watch of one gateway. Nothing is connected before ``start``.
-
-    Args:
-        find_reply: finds replies that this instance has not read, see ``Submitter``.
-        on_replies: called with every reply read, on a thread of the reader.
-        on_failure: called in the event loop when a thread has died: the process must end.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        codec: Codec,
-        find_reply: FindReply,
-        on_replies: Callable[[list[InferenceReply]], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        self._on_failure = on_failure
-        self._loop: asyncio.AbstractEventLoop | None = None
-        latest_load, limits = LatestLoad(), PublishLimits()
-        self.directory = RegistryFeeds(settings, codec, self._failed)
-        self.pending = Pending(settings.gateway_max_in_flight)
-        self.publisher = AsyncPublisher(
-            lambda on_error: Producer(producer_config(settings, limits, on_error)), limits, self._failed
-        )
-        self._chunks = ChunkReader(
-            lambda: _chunk_consumer(settings),
-            codec,
-            self.pending.__contains__,
-            lambda chunks: self.submitter.add(chunks),  # noqa: PLW0108 - made below
-            self._failed,
-        )
-        self.submitter = Submitter(
-            codec,
-            self.publisher,
-            self._chunks,
-            self.pending,
-            lambda: self.directory.registry,
-            latest_load,
-            find_reply,
-        )
-        self._replies = ReplyReader(settings, codec, self.submitter, on_replies, self._failed)
-        self._load = LoadWatch(settings, codec, lambda view: self._soon(latest_load.look, view), self._failed)
-
-    async def start(self) -> None:
-        """Connect. Raises FeedUnavailableError: the control topics could not be read."""
-        loop = self._loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self.directory.start)
-        self.publisher.start()
-        self._chunks.start()
-        self._replies.start()
-        self._load.start()
-
-    async def close(self) -> None:
-        """Disconnect, after a short wait for records in flight."""
-        loop = asyncio.get_running_loop()
-        await asyncio.gather(
-            self.publisher.close(),
-            self._replies.close(),
-            self._chunks.close(),
-            loop.run_in_executor(None, self._load.stop),
-            loop.run_in_executor(None, self.directory.stop),
-        )
-
-    def end_waiting(self) -> None:
-        """End the wait of every call now; the requests go on."""
-        self.submitter.end_waiting()
-        self.publisher.end_waiting()
-
-    def trouble(self) -> str | None:
-        """Why no request can be accepted at present; None if one can."""
-        if not self.submitter.owns_partitions:
-            return NO_PARTITIONS
-        return None if self.publisher.is_available else NOT_ACKNOWLEDGED
-
-    def _failed(self, error: BaseException) -> None:
-        self._soon(self._on_failure, error)
-
-    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-
 def _chunk_consumer(settings: Settings) -> Consumer:
     """A consumer that joins no group, despite its group id."""
     consumer = KafkaConnector(settings).chunk_reader(gateway_chunks_group(settings.group_prefix))
@@ -214,13 +127,11 @@ class Gateway:
         dsn = settings.postgres_dsn.get_secret_value()
         # A separate pool: slow result queries must not block authentication.
         self._identity_pool = DeadlinePool(dsn, "fairlane-gateway-identity", _IDENTITY_CONNECTIONS)
-        self._identify = authenticator(settings, self._identity_pool, redis, self._watch)
+        self._authenticator = authenticator(settings, self._identity_pool, redis, self._watch)
         timeout_s = settings.gateway_redis_timeout_s
         cache = RedisCache(self._cache, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
         self._results = Results(cache, RequestStore(dsn), kept_s=settings.results_ttl_s)
-        self.pipeline = LogPipeline(
-            settings, codec_for(settings), self._results.find_reply, self._results.remember, self._fail
-        )
+        self._make_pipeline(codec_for(settings))
         self.calls: CallLog | None = None
         self._budget = body_budget(settings.gateway_body_budget_bytes, settings.gateway_tenant_body_budget_bytes)
         self.app = FastAPI(
@@ -250,6 +161,33 @@ class Gateway:
         )
         self.app.add_middleware(self._call_log)
 
+    def _make_pipeline(self, codec: Codec) -> None:
+        settings, latest_load, limits = self._settings, LatestLoad(), PublishLimits()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._directory = RegistryFeeds(settings, codec, self._died)
+        pending = Pending(settings.gateway_max_in_flight)
+        self._publisher = AsyncPublisher(
+            lambda on_error: Producer(producer_config(settings, limits, on_error)), limits, self._died
+        )
+        self._chunks = ChunkReader(
+            lambda: _chunk_consumer(settings),
+            codec,
+            pending.__contains__,
+            lambda chunks: self._submitter.add(chunks),  # noqa: PLW0108 - made below
+            self._died,
+        )
+        self._submitter = Submitter(
+            codec,
+            self._publisher,
+            self._chunks,
+            pending,
+            lambda: self._directory.registry,
+            latest_load,
+            self._results.find_reply,
+        )
+        self._replies = ReplyReader(settings, codec, self._submitter, self._results.remember, self._died)
+        self._load = LoadWatch(settings, codec, lambda view: self._soon(latest_load.look, view), self._died)
+
     @property
     def open_calls(self) -> int:
         """Number of calls in progress."""
@@ -258,14 +196,15 @@ class Gateway:
     def drain(self) -> None:
         """Reject new requests and wait for accepted ones. Event streams end now: their clients can reconnect to any
         instance. Call on the event loop."""
-        self.pipeline.submitter.is_draining = True
+        self._submitter.is_draining = True
         self._native.slots.ending.set()
         self.readiness.set("serving", "draining")
 
     def end_waiting(self) -> None:
         """Drain, and answer every waiting call that its request goes on. Call on the event loop."""
         self.drain()
-        self.pipeline.end_waiting()
+        self._submitter.end_waiting()
+        self._publisher.end_waiting()
         self._results.arrivals.end_waiting()
 
     def degraded(self) -> dict[str, str]:
@@ -273,7 +212,7 @@ class Gateway:
         missing = {}
         if self._redis is not None and not (self._watch is not None and self._watch.is_up):
             missing["redis"] = "limits and idempotency keys are this instance's own"
-        if self._cache is not None and not self._results.is_cache_available:
+        if self._cache is not None and not self._results.cache.is_available:
             missing["redis-cache"] = "results come from Postgres"
         if not self._results.is_store_available:
             missing["postgres"] = "recorded results and new keys are not found"
@@ -284,23 +223,22 @@ class Gateway:
         return self.calls
 
     def _add_routes(self) -> None:
-        settings, submitter = self._settings, self.pipeline.submitter
+        settings, submitter = self._settings, self._submitter
         claims: LocalClaims | RedisClaims = LocalClaims()
         if self._redis is not None and self._watch is not None:
-            claims = RedisClaims(
-                self._redis, self._watch, settings.gateway_redis_timeout_s, settings.gateway_max_claims
-            )
+            timeout_s = settings.gateway_redis_timeout_s
+            claims = RedisClaims(self._redis, self._watch, timeout_s, settings.gateway_max_claims)
         idempotency = Idempotency(claims, self._results.find_reply)
         openai = OpenAIDeps(
             submitter,
-            self._authenticate,
+            self._authenticator,
             idempotency,
             settings.gateway_wait_s,
             self._results.accepted,
-            models_of=self.pipeline.directory.models_of,
+            models_of=self._directory.models_of,
         )
-        batches = self._batches = BatchDeps(
-            self._authenticate,
+        batches = BatchDeps(
+            self._authenticator,
             settings.postgres_dsn.get_secret_value(),
             settings.files_url,
             partial(reply_partitions, settings),
@@ -314,23 +252,15 @@ class Gateway:
         )
         native = self._native = NativeDeps(
             submitter,
-            self._authenticate,
+            self._authenticator,
             idempotency,
             settings.gateway_wait_s,
             self._results.accepted,
             results=self._results,
-            identify=self._identify.identify,
+            identify=self._authenticator.identify,
         )
         for router in (native_router(native), openai_router(openai), batch_router(batches)):
             self.app.include_router(router)
-
-    async def _authenticate(self, connection: HTTPConnection) -> Identity:
-        """Authenticate; record the caller for the access log."""
-        found = await self._identify(connection)
-        caller = present.get()
-        if caller is not None:
-            caller.tenant, caller.subject = found.tenant, found.subject
-        return found
 
     @asynccontextmanager
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -344,14 +274,14 @@ class Gateway:
             if self._watch is not None:
                 stack.push_async_callback(self._watch.close)
             stack.push_async_callback(self._identity_pool.close)
-            stack.push_async_callback(self._identify.close)
+            stack.push_async_callback(self._authenticator.close)
             await self._identity_pool.open()
             stack.push_async_callback(self._results.close)
             await self._results.open()
-            stack.push_async_callback(self.pipeline.close)
+            stack.push_async_callback(self._close_pipeline)
             stack.callback(self._native.kept.close)
             try:
-                await self.pipeline.start()
+                await self._start_pipeline()
             except FeedUnavailableError as error:
                 log.error("gateway_failed", reason=str(error))
                 raise
@@ -371,7 +301,10 @@ class Gateway:
     async def _upkeep(self) -> None:
         """Keep the readiness condition ``log`` up to date."""
         while True:
-            self.readiness.set("log", self.pipeline.trouble())
+            if not self._submitter.owns_partitions:
+                self.readiness.set("log", NO_PARTITIONS)
+            else:
+                self.readiness.set("log", None if self._publisher.is_available else NOT_ACKNOWLEDGED)
             await asyncio.sleep(_UPKEEP_S)
 
     async def _trim_memory(self) -> None:
@@ -391,6 +324,31 @@ class Gateway:
     def _upkeep_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
+
+    async def _start_pipeline(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._directory.start)
+        for part in (self._publisher, self._chunks, self._replies, self._load):
+            part.start()
+
+    async def _close_pipeline(self) -> None:
+        """Disconnect, after a short wait for records in flight."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(
+            self._publisher.close(),
+            self._replies.close(),
+            self._chunks.close(),
+            loop.run_in_executor(None, self._load.stop),
+            loop.run_in_executor(None, self._directory.stop),
+        )
+
+    def _died(self, error: BaseException) -> None:
+        """A thread has died."""
+        self._soon(self._fail, error)
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
@@ -454,8 +412,7 @@ def authenticator(
     """
     store, breaker = IdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))
     grace_ms = round(1_000 * settings.gateway_key_grace_s)
-    failed = FailedKeys(settings.gateway_failed_keys_per_s)
-    keys, tokens = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker, failed), None
+    keys, tokens = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker, settings.gateway_failed_keys_per_s), None
     if settings.jwt_issuer and settings.jwt_audience and settings.jwt_jwks_url:
         tokens = TokenVerifier(
             settings.jwt_issuer,

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from fairlane.clock import ClockMs, now_ms
 from fairlane.outcomes import Code
-from fairlane.records import InferenceReply, InferenceRequest
+from fairlane.records import InferenceReply
 from fairlane.settings import IDEMPOTENCY_TTL_S
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
 from fairlane_server.redis.state import (
@@ -22,10 +22,8 @@ from fairlane_server.redis.state import (
     count_refusal_of,
     count_refusals,
 )
-from producers.gateway.pipeline.call_context import present
-from producers.gateway.pipeline.submitter import PendingReply, Submitter
 from producers.gateway.tenant_bounds import TenantMap
-from producers.openai_api.errors import UNCERTAIN, GatewayError, was_not_run
+from producers.openai_api.errors import GatewayError, was_not_run
 
 MOST_LOCAL_CLAIMS = 20_000
 
@@ -169,9 +167,6 @@ _MOST_ROUNDS = 4
 _MOST_TIME_DIGITS = 15
 _SENT_AGAIN = "again"
 
-FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
-"""Finds the reply by tenant and request id; None if none is recorded. May raise GatewayError."""
-
 
 @dataclass(frozen=True, slots=True)
 class KeyClaim:
@@ -271,11 +266,16 @@ class Idempotency:
 
     Args:
         store: store of claims.
-        find_reply: finds the reply to the earlier call.
+        find_reply: finds the reply to the earlier call by tenant and request id; None if none is recorded.
         clock_ms: milliseconds since the epoch, about the same at all instances that share a store.
     """
 
-    def __init__(self, store: LocalClaims | RedisClaims, find_reply: FindReply, clock_ms: ClockMs = now_ms) -> None:
+    def __init__(
+        self,
+        store: LocalClaims | RedisClaims,
+        find_reply: Callable[[str, str], Awaitable[InferenceReply | None]],
+        clock_ms: ClockMs = now_ms,
+    ) -> None:
         self._store = store
         self._find_reply = find_reply
         self._clock_ms = clock_ms
@@ -358,68 +358,3 @@ def _digest(*parts: str, body: bytes = b"") -> str:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()
-
-
-OnAccepted = Callable[[str, InferenceRequest], None]
-"""Called with tenant and request for every request that is, or may be, in the log, so that its id is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A request accepted now, or earlier under the same key.
-
-    Attributes:
-        call: state of its idempotency key.
-        request_id: id it was published with.
-        model: model it asks for. The request itself is not kept: it may be large, and its answer far off.
-        source: of the reply: a waiter, which must be forgotten in the end, or the earlier reply.
-    """
-
-    call: IdempotentCall
-    request_id: str
-    model: str
-    source: PendingReply | InferenceReply
-
-
-async def publish_once(
-    submitter: Submitter,
-    idempotency: Idempotency,
-    on_accepted: OnAccepted,
-    tenant: str,
-    route: str,
-    key: str | None,
-    body: bytes,
-    request: InferenceRequest,
-) -> Published:
-    """Publish a request whose id comes from ``submitter``, once per idempotency key.
-
-    ``on_accepted`` is called for a request accepted now, and for an uncertain publish: its caller has the id and may
-    ask for it. See ``Idempotency.begin`` for the other arguments.
-
-    Raises:
-        GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``); 400, 409 or 422 because of the
-            key.
-    """
-    call = await idempotency.begin(tenant, route, key, body, request.request_id)
-    if call.request_id != request.request_id:
-        request = replace(request, request_id=call.request_id)
-    if call.reply is not None:
-        if (caller := present.get()) is not None:
-            caller.request_id, caller.reply, caller.is_repeat = call.request_id, call.reply, True
-        return Published(call, request.request_id, request.model, call.reply)
-    try:
-        waiting = await submitter.submit(tenant, request)
-    except GatewayError as error:
-        if error.code != UNCERTAIN:
-            await call.give_back()
-            raise
-        on_accepted(tenant, request)
-        await call.doubt()
-        raise
-    on_accepted(tenant, request)
-    try:
-        await call.confirm()
-    except BaseException:
-        waiting.forget()
-        raise
-    return Published(call, request.request_id, request.model, waiting)

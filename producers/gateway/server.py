@@ -4,6 +4,7 @@ import gc
 import resource
 import socket
 import threading
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
@@ -16,7 +17,7 @@ from fairlane_server.processes.service import HealthServer, exit_after
 from producers.gateway.app import Gateway
 from producers.gateway.edge.body_limit import map_large_blocks
 from producers.gateway.edge.connections import Connections, ConnectionTimeouts
-from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
+from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, LimitedProtocol
 
 log = logs.get_logger(__name__)
 
@@ -124,7 +125,7 @@ def main() -> int:
         host=settings.gateway_host,
         port=settings.gateway_port,
         loop="uvloop",
-        http=limited_protocol(connections),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=partial(LimitedProtocol, connections),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="websockets-sansio",
         ws_max_size=_MOST_WORD_BYTES,
         lifespan="on",

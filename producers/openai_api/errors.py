@@ -127,7 +127,6 @@ CLIENT_GONE = "client_closed_request"
 """The gateway's own code, for the access log only."""
 
 _REJECTED_STATUS: Mapping[str, int] = {
-    Code.INVALID: 400,
     Code.UNKNOWN_MODEL: 404,
     Code.FORBIDDEN: 403,
     Code.OVERLOADED: 429,
@@ -135,8 +134,11 @@ _REJECTED_STATUS: Mapping[str, int] = {
     Code.DEADLINE_UNMEETABLE: 429,
     Code.DRAINING: 503,
 }
-_FAILED_STATUS: Mapping[str, int] = {Code.CONTEXT_TOO_LONG: 400}
-
+_DEFAULT_MESSAGE: Mapping[str, str] = {
+    Outcome.REJECTED: "the request was refused",
+    Outcome.EXPIRED: "the deadline passed before the request was run",
+    Outcome.CANCELLED: "the request was cancelled",
+}
 
 NOT_RUN = (Outcome.REJECTED, Outcome.EXPIRED)
 
@@ -176,13 +178,6 @@ def waited_too_long(request_id: str, waited_s: float) -> GatewayError:
     )
 
 
-_DEFAULT_MESSAGE: Mapping[str, str] = {
-    Outcome.REJECTED: "the request was refused",
-    Outcome.EXPIRED: "the deadline passed before the request was run",
-    Outcome.CANCELLED: "the request was cancelled",
-}
-
-
 def _status(outcome: str, code: str) -> int:
     if outcome == Outcome.REJECTED:
         return _REJECTED_STATUS.get(code, 400)
@@ -190,4 +185,4 @@ def _status(outcome: str, code: str) -> int:
         return 504
     if outcome == Outcome.CANCELLED:
         return CLIENT_CLOSED_REQUEST
-    return _FAILED_STATUS.get(code, 500)
+    return 400 if code == Code.CONTEXT_TOO_LONG else 500

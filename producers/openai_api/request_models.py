@@ -175,23 +175,22 @@ def _taking(neutral: AcceptedValues) -> ConfigDict:
     return ConfigDict(extra="allow", json_schema_extra=add, hide_input_in_errors=True)
 
 
-_CLOSED = ConfigDict(extra="forbid", hide_input_in_errors=True)
+class ClosedBody(BaseModel):
+    """A body in which unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
-class RetrievalOptions(BaseModel):
+class RetrievalOptions(ClosedBody):
     """Retrieval of context before generation."""
-
-    model_config = _CLOSED
 
     collection: Annotated[str, Field(min_length=1, max_length=128)]
     top_k: Annotated[int, Field(ge=1, le=64, description="Most passages.")] = 4
     mode: Literal["hybrid", "vector", "cached"] = "hybrid"
 
 
-class EmbeddingOptions(BaseModel):
-    """Fairlane's options beyond OpenAI's fields."""
-
-    model_config = _CLOSED
+class SchedulingOptions(ClosedBody):
+    """Fairlane's options of any request."""
 
     priority: Literal["high", "normal", "low"] = "normal"
     timeout_ms: Annotated[int, Field(ge=1, le=_LARGEST_INT, description="The deadline, from its receipt.")] | None = (
@@ -204,7 +203,7 @@ class EmbeddingOptions(BaseModel):
     group: Annotated[str, Field(min_length=1, max_length=128, description="One of the tenant's groups.")] | None = None
 
 
-class GenerateOptions(EmbeddingOptions):
+class GenerateOptions(SchedulingOptions):
     """Fairlane's options for text generation."""
 
     retrieval: RetrievalOptions | None = None
@@ -212,10 +211,8 @@ class GenerateOptions(EmbeddingOptions):
     conversation_after: Annotated[str, Field(max_length=36)] | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(ClosedBody):
     """Content of a stream besides text."""
-
-    model_config = _CLOSED
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[bool | None, Field(description=_IGNORED)] = None
@@ -279,7 +276,7 @@ class EmbeddingBody(BaseModel):
     dimensions: (
         Annotated[int, Field(ge=1, le=_MOST_TOKENS, description="Taken if the model's vectors have as many.")] | None
     ) = None
-    fairlane: EmbeddingOptions | None = None
+    fairlane: SchedulingOptions | None = None
 
 
 def chat_request(body: ChatBody, tenant: str, request_id: str) -> InferenceRequest:
@@ -316,7 +313,7 @@ def completion_request(body: CompletionBody, tenant: str, request_id: str) -> In
 def embedding_request(body: EmbeddingBody, tenant: str, request_id: str) -> InferenceRequest:
     """Request for embeddings. Raises GatewayError: 400."""
     refuse_unsupported(body.model_extra, EMBEDDING)
-    options = body.fairlane or EmbeddingOptions()
+    options = body.fairlane or SchedulingOptions()
     return _built(
         tenant,
         request_id=request_id,

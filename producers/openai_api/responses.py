@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from fairlane.outcomes import FinishReason
-from fairlane.records import CacheUse, InferenceReply, PassageReference, TokenLogprob, TopLogprob
+from fairlane.records import CacheUse, InferenceReply, PassageReference
 from producers.openai_api.errors import GatewayError
 
 
@@ -70,13 +70,17 @@ class TopLogprobPart(_Part):
 
     token: str
     logprob: float
-    bytes: list[int]
+
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic documents it
+    @property
+    def bytes(self) -> list[int]:
+        return list(self.token.encode(errors="replace"))
 
 
 class TokenLogprobPart(TopLogprobPart):
     """A token of the answer, and the likeliest tokens at its position."""
 
-    top_logprobs: list[TopLogprobPart]
+    top_logprobs: list[TopLogprobPart] = Field(validation_alias="top")
 
 
 class ChatLogprobs(_Part):
@@ -444,19 +448,7 @@ def _chat_logprobs(reply: InferenceReply) -> ChatLogprobs | None:
     tokens = None if reply.output is None else reply.output.logprobs
     if tokens is None:
         return None
-    return ChatLogprobs(
-        content=[
-            TokenLogprobPart(
-                token=one.token,
-                logprob=one.logprob,
-                bytes=_bytes(one),
-                top_logprobs=[
-                    TopLogprobPart(token=other.token, logprob=other.logprob, bytes=_bytes(other)) for other in one.top
-                ],
-            )
-            for one in tokens
-        ]
-    )
+    return ChatLogprobs(content=[TokenLogprobPart.model_validate(token) for token in tokens])
 
 
 def _completion_logprobs(reply: InferenceReply) -> CompletionLogprobs | None:
@@ -473,10 +465,6 @@ def _completion_logprobs(reply: InferenceReply) -> CompletionLogprobs | None:
         top_logprobs=[{other.token: other.logprob for other in one.top} for one in tokens],
         text_offset=offsets,
     )
-
-
-def _bytes(token: TokenLogprob | TopLogprob) -> list[int]:
-    return list(token.token.encode(errors="replace"))
 
 
 def _base64(vector: tuple[float, ...]) -> str:

@@ -30,7 +30,6 @@ from producers.gateway.identity.api_keys import (
     UserSettings,
 )
 from producers.gateway.identity.identity import AuthRefusal, RefusedError
-from producers.gateway.limits.rate_buckets import FailedKeys
 from tests.kit.identity_kit import MemoryIdentityStore
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
 from tests.kit.stack import PostgresServer, empty_database
@@ -443,7 +442,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
             return monotonic_ms() + later_ms
 
         breaker = CircuitBreaker(BreakerPolicy(failures=1))
-        verifier = KeyVerifier(IdentityStore(pool), 300_000, now_ms, clock, breaker, FailedKeys(10.0))
+        verifier = KeyVerifier(IdentityStore(pool), 300_000, now_ms, clock, breaker, 10.0)
         try:
             assert (await verifier.verify(known.text)).tenant == "acme"
             with paused(tables):

@@ -17,9 +17,9 @@ from fairlane import headers, metrics
 from fairlane.logs import get_logger
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.cost_tokens import cost_tokens
-from producers.gateway.edge.error_responses import INTERNAL_ERROR, internal_error, shutdown_error
+from producers.gateway.edge.error_responses import error_response
 from producers.gateway.pipeline.call_context import CallContext, present
-from producers.openai_api.errors import CLIENT_GONE, REQUEST_ID_HEADER, UNCERTAIN, WAITED_TOO_LONG
+from producers.openai_api.errors import CLIENT_GONE, REQUEST_ID_HEADER, UNCERTAIN, WAITED_TOO_LONG, GatewayError
 
 log = get_logger(__name__)
 
@@ -30,6 +30,9 @@ _TRACE = frozenset({headers.TRACE_PARENT.encode(), headers.TRACE_STATE.encode()}
 _NO_ROUTE = "none"
 _ANSWER_STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 _FAILED_CLOSE = 1011
+
+INTERNAL_ERROR = "internal_error"
+"""The gateway's own code: a defect of the gateway; the log has the details."""
 
 _REFUSED = "refused"
 # Outcome of a call without a reply, by error code; any other code is a refusal.
@@ -83,13 +86,16 @@ class CallLog:
         except asyncio.CancelledError:
             # The process ends. Without this answer the client gets one that client libraries retry by themselves.
             if not status:
-                await shutdown_error(scope["path"], caller.request_id)(scope, receive, send_named)
+                message = "the gateway ended before it could answer; it is not known what became of the call"
+                gone = GatewayError(503, UNCERTAIN, message, request_id=caller.request_id)
+                await error_response(scope["path"], gone)(scope, receive, send_named)
             raise
         except Exception as error:  # noqa: BLE001 - any kind; logged without its text
             frames = [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-4:]]
             log.error("call_failed", path=_route(scope), error=type(error).__name__, frames=frames)
             if not status:
-                await internal_error(scope["path"])(scope, receive, send_named)
+                failure = GatewayError(500, INTERNAL_ERROR, "the gateway failed; nothing else is known")
+                await error_response(scope["path"], failure)(scope, receive, send_named)
             elif status == 101 and close_code is None:
                 await send_named({"type": "websocket.close", "code": _FAILED_CLOSE})
         finally:

@@ -11,10 +11,7 @@ from starlette.responses import JSONResponse
 
 from fairlane.outcomes import Code
 from producers.gateway.pipeline.call_context import note_error
-from producers.openai_api.errors import UNCERTAIN, GatewayError, error_body, error_headers, speaks_openai
-
-INTERNAL_ERROR = "internal_error"
-"""The gateway's own code: a defect of the gateway; the log has the details."""
+from producers.openai_api.errors import GatewayError, error_body, error_headers, speaks_openai
 
 _HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed"}
 _NOT_FIELDS = frozenset({"body", "query", "path", "header", "cookie"})
@@ -37,17 +34,6 @@ def native_error_body(error: GatewayError) -> dict[str, object]:
         "request_id": error.request_id,
     }
     return {"error": {name: value for name, value in detail.items() if value is not None}}
-
-
-def internal_error(path: str) -> JSONResponse:
-    """500 for a defect of the gateway, without details."""
-    return error_response(path, GatewayError(500, INTERNAL_ERROR, "the gateway failed; nothing else is known"))
-
-
-def shutdown_error(path: str, request_id: str | None) -> JSONResponse:
-    """503 for a call cut off by the end of the process. Its request may go on."""
-    message = "the gateway ended before it could answer; it is not known what became of the call"
-    return error_response(path, GatewayError(503, UNCERTAIN, message, request_id=request_id))
 
 
 def install(app: FastAPI) -> None:

@@ -11,7 +11,7 @@ from fairlane_server.postgres.pool import DeadlinePool, rows_for
 from fairlane_server.store_error import StoreError
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
-from producers.gateway.limits.rate_buckets import FailedKeys
+from producers.gateway.limits.rate_buckets import RatePolicy, TokenBuckets
 
 _FIND_KEY = """
 SELECT tenant, role, scopes, secret_sha256, subject, expires_at_ms, is_revoked, is_user_disabled
@@ -85,6 +85,9 @@ class IdentityStore:
         return rows[0] if rows else None
 
 
+BURST_S = 10.0
+MOST_ADDRESSES = 20_000
+"""Beyond it, the address that failed least recently is forgotten first."""
 _NO_SECRET = bytes(32)
 
 
@@ -93,6 +96,8 @@ class KeyVerifier:
 
     The cache is keyed by key id and hash of the presented secret: a wrong secret never hits it, so timing does not
     reveal whether a key id exists.
+
+    Failed keys are limited by address: ``failures_per_s``, with a burst of ``BURST_S`` seconds.
 
     Cached keys pass for ``grace_ms`` while the store is unavailable. ``clock`` is the time since the epoch, with which
     the expiry of keys is compared.
@@ -105,12 +110,13 @@ class KeyVerifier:
         clock: ClockMs,
         monotonic_clock: ClockMs,
         breaker: CircuitBreaker,
-        failed: FailedKeys,
+        failures_per_s: float,
     ) -> None:
         self._store = store
         self._clock = clock
         self._monotonic_clock = monotonic_clock
-        self._failed = failed
+        self._failures = TokenBuckets(MOST_ADDRESSES)
+        self._failure_rate = RatePolicy(failures_per_s, max(1, round(BURST_S * failures_per_s)))
         self._lookups: Lookups[StoredKey] = Lookups(grace_ms, monotonic_clock, breaker, lambda _shown, key: key.tenant)
 
     async def verify(self, text: str, address: str | None = None) -> Identity:
@@ -120,7 +126,7 @@ class KeyVerifier:
             raise RefusedError(AuthRefusal.MALFORMED)
         # Known keys bypass the limit: it counts only guesses, which are never cached.
         is_known = address is None or self._lookups.knows(shown)
-        if not (is_known or self._failed.may_try(str(address), self._monotonic_clock())):
+        if not (is_known or self._may_fail(str(address))):
             raise RefusedError(AuthRefusal.TOO_MANY_FAILURES)
         try:
             key = await self._lookups.find(shown, lambda: self._proven(shown), address)
@@ -128,7 +134,7 @@ class KeyVerifier:
             raise RefusedError(AuthRefusal.UNAVAILABLE, shown.key_id) from None
         if key is None:
             if address is not None:
-                self._failed.failed(address, self._monotonic_clock())
+                self._failures.take([address], self._failure_rate, self._monotonic_clock())
             raise RefusedError(AuthRefusal.WRONG_KEY, shown.key_id)
         if key.is_revoked:
             raise RefusedError(AuthRefusal.KEY_REVOKED, key.key_id)
@@ -141,6 +147,10 @@ class KeyVerifier:
     async def close(self) -> None:
         """Cancel lookups in flight."""
         await self._lookups.close()
+
+    def _may_fail(self, address: str) -> bool:
+        """Whether this address may present an unknown key."""
+        return self._failures.peek(address, self._failure_rate, self._monotonic_clock()).is_granted
 
     async def _proven(self, shown: PresentedKey) -> StoredKey | None:
         """The key, if the presented secret matches."""

@@ -18,6 +18,7 @@ from producers.gateway.identity.tokens import TokenVerifier
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, headers_of, refusal
+from producers.gateway.pipeline.call_context import present
 
 log = get_logger(__name__)
 
@@ -33,7 +34,8 @@ _SEVERAL = "several"
 
 
 class Authenticator:
-    """FastAPI dependency for HTTP and WebSocket routes: ``Depends(authenticator)`` is the Identity of the call.
+    """FastAPI dependency for HTTP and WebSocket routes: ``Depends(authenticator)`` is the Identity of the call, which
+    is recorded for the access log.
 
     A call shows exactly one credential: ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``.
 
@@ -68,6 +70,8 @@ class Authenticator:
         connection.scope[_ALLOWANCE] = allowance
         if not allowance.is_granted:
             raise refusal(allowance)
+        if (caller := present.get()) is not None:
+            caller.tenant, caller.subject = identity.tenant, identity.subject
         return identity
 
     async def identify(self, connection: HTTPConnection) -> Identity:

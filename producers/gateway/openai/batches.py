@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from fairlane.outcomes import Code
@@ -26,16 +26,15 @@ from producers.gateway.pipeline.call_context import note_object
 from producers.gateway.sending import body_of
 from producers.openai_api.body import parse
 from producers.openai_api.errors import GatewayError
+from producers.openai_api.request_models import ClosedBody
 
 _STATUS: Mapping[Status, str] = dict.fromkeys((Status.QUEUED, Status.RUNNING, Status.PAUSED), "in_progress")
 _ID = re.compile(r"batch_[0-9a-f]{16}")
 _EXAMPLE = {"input_file_id": FILE_ID, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 
-class BatchBody(BaseModel):
+class BatchBody(ClosedBody):
     """Body of ``POST /v1/batches``."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
@@ -97,14 +96,6 @@ class BatchAnswer(StoredEntry):
     cancelled_at: int | None = None
     request_counts: RequestCounts
     metadata: dict[str, str] | None = None
-
-
-def _unknown() -> GatewayError:
-    return GatewayError(404, "not_found", "there is no such batch", field="batch_id")
-
-
-def _ended() -> GatewayError:
-    return GatewayError(409, "conflict", "the batch has ended", field="batch_id")
 
 
 _BATCH = BatchAnswer(
@@ -179,7 +170,7 @@ def router(deps: BatchDeps) -> APIRouter:
                 jobs.close()
         batch = _found(deps, tenant, batch_id)
         if steered is None and batch.job.status not in (Status.CANCELLING, Status.CANCELLED):
-            raise _ended()
+            raise GatewayError(409, "conflict", "the batch has ended", field="batch_id")
         return batch_answer(batch)
 
     return api
@@ -189,7 +180,8 @@ def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> 
     """A new batch, or the one already created under this key. Raises GatewayError."""
     if key is None:
         return _new(deps, tenant, body, new_job_id())
-    job_id = _job_id_of(tenant, key)
+    # No other key of any tenant gets this id.
+    job_id = blake2b(f"{tenant}\n{key}".encode(), digest_size=8).hexdigest()
     made = _made(deps, tenant, body, job_id)
     if made is not None:
         return made
@@ -202,11 +194,6 @@ def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> 
         if made is None:
             raise
         return made
-
-
-def _job_id_of(tenant: str, key: str) -> str:
-    """Job id derived from tenant and key; no other key of any tenant gets it."""
-    return blake2b(f"{tenant}\n{key}".encode(), digest_size=8).hexdigest()
 
 
 def _made(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch | None:
@@ -272,7 +259,7 @@ def _found(deps: BatchDeps, tenant: str, batch_id: str) -> Batch:
         with deps.store(tenant) as store:
             batch = store.batch(batch_id)
     if batch is None:
-        raise _unknown()
+        raise GatewayError(404, "not_found", "there is no such batch", field="batch_id")
     return batch
 
 

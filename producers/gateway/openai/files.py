@@ -2,13 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from errno import errorcode
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
@@ -390,7 +390,7 @@ def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> File:
             raise _quota_reached(error) from None
         blob = deps.blob_of(file.tenant, file.file_id)
         try:
-            blob.write(_blocks(upload.file))
+            blob.write(iter(partial(upload.file.read, BLOCK_BYTES), b""))
         except BaseException:
             # S3 may have stored it without confirming. If it cannot be deleted now, the entry stays for the sweep.
             with suppress(UnavailableError, JobFailedError):
@@ -401,11 +401,6 @@ def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> File:
             blob.delete()
             raise unavailable()
     return file_answer(file)
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
 
 
 def _quota_reached(error: QuotaReachedError) -> GatewayError:

@@ -11,10 +11,17 @@ from starlette.types import Receive, Scope, Send
 
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply, ModelVersion
-from producers.gateway.idempotency import Published
 from producers.gateway.pipeline.call_context import note_error
 from producers.gateway.pipeline.submitter import PendingReply
-from producers.gateway.sending import ClientGoneError, SendingDeps, checked, leave, reply_in_time, unless_gone
+from producers.gateway.sending import (
+    ClientGoneError,
+    Published,
+    SendingDeps,
+    checked,
+    leave,
+    reply_in_time,
+    unless_gone,
+)
 from producers.openai_api.errors import (
     REQUEST_ID_HEADER,
     STREAM_RESTARTED,

@@ -30,9 +30,6 @@ from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
 
-FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
-"""Finds the recorded reply by tenant and request id; None if there is none. May raise GatewayError."""
-
 LOOK_UPS = 8
 """Concurrent look-ups of all calls of a process."""
 
@@ -151,7 +148,7 @@ class Submitter:
     pending: Pending
     registry: Callable[[], RegistrySnapshot]
     load: LatestLoad
-    find_reply: FindReply
+    find_reply: Callable[[str, str], Awaitable[InferenceReply | None]]
     clock: ClockMs = now_ms
     look_ups: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOK_UPS))
     lines: LimitedLog = field(default_factory=lambda: LimitedLog(log))

@@ -40,7 +40,7 @@ class _Replied(msgspec.Struct, frozen=True, array_like=True):
     reply: InferenceReply
 
 
-_encoder = msgspec.msgpack.Encoder()
+encoder = msgspec.msgpack.Encoder()
 _reply_decoder = msgspec.msgpack.Decoder(_Replied)
 _accepted_decoder = msgspec.msgpack.Decoder(AcceptedRequest)
 
@@ -57,7 +57,7 @@ def size_of_reply(reply: InferenceReply) -> int:
 
 def encode_reply(recorded: RecordedReply) -> bytes:
     """Payload of a reply's entry. Omits the conversation turn, which holds text of the request."""
-    return _encoder.encode(_Replied(recorded.replied_at_ms, replace(recorded.reply, turn=None)))
+    return encoder.encode(_Replied(recorded.replied_at_ms, replace(recorded.reply, turn=None)))
 
 
 def decode_reply(key: CacheKey, request_id: str, payload: bytes) -> RecordedReply | None:
@@ -69,11 +69,6 @@ def decode_reply(key: CacheKey, request_id: str, payload: bytes) -> RecordedRepl
     if (found.reply.tenant, found.reply.request_id) != (key.tenant, request_id):
         return None
     return RecordedReply(found.reply, found.replied_at_ms)
-
-
-def encode_accepted(accepted: AcceptedRequest) -> bytes:
-    """Payload of an acceptance entry."""
-    return _encoder.encode(accepted)
 
 
 def decode_accepted(request_id: str, payload: bytes) -> AcceptedRequest | None:

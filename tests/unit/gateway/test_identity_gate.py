@@ -30,7 +30,7 @@ from producers.gateway.identity.authentication import (
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer, permit, require
 from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.tokens import TokenVerifier
-from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy
+from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, owners_of, span_text
 from producers.openai_api.errors import GatewayError
 from tests.kit.identity_kit import (
@@ -55,7 +55,7 @@ class Bench:
         self.clock = Clock()
         self.store = MemoryIdentityStore()
         self.worked = 0
-        keys = KeyVerifier(self.store, 300_000, self.clock, self.clock, CircuitBreaker(), FailedKeys(1.0))
+        keys = KeyVerifier(self.store, 300_000, self.clock, self.clock, CircuitBreaker(), 1.0)
         key_set = KeySet(FakeIssuer(), self.clock)
         tokens = TokenVerifier(ISSUER, AUDIENCE, 30.0, key_set, self.store, 300_000, self.clock, CircuitBreaker())
         limits = CallLimits(

@@ -23,13 +23,13 @@ from producers.gateway.identity.lookups import (
     Lookups,
     Recent,
 )
-from producers.gateway.limits.rate_buckets import FailedKeys
+from producers.gateway.limits.rate_buckets import RatePolicy
 from tests.kit.identity_kit import Clock, MemoryIdentityStore
 from tests.kit.waiting import eventually_async
 
 T = TypeVar("T")
 GRACE_MS = 300_000
-FAILURES = FailedKeys(1.0).policy
+FAILURES = RatePolicy(1.0, 10)
 
 
 class Bench:
@@ -38,7 +38,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = Clock()
         self.store = MemoryIdentityStore()
-        self.verifier = KeyVerifier(self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker(), FailedKeys(1.0))
+        self.verifier = KeyVerifier(self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker(), 1.0)
 
     async def refusal(self, text: str) -> AuthRefusal:
         with pytest.raises(RefusedError) as caught:
@@ -249,7 +249,7 @@ class SlowStore(MemoryIdentityStore):
 def test_who_comes_together_asks_once_and_a_caller_that_leaves_disturbs_nobody() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), 1.0)
         key = store.create("acme").text
         callers = [asyncio.create_task(verifier.verify(key)) for _ in range(20)]
         await asyncio.sleep(0)
@@ -268,7 +268,7 @@ def test_who_comes_together_asks_once_and_a_caller_that_leaves_disturbs_nobody()
 def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), 1.0)
         key = store.create("acme").text
         store.go_on.set()
         await verifier.verify(key)
@@ -292,7 +292,7 @@ def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
 def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), 1.0)
         keys = [store.create("acme") for _ in range(MOST_UNDER_WAY + 1)]
         store.go_on.set()
         for key in keys:
@@ -325,7 +325,7 @@ def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> 
 def test_who_has_an_older_answer_does_not_wait_for_a_slow_store() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), 1.0)
         key, stranger = store.create("acme"), store.create("acme")
         store.go_on.set()
         await verifier.verify(key.text)

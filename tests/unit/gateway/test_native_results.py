@@ -48,7 +48,7 @@ def wrote(result: str, cache: str = "result") -> float:
 
 def elsewhere(bench: Bench) -> Results:
     """Another instance, with the same servers."""
-    return Results(bench.results._cache, bench.store)
+    return Results(bench.results.cache, bench.store)
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_what_is_too_much_is_dropped_and_nobody_waits(bench: Bench) -> None:
 
     async def test(_http: httpx.AsyncClient) -> None:
         bench.redis.before = held.wait
-        queue = WriteQueue(bench.results._cache, most=10, most_bytes=1_000)
+        queue = WriteQueue(bench.results.cache, most=10, most_bytes=1_000)
         queue.start()
         dropped = wrote("dropped")
         kept = [queue.put(KEY, 50, lambda: b"entry") for _ in range(30)]

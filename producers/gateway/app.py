@@ -35,7 +35,7 @@ from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
 from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
 from producers.gateway.identity.api_keys import IdentityStore, KeyVerifier
-from producers.gateway.identity.authentication import Authenticator, RateLimitHeaders
+from producers.gateway.identity.authentication import Authenticator
 from producers.gateway.identity.jwks import KeySet, KeySetSource
 from producers.gateway.identity.tokens import TokenVerifier
 from producers.gateway.limits.rate_buckets import RatePolicy
@@ -151,7 +151,6 @@ class Gateway:
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
         self.app.add_middleware(ShortPath, deps=self._native)
-        self.app.add_middleware(RateLimitHeaders)
         self.app.add_middleware(
             BodyLimit,
             max_bytes=settings.gateway_max_body_bytes,

@@ -326,14 +326,9 @@ class Idempotency:
         raise in_flight(None)
 
 
-def is_key(key: str) -> bool:
-    """Whether this is a valid key."""
-    return 1 <= len(key) <= MOST_KEY_CHARS and key.isascii() and key.isprintable()
-
-
 def checked_key(key: str | None) -> str | None:
     """The key, or None without one. Raises GatewayError: 400 for an invalid key."""
-    if key is None or is_key(key):
+    if key is None or (1 <= len(key) <= MOST_KEY_CHARS and key.isascii() and key.isprintable()):
         return key
     raise GatewayError(
         400, Code.INVALID, f"must have from 1 to {MOST_KEY_CHARS} printable ASCII characters", field=HEADER

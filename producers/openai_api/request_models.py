@@ -192,15 +192,16 @@ class RetrievalOptions(ClosedBody):
 class SchedulingOptions(ClosedBody):
     """Fairlane's options of any request."""
 
-    priority: Literal["high", "normal", "low"] = "normal"
-    timeout_ms: Annotated[int, Field(ge=1, le=_LARGEST_INT, description="The deadline, from its receipt.")] | None = (
-        None
+    priority: Literal["high", "normal", "low"] = Field("normal", description="The class it waits in")
+    timeout_ms: int | None = Field(
+        None, ge=1, le=_LARGEST_INT, description="The deadline, from its receipt; none: the service's own"
     )
-    cache: Annotated[
-        Literal["none", "exact", "semantic"] | None,
-        Field(description="Which answers given before may be given again; none: as the tenant has it."),
-    ] = None
-    group: Annotated[str, Field(min_length=1, max_length=128, description="One of the tenant's groups.")] | None = None
+    cache: Literal["none", "exact", "semantic"] | None = Field(
+        None, description="Which earlier answers may be given again; none given: the tenant's own default"
+    )
+    group: str | None = Field(
+        None, min_length=1, max_length=128, description="One of the tenant's groups, which share its weight"
+    )
 
 
 class GenerateOptions(SchedulingOptions):

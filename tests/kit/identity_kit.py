@@ -17,7 +17,8 @@ from fairlane.clock import now_ms
 from fairlane_server.api_keys.api_key import NewKey, Role, Scope, new_key
 from fairlane_server.store_error import StoreError
 from producers.gateway.identity.api_keys import IdentityStore, StoredKey, UserSettings
-from producers.gateway.identity.jwks import KeySetSource, KeySetUnavailableError
+from producers.gateway.identity.jwks import KeySetSource
+from producers.gateway.identity.signing_keys import KeySetError
 
 ISSUER = "https://login.example/realm"
 AUDIENCE = "fairlane"
@@ -138,7 +139,7 @@ class FakeIssuer(KeySetSource):
     async def fetch(self) -> bytes:
         self.fetches += 1
         if self.is_away:
-            raise KeySetUnavailableError("away")
+            raise KeySetError("away")
         return self.document
 
 

@@ -18,6 +18,7 @@ from fairlane.logs import get_logger
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.cost_tokens import cost_tokens
 from producers.gateway.edge.error_responses import error_response
+from producers.gateway.limits.rate_limits import headers_of
 from producers.gateway.pipeline.call_context import CallContext, present
 from producers.openai_api.errors import CLIENT_GONE, REQUEST_ID_HEADER, UNCERTAIN, WAITED_TOO_LONG, GatewayError
 
@@ -27,6 +28,7 @@ UNLOGGED = frozenset({"/health", "/health/ready"})
 
 _HEADER = REQUEST_ID_HEADER.encode()
 _TRACE = frozenset({headers.TRACE_PARENT.encode(), headers.TRACE_STATE.encode()})
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')
 _NO_ROUTE = "none"
 _ANSWER_STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 _FAILED_CLOSE = 1011
@@ -45,8 +47,8 @@ _OUTCOMES: Mapping[str, str] = {
 
 
 class CallLog:
-    """Outermost ASGI middleware. Exceptions other than GatewayError end here: their texts may quote caller input, so
-    neither the log nor the answer includes them.
+    """Outermost ASGI middleware; it also completes the headers of answers. Exceptions other than GatewayError end here:
+    their texts may quote caller input, so neither the log nor the answer includes them.
 
     Attributes:
         open_calls: number of calls in progress.
@@ -72,6 +74,8 @@ class CallLog:
             if kind in _ANSWER_STARTS:
                 status = message["status"]
                 _name(message, caller)
+                if kind == "http.response.start":
+                    _add_limits(message, caller)
             elif kind == "websocket.accept":
                 status = 101
                 _name(message, caller)
@@ -168,6 +172,15 @@ def _name(message: Message, caller: CallContext) -> None:
         if named is None:
             named = caller.answer_id = str(uuid4())
         message["headers"] = [*fields, (_HEADER, named.encode())]
+
+
+def _add_limits(message: Message, caller: CallContext) -> None:
+    """Add the caller's remaining rate limit, and the challenge to a 401. No route sets these headers itself."""
+    if message["status"] == 401:
+        message["headers"] = [*message["headers"], _CHALLENGE]
+    if caller.allowance is not None:
+        limits = headers_of(caller.allowance).items()
+        message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in limits)]
 
 
 def _trace(fields: Iterable[tuple[bytes, bytes]]) -> TraceHeaders:

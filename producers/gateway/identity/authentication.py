@@ -1,10 +1,8 @@
 """Authenticate a call by its headers, before any work, and apply its rate limits."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
@@ -16,8 +14,8 @@ from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.identity.tokens import TokenVerifier
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
-from producers.gateway.limits.rate_limits import CallLimits, headers_of, refusal
+from producers.gateway.limits.rate_buckets import RatePolicy
+from producers.gateway.limits.rate_limits import CallLimits, refusal
 from producers.gateway.pipeline.call_context import present
 
 log = get_logger(__name__)
@@ -27,8 +25,6 @@ MOST_CHARACTERS = 8_192 + len("Bearer ")
 _LINES = RatePolicy(rate_per_s=5.0, burst=50)
 
 
-_ALLOWANCE = "fairlane_allowance"
-_CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')
 _SEVERAL = "several"
 """Replaces repeated headers of one name; it is neither a scheme nor a key, so it is refused."""
 
@@ -67,10 +63,12 @@ class Authenticator:
     async def __call__(self, connection: HTTPConnection) -> Identity:
         identity = await self.identify(connection)
         allowance = await self._limits.take(identity)
-        connection.scope[_ALLOWANCE] = allowance
+        caller = present.get()
+        if caller is not None:
+            caller.allowance = allowance
         if not allowance.is_granted:
             raise refusal(allowance)
-        if (caller := present.get()) is not None:
+        if caller is not None:
             caller.tenant, caller.subject = identity.tenant, identity.subject
         return identity
 
@@ -123,35 +121,6 @@ def _shown(authorization: str | None, api_key_header: str | None) -> str:
     if scheme.lower() != "bearer" or not shown.strip():
         raise RefusedError(AuthRefusal.MALFORMED)
     return shown.strip()
-
-
-class RateLimitHeaders:
-    """ASGI middleware: adds the caller's remaining rate limit to answers, and the challenge to a 401."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                _add(scope, message)
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
-
-def _add(scope: Scope, message: Message) -> None:
-    # No route sets these headers itself.
-    added = [_CHALLENGE] if message["status"] == 401 else []
-    allowance: Any = scope.get(_ALLOWANCE)
-    if isinstance(allowance, Allowance):
-        added += [(name.encode(), value.encode()) for name, value in headers_of(allowance).items()]
-    if added:
-        message["headers"] = [*message.get("headers", ()), *added]
 
 
 def _only(connection: HTTPConnection, name: bytes) -> str | None:

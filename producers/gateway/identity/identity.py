@@ -97,27 +97,26 @@ class RefusedError(Exception):
         self.who = who
 
 
-# Only for callers that have proved to hold the key or the token.
-_FORBIDDEN = {
-    AuthRefusal.KEY_EXPIRED: ("key_expired", "This API key has expired."),
-    AuthRefusal.USER_DISABLED: ("user_disabled", "This user is disabled."),
-    AuthRefusal.NO_TENANT: ("forbidden", "This token names no tenant (claim `tenant`)."),
-    AuthRefusal.NO_ROLE: ("forbidden", "This token names no role that is known here (claim `role` or `roles`)."),
-    AuthRefusal.NO_SCOPE: ("insufficient_scope", "This API key has not the scope that this needs."),
-    AuthRefusal.READ_ONLY: ("forbidden", "This identity may read only."),
+_INVALID = (401, INVALID_KEY, "This API key or token is not valid.")
+# 403 only for callers that have proved to hold the key or the token.
+_ANSWERS = {
+    AuthRefusal.MISSING: (401, INVALID_KEY, "An API key or a token is needed: `Authorization: Bearer ...`."),
+    AuthRefusal.KEY_EXPIRED: (403, "key_expired", "This API key has expired."),
+    AuthRefusal.USER_DISABLED: (403, "user_disabled", "This user is disabled."),
+    AuthRefusal.NO_TENANT: (403, "forbidden", "This token names no tenant (claim `tenant`)."),
+    AuthRefusal.NO_ROLE: (403, "forbidden", "This token names no role that is known here (claim `role` or `roles`)."),
+    AuthRefusal.NO_SCOPE: (403, "insufficient_scope", "This API key has not the scope that this needs."),
+    AuthRefusal.READ_ONLY: (403, "forbidden", "This identity may read only."),
+    AuthRefusal.TOO_MANY_FAILURES: (
+        429,
+        "too_many_failed_keys",
+        "Too many API keys that do not exist came from this address; this one is not looked up.",
+    ),
+    AuthRefusal.UNAVAILABLE: (503, "identity_unavailable", "Who you are cannot be checked at the moment."),
 }
 
 
 def answer(why: AuthRefusal) -> GatewayError:
     """The error for the caller."""
-    if why in _FORBIDDEN:
-        return GatewayError(403, *_FORBIDDEN[why])
-    if why is AuthRefusal.UNAVAILABLE:
-        text = "Who you are cannot be checked at the moment."
-        return GatewayError(503, "identity_unavailable", text, retry_after_ms=_RETRY_AFTER_MS)
-    if why is AuthRefusal.TOO_MANY_FAILURES:
-        text = "Too many API keys that do not exist came from this address; this one is not looked up."
-        return GatewayError(429, "too_many_failed_keys", text, retry_after_ms=_RETRY_AFTER_MS)
-    if why is AuthRefusal.MISSING:
-        return GatewayError(401, INVALID_KEY, "An API key or a token is needed: `Authorization: Bearer ...`.")
-    return GatewayError(401, INVALID_KEY, "This API key or token is not valid.")
+    status, code, text = _ANSWERS.get(why, _INVALID)
+    return GatewayError(status, code, text, retry_after_ms=_RETRY_AFTER_MS if status in (429, 503) else None)

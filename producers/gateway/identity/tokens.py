@@ -12,9 +12,9 @@ from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.store_error import StoreError
 from producers.gateway.identity.api_keys import IdentityStore, UserSettings
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError
-from producers.gateway.identity.jwks import KeySet, KeySetUnavailableError
+from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
-from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS
+from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS, KeySetError
 
 MOST_CHARACTERS = 8_192
 MOST_SUBJECT_CHARACTERS = 255
@@ -118,7 +118,7 @@ class TokenVerifier:
             raise RefusedError(AuthRefusal.WRONG_TOKEN)
         try:
             key = await self._keys.key(key_id)
-        except KeySetUnavailableError:
+        except KeySetError:
             raise RefusedError(AuthRefusal.UNAVAILABLE) from None
         if key is None:
             raise RefusedError(AuthRefusal.UNKNOWN_SIGNER)

@@ -214,7 +214,11 @@ async def watched(
             timeout_s = max(0.0, check_at - monotonic())
             await asyncio.wait((coming, ends), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if monotonic() >= check_at:
-                await _allowed(check)
+                try:
+                    await check()
+                except GatewayError as error:
+                    if error.status in _NOT_ALLOWED:
+                        raise
                 check_at = _later(check_s)
             if coming.done():
                 done, coming = coming, None
@@ -229,14 +233,6 @@ async def watched(
         for future in waiting:
             future.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def _allowed(check: Callable[[], Awaitable[object]]) -> None:
-    try:
-        await check()
-    except GatewayError as error:
-        if error.status in _NOT_ALLOWED:
-            raise
 
 
 def _later(check_s: float) -> float:
@@ -389,7 +385,7 @@ async def _tell(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
         return
     except GatewayError as error:
         note_error(error)
-        code = _POLICY if error.status in (401, 403) else _FAILED
+        code = _POLICY if error.status in _NOT_ALLOWED else _FAILED
     await _close(websocket, code)
 
 

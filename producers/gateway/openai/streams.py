@@ -104,27 +104,16 @@ SILENCE = TextDelta("")
 
 
 class Deltas:
-    """Deltas of one answer, and the silences between them.
-
-    An answer may take any time, as long as a delta arrives in every ``wait_s``.
-
-    Args:
-        waiting: waiter for the answer.
-        wait_s: longest wait without a delta, in seconds.
-    """
+    """Deltas of one answer, and the silences between them. ``wait_s`` is the longest wait for a delta, in seconds."""
 
     def __init__(self, waiting: PendingReply, wait_s: float) -> None:
-        self._waiting = waiting
-        self._wait_s = wait_s
         self._deltas = waiting.deltas(wait_s)
-        self._goes_on = False
-        """Whether a delta arrived since ``deltas`` was last called."""
         self._coming: asyncio.Task[TextDelta | None] | None = None
 
     async def next(self, patience_s: float) -> TextDelta | None:
         """The next delta, ``SILENCE`` after ``patience_s``, or None at the end. Raises TimeoutError: see ``wait_s``."""
         if self._coming is None:
-            self._coming = asyncio.ensure_future(self._take())
+            self._coming = asyncio.ensure_future(anext(self._deltas, None))
         done, _ = await asyncio.wait((self._coming,), timeout=patience_s)
         if not done:
             return SILENCE
@@ -139,19 +128,6 @@ class Deltas:
             await asyncio.gather(coming, return_exceptions=True)
         if isinstance(self._deltas, AsyncGenerator):
             await self._deltas.aclose()
-
-    async def _take(self) -> TextDelta | None:
-        while True:
-            try:
-                delta = await anext(self._deltas, None)
-            except TimeoutError:
-                if not self._goes_on:
-                    raise
-                self._goes_on = False
-                self._deltas = self._waiting.deltas(self._wait_s)
-            else:
-                self._goes_on = True
-                return delta
 
 
 def json_response(reply: InferenceReply, body: bytes) -> Response:
@@ -187,22 +163,21 @@ async def _streamed(deps: OpenAIDeps, request: Request, published: Published, st
     headers = dict(STREAM_HEADERS) | {REQUEST_ID_HEADER: published.request_id}
     waiting = published.source
     if isinstance(waiting, InferenceReply):
-        return Response(_whole(stream, checked(waiting)), headers=headers)
+        text = text_of(checked(waiting))
+        events = stream.first() + (stream.text(text) if text else b"") + stream.last(waiting)
+        return Response(events, headers=headers)
     deltas = Deltas(waiting, deps.wait_s)
     relay = _Relay(published, waiting, deltas, stream, deps)
     try:
         first = await unless_gone(request.receive, deltas.next(deps.keep_alive_s))
         reply = checked(await relay.final_reply()) if first is None else None
-    except ClientGoneError:
+    except BaseException as error:
+        relay.ended = not isinstance(error, ClientGoneError)
         await relay.close()
-        raise client_gone(published.request_id) from None
-    except TimeoutError:
-        relay.ended = True
-        await relay.close()
-        raise waited_too_long(published.request_id, deps.wait_s) from None
-    except BaseException:
-        relay.ended = True
-        await relay.close()
+        if isinstance(error, ClientGoneError):
+            raise client_gone(published.request_id) from None
+        if isinstance(error, TimeoutError):
+            raise waited_too_long(published.request_id, deps.wait_s) from None
         raise
     return EventStream(relay.events(first, reply), headers, relay.close)
 
@@ -245,7 +220,9 @@ class _Relay:
         except TimeoutError:
             end = _failed(waited_too_long(request_id, self.deps.wait_s))
         except DivergedError:
-            end = _failed(_restarted(request_id))
+            where = f"/v1/results/{request_id}"
+            message = f"the answer began anew with other text, and what was sent is void; ask for {where}"
+            end = _failed(GatewayError(500, STREAM_RESTARTED, message, request_id=request_id))
         self.ended = True
         yield end
 
@@ -292,22 +269,7 @@ class EventStream(StreamingResponse):
                     await self._close()
 
 
-def _whole(stream: TextEvents, reply: InferenceReply) -> bytes:
-    """All events of a reply that is already known."""
-    text = text_of(reply)
-    return stream.first() + (stream.text(text) if text else b"") + stream.last(reply)
-
-
 def _failed(error: GatewayError) -> bytes:
     """Last event of a stream that fails after its status was sent."""
     note_error(error)
     return error_event(error_body(error))
-
-
-def _restarted(request_id: str) -> GatewayError:
-    return GatewayError(
-        500,
-        STREAM_RESTARTED,
-        f"the answer began anew with other text, and what was sent is void; ask for /v1/results/{request_id}",
-        request_id=request_id,
-    )

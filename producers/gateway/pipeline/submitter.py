@@ -61,15 +61,17 @@ class PendingReply:
     async def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]:
         """Text deltas of a request with ``parameters.stream``; ends when the final reply has arrived.
 
-        Raises TimeoutError like ``reply``; called again, it goes on where it was. Together the deltas are the reply's
-        whole text, whatever chunks were lost.
+        Raises TimeoutError: no delta for ``timeout_s``; the request goes on. Together the deltas are the reply's whole
+        text, whatever chunks were lost.
         """
         if self._call.text is None:
             raise ValueError("parameters.stream: the request did not ask for a stream")
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        now_s = asyncio.get_running_loop().time
+        deadline_s = now_s() + timeout_s
         while True:
             if (delta := self._call.take()) is not None:
                 yield delta
+                deadline_s = now_s() + timeout_s
             elif self._call.reply is not None:
                 self._note(self._call.reply)
                 return
@@ -79,7 +81,7 @@ class PendingReply:
                 except TimeoutError:
                     if self._call.is_given_up or not self._call.still_comes():
                         raise
-                    deadline_s = asyncio.get_running_loop().time() + timeout_s
+                    deadline_s = now_s() + timeout_s
 
     async def cancel(self) -> None:
         """Cancel the request. Its one final reply still comes."""

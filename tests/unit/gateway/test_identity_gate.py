@@ -21,11 +21,11 @@ from fairlane_server.api_keys.api_key import Role, Scope, new_key
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.postgres.pool import DeadlinePool
 from producers.gateway.app import authenticator
+from producers.gateway.edge.access_log import CallLog
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.authentication import (
     MOST_CHARACTERS,
     Authenticator,
-    RateLimitHeaders,
 )
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer, permit, require
 from producers.gateway.identity.jwks import KeySet
@@ -98,7 +98,7 @@ class Bench:
 def run(use: Callable[[Bench, httpx.AsyncClient], Awaitable[None]], bench: Bench | None = None) -> None:
     async def within_a_loop() -> None:
         made = bench or Bench()
-        transport = httpx.ASGITransport(RateLimitHeaders(made.app))
+        transport = httpx.ASGITransport(CallLog(made.app))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             await use(made, client)
 

@@ -17,7 +17,6 @@ from producers.gateway.identity.jwks import (
     REST_MS,
     KeySet,
     KeySetSource,
-    KeySetUnavailableError,
 )
 from producers.gateway.identity.signing_keys import MOST_KEYS, KeySetError, parse_key_set
 from tests.kit.identity_kit import Clock, FakeIssuer, ec_key, http_server, key_set, public_jwk, rsa_key, with_body
@@ -102,7 +101,7 @@ class Bench:
         """None: it cannot be said."""
         try:
             return await self.keys.key(key_id) is not None
-        except KeySetUnavailableError:
+        except KeySetError:
             return None
 
 
@@ -224,7 +223,7 @@ def test_a_source_gives_the_document_or_says_that_it_is_away(kind: str) -> None:
         source: KeySetSource = issuer if kind == "fake" else KeySetSource(url, timeout_s=60.0)
         assert asyncio.run(source.fetch()) == document
         issuer.is_away = True
-        with pytest.raises(KeySetUnavailableError):
+        with pytest.raises(KeySetError):
             asyncio.run(source.fetch())
 
 
@@ -236,7 +235,7 @@ def test_any_other_answer_is_none_and_nobody_is_sent_elsewhere(status: int) -> N
         asked.append(handler.path)
         with_body(handler, key_set(RSA), status)
 
-    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match=str(status)):
+    with http_server(answer) as url, pytest.raises(KeySetError, match=str(status)):
         fetched(url)
     assert asked == ["/jwks.json"]
 
@@ -253,7 +252,7 @@ def test_an_endless_document_is_not_read_to_its_end() -> None:
         except OSError:
             pass
 
-    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match="bytes"):
+    with http_server(answer) as url, pytest.raises(KeySetError, match="bytes"):
         fetched(url)
     assert len(sent) < 10_000
 
@@ -270,12 +269,12 @@ def test_a_document_that_trickles_is_not_waited_for() -> None:
         except OSError:
             pass
 
-    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match="TimeoutError"):
+    with http_server(answer) as url, pytest.raises(KeySetError, match="TimeoutError"):
         fetched(url, timeout_s=0.3)
 
 
 def test_nobody_listens() -> None:
     with http_server(with_body) as url:
         pass
-    with pytest.raises(KeySetUnavailableError):
+    with pytest.raises(KeySetError):
         fetched(url)

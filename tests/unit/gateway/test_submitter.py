@@ -28,7 +28,7 @@ from producers.gateway.pipeline.call_context import CallContext, present
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Pending, WaitingCall
 from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, not_confirmed
-from producers.gateway.pipeline.submitter import Submitter
+from producers.gateway.pipeline.submitter import PendingReply, Submitter
 from producers.openai_api.errors import GatewayError
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.kit.waiting import eventually_async
@@ -323,6 +323,31 @@ def test_a_stream_that_was_not_taken_in_time_is_waited_for_as_long_as_text_comes
         for seq in range(2):
             submitter.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, seq, piece))])
         assert [delta.text async for delta in waiting.deltas(0.01)] == [piece, piece]
+        waiting.forget()
+
+    bench.run(test)
+
+
+def test_each_piece_of_a_stream_may_take_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    async def test(submitter: Submitter) -> None:
+        asked = request(submitter, parameters=Parameters(stream=True))
+        waiting = await submitter.submit("acme", asked)
+        deadlines: list[float] = []
+
+        async def news(_waiting: PendingReply, deadline_s: float) -> None:
+            if len(deadlines) == 3:
+                raise TimeoutError
+            submitter.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, len(deadlines), "piece "))])
+            deadlines.append(deadline_s)
+
+        monkeypatch.setattr(PendingReply, "_news", news)
+        deltas = waiting.deltas(WAIT_S)
+        assert [(await anext(deltas)).text for _ in range(3)] == ["piece "] * 3
+        assert deadlines == sorted(set(deadlines))
+        with pytest.raises(TimeoutError):
+            await anext(deltas)
         waiting.forget()
 
     bench.run(test)

@@ -52,7 +52,7 @@ from producers.gateway.pipeline.chunk_reader import ChunkReader
 from producers.gateway.pipeline.early_rejection import LatestLoad
 from producers.gateway.pipeline.load_watch import LoadWatch, RegistryFeeds
 from producers.gateway.pipeline.pending import Pending
-from producers.gateway.pipeline.publisher import AsyncPublisher, PublishLimits, producer_config
+from producers.gateway.pipeline.publisher import AsyncPublisher, producer_config
 from producers.gateway.pipeline.reply_reader import ReplyReader
 from producers.gateway.pipeline.submitter import Submitter
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
@@ -161,13 +161,11 @@ class Gateway:
         self.app.add_middleware(self._call_log)
 
     def _make_pipeline(self, codec: Codec) -> None:
-        settings, latest_load, limits = self._settings, LatestLoad(), PublishLimits()
+        settings, latest_load = self._settings, LatestLoad()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directory = RegistryFeeds(settings, codec, self._died)
         pending = Pending(settings.gateway_max_in_flight)
-        self._publisher = AsyncPublisher(
-            lambda on_error: Producer(producer_config(settings, limits, on_error)), limits, self._died
-        )
+        self._publisher = AsyncPublisher(lambda on_error: Producer(producer_config(settings, on_error)), self._died)
         self._chunks = ChunkReader(
             lambda: _chunk_consumer(settings),
             codec,

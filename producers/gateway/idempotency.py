@@ -1,4 +1,14 @@
-"""Stores of idempotency-key claims: Redis, shared by all instances, and local memory."""
+"""``Idempotency-Key``: a repeated call runs once and gets the reply of the first.
+
+A key belongs to a tenant and a route. It is claimed before the request is published, with a digest of the body and the
+request id. A repeated call gets 409 while the request is in flight, 422 if its body differs, else the same reply.
+
+A rejected or expired request was not run, and releases its key. A claim whose publish was never confirmed, because the
+process died in between, is taken over after a while with the *same* request id: the dispatcher runs an id once, however
+often it was published.
+
+Claims are kept in Redis, shared by all instances, or in local memory.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -95,14 +105,8 @@ class LocalClaims:
 class RedisClaims:
     """Claims shared by all instances. While Redis does not answer, this instance uses the claims it has seen itself.
 
-    No call raises because of Redis. For one event loop.
-
-    Args:
-        redis: the client; its own timeouts apply as well.
-        watch: availability of the same Redis.
-        timeout_s: bound of one Redis command, in seconds; a swap runs at most two.
-        most: claims that Redis keeps for one tenant at a time; further ones are known to their own instance alone.
-        ttl_s: lifetime of a claim, in seconds.
+    No call raises because of Redis. ``timeout_s`` bounds one command; a swap runs at most two. Redis keeps at most
+    ``most`` claims of a tenant at a time; further ones are known to their own instance alone. For one event loop.
     """
 
     def __init__(
@@ -205,14 +209,8 @@ class KeyClaim:
 
 
 class IdempotentCall:
-    """One call under a key; without a key nothing is stored.
-
-    Args:
-        request_id: id to publish the request with.
-        reply: reply to the earlier call; if set, nothing must be published.
-        claim: the claim that this call wrote to the store.
-        swap: compares and swaps the stored claim.
-    """
+    """One call under a key; without a key nothing is stored. It has the id to publish with, or the reply to the earlier
+    call: then nothing must be published. ``swap`` compares and swaps ``claim``, which this call wrote to the store."""
 
     def __init__(
         self,
@@ -262,13 +260,8 @@ class IdempotentCall:
 
 
 class Idempotency:
-    """Deduplication of calls by key, for all tenants.
-
-    Args:
-        store: store of claims.
-        find_reply: finds the reply to the earlier call by tenant and request id; None if none is recorded.
-        clock_ms: milliseconds since the epoch, about the same at all instances that share a store.
-    """
+    """Deduplication of calls by key, for all tenants. ``find_reply`` finds the reply to the earlier call by tenant and
+    request id; ``clock_ms``, since the epoch, is about the same at all instances that share a store."""
 
     def __init__(
         self,
@@ -283,12 +276,7 @@ class Idempotency:
     async def begin(self, tenant: str, route: str, key: str | None, body: bytes, new_request_id: str) -> IdempotentCall:
         """Claim a key for a call, or find the reply of the call that holds it.
 
-        Args:
-            tenant: of the identity.
-            route: path template.
-            key: the header; None: no deduplication.
-            body: raw bytes; the same JSON spelled differently is another body.
-            new_request_id: id of the request if the key is new.
+        ``route`` is the path template, ``body`` the raw bytes: the same JSON spelled differently is another body.
 
         Raises:
             GatewayError: 400 for an invalid key, 409 while the key's request is in flight, 422 for a key used with

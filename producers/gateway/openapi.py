@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, LabelScore, Output, Timings, TokenUsage
 from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
-from producers.gateway.edge.error_responses import native_error_body
 from producers.gateway.idempotency import HEADER, IN_FLIGHT, MOST_KEY_CHARS, OTHER_BODY
 from producers.gateway.identity.identity import INVALID_KEY
 from producers.gateway.limits.rate_limits import RATE_LIMITED
@@ -87,13 +86,8 @@ def answered(example: BaseModel, description: str = "The answer", status: int = 
 
 
 def errors(statuses: Sequence[int], own: ErrorDocs, *, is_native: bool = False) -> Responses:
-    """Error responses of a route: these statuses, and a default of the same shape.
-
-    Args:
-        statuses: error statuses of the route.
-        own: replace or extend the common ones.
-        is_native: the shape is Fairlane's own, not OpenAI's.
-    """
+    """Error responses of a route: these statuses, and a default of the same shape. ``own`` replaces or extends the
+    common errors; ``is_native``: the shape is Fairlane's own, not OpenAI's."""
     known = {**_COMMON, **own}
     documented: Responses = {
         "default": {"model": ErrorAnswer if is_native else ErrorBody, "description": "Any other error"}
@@ -102,8 +96,7 @@ def errors(statuses: Sequence[int], own: ErrorDocs, *, is_native: bool = False) 
         code, description = known[status]
         retry_after_ms = _RETRY_AFTER_MS if status in (429, 503) else None
         error = GatewayError(status, code, description, retry_after_ms=retry_after_ms)
-        body = native_error_body(error) if is_native else error_body(error)
-        example = ErrorAnswer.model_validate(body) if is_native else ErrorBody.model_validate(body)
+        example = ErrorAnswer.of(error) if is_native else ErrorBody.model_validate(error_body(error))
         documented |= answered(example, description, status)
     return documented
 

@@ -38,8 +38,7 @@ class SendingDeps:
         authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
         idempotency: deduplicates calls by key.
         wait_s: longest wait of a call for its answer, and of a stream for its next piece.
-        on_accepted: called with tenant and request for each one that is, or may be, in the log: its caller has the id
-            and may ask for it.
+        on_accepted: called with tenant and request for each one that is, or may be, in the log.
         clock_ms: milliseconds since the epoch.
     """
 
@@ -136,16 +135,8 @@ async def publish(
 ) -> tuple[Published, WishT]:
     """Publish the request in the body, once per idempotency key. The caller must wait for its source, or forget it.
 
-    On return nothing holds the body any more, except what ``wish_of`` took from it.
-
-    Args:
-        deps: dependencies of the route.
-        request: the call; its body has not been read.
-        tenant: of the identity.
-        route: path template; idempotency keys belong to it.
-        model: model of the body.
-        make: makes the request from body, tenant and request id.
-        wish_of: takes from the body what the answer needs.
+    On return nothing holds the body any more, except what ``wish_of`` took from it. ``route`` is the path template;
+    idempotency keys belong to it. ``make`` makes the request from body, tenant and request id.
 
     Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
     """

@@ -67,15 +67,10 @@ EMBEDDING: AcceptedValues = {"user": None}
 
 
 def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: AcceptedValues, within: str = "") -> None:
-    """Reject fields that would be expected to change the answer and cannot.
+    """Reject fields that would be expected to change the answer and cannot. ``within`` is the path of the fields, with
+    a trailing dot.
 
-    Args:
-        extra: fields of a body that its model does not have.
-        neutral: accepted fields and values.
-        within: path of the fields, with a trailing dot.
-
-    Raises:
-        GatewayError: 400, naming the first such field.
+    Raises GatewayError: 400, naming the first such field.
     """
     for name, value in (extra or {}).items():
         if name not in neutral:

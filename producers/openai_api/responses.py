@@ -99,8 +99,6 @@ class AssistantMessage(_Part):
 
 
 class ChatChoice(_Part):
-    """The only choice."""
-
     index: int = 0
     message: AssistantMessage
     finish_reason: Literal["stop", "length"]
@@ -127,8 +125,6 @@ class ChatDelta(_Part):
 
 
 class ChatChunkChoice(_Part):
-    """The only choice."""
-
     index: int
     delta: ChatDelta
     finish_reason: Literal["stop", "length"] | None
@@ -157,8 +153,6 @@ class CompletionLogprobs(_Part):
 
 
 class CompletionChoice(_Part):
-    """The only choice."""
-
     index: int
     text: str
     finish_reason: Literal["stop", "length"] | None

@@ -2,6 +2,9 @@
 
 An oversized Content-Length gets 413 before authentication: that costs nothing and reveals only a documented bound. All
 other bodies are read by routes, after authentication.
+
+CPython and glibc keep freed memory for later allocations. Blocks as large as bodies are mapped individually here, so
+that freeing one returns it; memory split into smaller blocks is returned by a trim at a quiet moment after a peak.
 """
 
 import ctypes
@@ -37,11 +40,8 @@ class BodyLimit:
     """ASGI middleware. Reading a body over a bound raises GatewayError (413, 429, 503). The caller gets that error,
     whatever the application answers; then the connection is closed.
 
-    Args:
-        app: the next application.
-        max_bytes: bound of one body.
-        budget: bytes held in memory.
-        streamed: bounds by path of bodies that go to disk as they arrive and take no budget.
+    ``streamed`` has the bounds by path of bodies that go to disk as they arrive and take none of the ``budget``, which
+    is of the bytes in memory.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Limits on open connections, and a periodic check of each."""
+"""Limits on open connections, their timeouts and minimum rates, and a periodic check of each."""
 
 import asyncio
 import os
@@ -58,16 +58,6 @@ class ConnectionTimeouts:
     taken_span_s: float = 120.0
     look_s: float = 1.0
 
-    @property
-    def span_bytes(self) -> float:
-        """Bytes of a body that must arrive in a span."""
-        return self.span_s * self.bytes_per_s
-
-    @property
-    def taken_span_bytes(self) -> float:
-        """Written bytes that the peer must take in a span."""
-        return self.taken_span_s * self.bytes_per_s
-
 
 class ReceiveStage(Enum):
     """Part of a call that the client is expected to send next."""
@@ -99,7 +89,6 @@ class Inflow:
         self._bytes = 0
 
     def take(self, body_bytes: int) -> None:
-        """Count received bytes of a body."""
         self._bytes += body_bytes
 
     def late(self, now_s: float, *, is_paused: bool) -> CloseReason | None:
@@ -109,7 +98,7 @@ class Inflow:
             self.enter(self.stage, now_s)
         elif self.stage is ReceiveStage.BODY:
             if waited_s >= patience.span_s:
-                if self._bytes < patience.span_bytes:
+                if self._bytes < patience.span_s * patience.bytes_per_s:
                     return CloseReason.SLOW_BODY
                 self.enter(ReceiveStage.BODY, now_s)
         elif self.stage is ReceiveStage.HEAD and waited_s >= patience.head_s:
@@ -130,13 +119,8 @@ class Outflow:
         """Start of the span, with the bytes taken and not taken at that time."""
 
     def is_stuck(self, now_s: float, written_bytes: int, untaken_bytes: int) -> bool:
-        """Whether the peer takes too little.
-
-        Args:
-            now_s: monotonic seconds.
-            written_bytes: since the connection began.
-            untaken_bytes: of those, the bytes that the peer has not taken.
-        """
+        """Whether the peer takes too little, given the bytes written since the connection began and those of them that
+        it has not taken."""
         taken_bytes = written_bytes - untaken_bytes
         if not untaken_bytes:
             self._span = None
@@ -144,8 +128,9 @@ class Outflow:
             self._span = now_s, taken_bytes, untaken_bytes
         else:
             since_s, taken_before, owed_bytes = self._span
-            if now_s - since_s >= self._patience.taken_span_s:
-                if taken_bytes - taken_before < min(owed_bytes, self._patience.taken_span_bytes):
+            patience = self._patience
+            if now_s - since_s >= patience.taken_span_s:
+                if taken_bytes - taken_before < min(owed_bytes, patience.taken_span_s * patience.bytes_per_s):
                     return True
                 self._span = now_s, taken_bytes, untaken_bytes
         return False

@@ -1,4 +1,4 @@
-"""Store of API keys and users: protocol and Postgres implementation."""
+"""Store of API keys and users, and verification of keys: the presented text in, an identity out."""
 
 from dataclasses import dataclass, field
 from hmac import compare_digest
@@ -58,18 +58,8 @@ class IdentityStore:
         row = await self._row(_FIND_KEY, (key_id, shown_sha256), timeout_s)
         if row is None:
             return None
-        tenant, role, scopes, secret_sha256, user, expires_at_ms, is_revoked, is_user_disabled = row
-        return StoredKey(
-            key_id,
-            tenant,
-            Role(role),
-            frozenset(map(Scope, scopes)),
-            bytes(secret_sha256),
-            user,
-            expires_at_ms,
-            is_revoked,
-            is_user_disabled,
-        )
+        tenant, role, scopes, secret_sha256, *rest = row
+        return StoredKey(key_id, tenant, Role(role), frozenset(map(Scope, scopes)), bytes(secret_sha256), *rest)
 
     async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
         """The stored settings of this user."""
@@ -145,7 +135,6 @@ class KeyVerifier:
         return Identity(key.tenant, key.key_id, key.role, key.scopes, key.user)
 
     async def close(self) -> None:
-        """Cancel lookups in flight."""
         await self._lookups.close()
 
     def _may_fail(self, address: str) -> bool:

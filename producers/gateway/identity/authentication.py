@@ -31,19 +31,13 @@ _SEVERAL = "several"
 
 class Authenticator:
     """FastAPI dependency for HTTP and WebSocket routes: ``Depends(authenticator)`` is the Identity of the call, which
-    is recorded for the access log.
+    is recorded for the access log. Without a verifier of tokens, these are refused.
 
     A call shows exactly one credential: ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``.
+    ``trusted_proxies`` are networks whose X-Forwarded-For is trusted.
 
     Raises GatewayError: 401 invalid credential; 403 expired key, disabled user or token without tenant or role; 429 too
     many failed keys from this address, or over the rate limit; 503 identity store or signing keys unavailable.
-
-    Args:
-        keys: verifies API keys.
-        tokens: verifies tokens; None: they are refused.
-        limits: rate limits.
-        clock: monotonic milliseconds.
-        trusted_proxies: networks whose X-Forwarded-For is trusted.
     """
 
     def __init__(

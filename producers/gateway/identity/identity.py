@@ -1,4 +1,7 @@
-"""The authenticated caller, and the scope and role that a call needs."""
+"""The authenticated caller, the scope and role that a call needs, and reasons to refuse a caller.
+
+The errors do not reveal which keys exist.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

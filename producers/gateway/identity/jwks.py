@@ -100,7 +100,6 @@ class KeySet:
         return known
 
     async def close(self) -> None:
-        """Cancel the fetch in flight."""
         if self._fetch is not None:
             self._fetch.cancel()
             await asyncio.wait((self._fetch,))

@@ -73,14 +73,9 @@ class Recent(Generic[ValueT]):
 
 
 class Lookups(Generic[ValueT]):
-    """Lookups of one kind. For one event loop.
-
-    Args:
-        grace_ms: how long an answer counts while the store is unavailable.
-        clock: monotonic milliseconds.
-        breaker: circuit breaker of the store.
-        tenant_of: tenant of a name that the store knows; the cache evicts from the tenant with the most answers.
-    """
+    """Lookups of one kind, for one event loop. An answer counts for ``grace_ms`` while the store is unavailable. The
+    cache evicts from the tenant with the most answers; ``tenant_of`` gives the tenant of a name that the store
+    knows."""
 
     def __init__(
         self,

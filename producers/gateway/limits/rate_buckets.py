@@ -60,13 +60,8 @@ class _Level:
 
 
 class TokenBuckets:
-    """Buckets by owner; full ones are not stored. Bounded; not thread-safe.
-
-    A clock that goes back refills nothing until it has caught up.
-
-    Args:
-        most_owners: beyond it, the owner that called least recently is forgotten, and may burst again.
-    """
+    """Buckets by owner; full ones are not stored. Beyond ``most_owners``, the owner that called least recently is
+    forgotten, and may burst again. A clock that goes back refills nothing until it has caught up. Not thread-safe."""
 
     def __init__(self, most_owners: int = MOST_OWNERS) -> None:
         self._levels: BucketLevels[_Level] = BucketLevels(most_owners)

@@ -107,12 +107,8 @@ class RedisRateLimits:
     gets at most the grants of Redis plus those of every instance. An emptied Redis starts with full buckets. For one
     event loop.
 
-    Args:
-        redis: the client; its own timeouts apply as well.
-        local: decides without Redis.
-        watch: availability of the same Redis.
-        timeout_s: bound of a command, connecting included, and so of the delay of a call before any work.
-        clock: replaces the server's clock, in tests.
+    ``timeout_s`` bounds a command, connecting included, and so the delay of a call before any work. ``clock`` replaces
+    the server's clock, in tests.
     """
 
     def __init__(

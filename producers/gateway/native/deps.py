@@ -124,15 +124,8 @@ class EventPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDeps(SendingDeps):
-    """Dependencies of the routes.
-
-    Attributes:
-        results: replies and statuses; opened and closed by the application.
-        identify: as ``authenticate``, without counting a call; None: ``authenticate``.
-        events: timing of event streams.
-        slots: limit on open event streams.
-        kept: streamed texts that no client reads yet.
-    """
+    """Dependencies of the routes. ``identify`` is as ``authenticate``, without counting a call; None: ``authenticate``.
+    ``kept`` are streamed texts that no client reads yet."""
 
     results: Results
     identify: Authenticate | None = None

@@ -1,4 +1,4 @@
-"""Follow a request: its status, its text as it is generated, and its result."""
+"""Events of a request: status, text as it is generated, and result; as server-sent events or by WebSocket."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -196,13 +196,8 @@ async def watched(
 ) -> AsyncGenerator[Event, None]:
     """The events, until they end, the gateway drains or the caller loses its permission. Does not close ``events``.
 
-    Raises GatewayError (401, 403) of ``check``; its other GatewayErrors say nothing about the caller and are ignored.
-
-    Args:
-        events: source of the events.
-        ending: set when the gateway drains; the last event is then ``timeout``.
-        check: raises if the caller may no longer listen.
-        check_s: approximate interval between checks, in seconds.
+    When ``ending`` is set, the last event is ``timeout``. ``check`` is called about every ``check_s`` seconds; raises
+    its GatewayErrors 401 and 403. Its others say nothing about the caller and are ignored.
     """
     ends = asyncio.ensure_future(ending.wait())
     coming: asyncio.Task[Event | None] | None = None

@@ -1,7 +1,7 @@
 """Response bodies of the native API."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -10,6 +10,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import CacheUse, InferenceReply, LabelScore, Output, PassageReference, Timings, TokenUsage
 from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
 from producers.gateway.results.request_status import RequestState, RequestStatus
+from producers.openai_api.errors import GatewayError
 
 PREFIX = "/v1"
 
@@ -153,15 +154,18 @@ class ErrorAnswer(ResponseBody):
 
     error: NativeErrorDetail
 
+    @classmethod
+    def of(cls, error: GatewayError) -> Self:
+        """The body of this error."""
+        return cls(error=NativeErrorDetail.model_validate(error))
+
 
 def links_of(request_id: str) -> Links:
-    """Paths of a request, its result and its events."""
     own = f"{PREFIX}/requests/{request_id}"
     return Links(self=own, result=f"{PREFIX}/results/{request_id}", events=f"{own}/events")
 
 
 def accepted_answer(request_id: str, status: RequestState = RequestState.QUEUED) -> AcceptedAnswer:
-    """An accepted request without a final reply."""
     return AcceptedAnswer(id=request_id, status=status, links=links_of(request_id))
 
 

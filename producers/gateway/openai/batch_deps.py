@@ -1,4 +1,4 @@
-"""Dependencies of the file and batch routes."""
+"""Dependencies, pages and errors of the file and batch routes."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager

@@ -145,7 +145,6 @@ _ERRORS: ErrorDocs = {
 
 
 def routes(deps: BatchDeps) -> APIRouter:
-    """The routes."""
     api = APIRouter()
     read = errors((*READ_STATUSES, 400), _ERRORS)
     Reader = Annotated[str, deps.caller(KeyScope.FILES)]  # noqa: N806 - a type
@@ -212,7 +211,6 @@ def routes(deps: BatchDeps) -> APIRouter:
 
 
 def _upload_body(most_ttl_s: int) -> dict[str, Any]:
-    """OpenAPI request body of an upload."""
     ttl = {"type": "integer", "minimum": LEAST_TTL_S, "maximum": most_ttl_s}
     asked = {"expires_after[anchor]": {"type": "string", "enum": [_ANCHOR]}, "expires_after[seconds]": ttl}
     schema = {

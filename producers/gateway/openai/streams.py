@@ -1,4 +1,4 @@
-"""Dependencies of the OpenAI routes."""
+"""Responses of text routes, whole or streamed, and their dependencies."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -121,7 +121,6 @@ class Deltas:
         return await coming
 
     async def close(self) -> None:
-        """Stop reading."""
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()

@@ -11,11 +11,8 @@ from producers.openai_api.errors import GatewayError
 class CallContext:
     """One call of HTTP.
 
-    Args:
-        trace: trace headers to pass on with its request.
-
     Attributes:
-        trace: as above.
+        trace: trace headers to pass on with its request.
         tenant, subject: the caller, once authenticated.
         request_id: request that the call is about: published for it, found under its key, or asked for with a valid id.
         object_id: file or batch that the call is about, likewise.

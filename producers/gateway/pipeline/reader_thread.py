@@ -1,5 +1,8 @@
-"""A thread that reads records of one type and passes them to the event loop, with backpressure: a few batches at a
-time, while the rest waits in Kafka."""
+"""A thread that reads records of one type and passes them to the event loop.
+
+Backpressure: a few batches are passed at a time, while the rest waits in Kafka. Decoding survives unreadable records
+and an unavailable schema registry.
+"""
 
 import asyncio
 import threading
@@ -36,8 +39,6 @@ _FRAME_BYTES = 5
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A consumed record."""
-
     topic: str
     partition: int | None
     offset: int | None
@@ -49,14 +50,8 @@ class RecordDecoder(Generic[RecordT]):
 
     A record that is not of this type is counted, logged without its content, and skipped. A record whose schema must
     come from the registry is held, within bounds, while the registry does not answer. The registry is retried with
-    backoff on a separate thread, while records of other schemas are decoded.
-
-    Args:
-        codec: decodes the records.
-        record_type: type they must have.
-        late: called on the separate thread with records that were held, each with its topic.
-        on_failure: called there when that thread has died: the process must end.
-        again: backoff of the retries.
+    backoff on a separate thread, while records of other schemas are decoded. That thread calls ``late`` with records
+    that were held, each with its topic, and ``on_failure`` when it has died: the process must end.
     """
 
     def __init__(
@@ -83,7 +78,6 @@ class RecordDecoder(Generic[RecordT]):
         self._log = LimitedLog(log)
 
     def close(self) -> None:
-        """Stop the retries."""
         self._stopping.set()
 
     def decode(self, topic: str, message: Message) -> RecordT | None:
@@ -204,15 +198,8 @@ _END_TIMEOUT_S = 10.0
 
 
 class ReaderThread(Generic[RecordT, ItemT]):
-    """Base of the readers.
-
-    Args:
-        name: name of the thread.
-        codec: decodes the records.
-        record_type: type of the records.
-        deliver: called with each batch, in order, in the event loop that ``start`` was called in.
-        on_failure: called on the thread when it has died: the process must end.
-    """
+    """Base of the readers. ``deliver`` is called with each batch, in order, in the event loop that ``start`` was called
+    in; ``on_failure`` on the thread when it has died: the process must end."""
 
     def __init__(
         self,
@@ -233,13 +220,11 @@ class ReaderThread(Generic[RecordT, ItemT]):
         self._log = LimitedLog(log)
 
     def start(self) -> None:
-        """Start the thread."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
-        """Stop the thread."""
         self._stopping.set()
         self._decoder.close()
         if self._thread is not None:

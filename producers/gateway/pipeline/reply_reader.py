@@ -35,14 +35,8 @@ _CLASSIC_SESSION_TIMEOUT_MS = 6_000
 
 
 class ReplyReader(ReaderThread[InferenceReply, InferenceReply]):
-    """One group member.
-
-    Args:
-        sink: gets replies and partition changes, in the event loop.
-        on_replies: called with all replies read, on a thread of the reader and before the sink; must be fast and must
-            not raise.
-        on_failure: see ``ReaderThread``.
-    """
+    """One group member. ``on_replies`` is called with all replies read, on a thread of the reader and before the sink;
+    it must be fast and must not raise."""
 
     def __init__(
         self,

@@ -136,13 +136,8 @@ class PendingReply:
 
 @dataclass(slots=True)
 class Submitter:
-    """Submits requests from one event loop. Also the sink of the reply reader.
-
-    Args:
-        registry: returns the current tenants and models.
-        load: latest load.
-        find_reply: finds replies that this instance has not read.
-    """
+    """Submits requests from one event loop. Also the sink of the reply reader. ``find_reply`` finds replies that this
+    instance has not read, by tenant and request id; it may raise GatewayError."""
 
     codec: Codec
     publisher: AsyncPublisher

@@ -1,4 +1,4 @@
-"""Redis entries of a request, and the bounded write-behind queue that stores them."""
+"""Replies just read, their waiters, and the Redis entries of requests, written behind in a bounded queue."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -278,7 +278,6 @@ class Arrivals:
                 arrival.cancel()
 
     def __len__(self) -> int:
-        """Number of requests waited for."""
         return len(self._waiting)
 
 

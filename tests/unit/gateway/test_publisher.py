@@ -9,11 +9,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane.client.ports import DeliveryReport, KafkaHeaders
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
-from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, AsyncPublisher, PublishLimits
+from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, AsyncPublisher
 from producers.openai_api.errors import UNAVAILABLE, UNCERTAIN, GatewayError
 from tests.kit.waiting import eventually_async
 
-LIMITS = PublishLimits(8, 2_000)
+MAX_RECORDS, MAX_BYTES = 8, 2_000
 Report = tuple[DeliveryReport, KafkaError | None]
 
 
@@ -68,10 +68,11 @@ class Bench:
 
             publisher = AsyncPublisher(
                 made,  # type: ignore[arg-type]  # a double
-                LIMITS,
                 self.failures.append,
                 CircuitBreaker(BreakerPolicy(failures=2)),
                 lambda: self.now_ms,
+                MAX_RECORDS,
+                MAX_BYTES,
             )
             publisher.start()
             try:

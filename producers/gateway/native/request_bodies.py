@@ -16,6 +16,7 @@ from producers.openai_api.request_models import ClosedBody, RetrievalOptions, Sc
 _MOST_NUMBER = 2**31 - 1
 _LARGEST_INT = 2**63 - 1
 _MOST_NAME_CHARS = 128
+_MOST_TIMEOUT_MS = 2**53
 
 Name = Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_INPUT_ITEMS)]
@@ -79,6 +80,9 @@ class _Scheduled(SchedulingOptions):
     """Fields of every request."""
 
     model: Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS, description="Name of the model")]
+    timeout_ms: int | None = Field(
+        None, ge=1, le=_MOST_TIMEOUT_MS, description="The deadline, from its receipt; none: the service's own"
+    )
     metadata: dict[str, str] = Field(default_factory=dict, description="Kept with the request's records")
 
     def _built(self, tenant: str, request_id: str, task: Task, **fields: Any) -> InferenceRequest:

@@ -9,7 +9,7 @@ from fairlane.records import InferenceReply, Output
 from fairlane_server.cost_tokens import cost_tokens
 from producers.backfill.job import Tally
 from producers.backfill.row import BadRow
-from producers.openai_api.response_bodies import RequestEcho, chat_completion, completion, embeddings
+from producers.openai_api.responses import RequestEcho, chat_completion, completion, embeddings
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -1,59 +1,111 @@
 """Composition root of the gateway: reads the settings, wires the parts and owns their lifespan."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from typing import Literal
 
+from confluent_kafka import Consumer, Producer
 from fastapi import APIRouter, FastAPI
-from pydantic import SecretStr
+from pydantic import BaseModel, Field, SecretStr
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from fairlane import logs
+from fairlane.client.ports import KafkaConnector
+from fairlane.clock import monotonic_ms, now_ms
+from fairlane.codec import Codec
+from fairlane.names import gateway_chunks_group
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
+from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.kafka.feeds import FeedUnavailableError
+from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import RedisAvailability
+from fairlane_server.redis.cache import RedisCache
 from fairlane_server.redis.state import report_state
 from producers.backfill.kafka import reply_partitions
 from producers.gateway import openapi
-from producers.gateway.claim_stores import LocalClaims, RedisClaims
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.edge.body_limit import BodyLimit, body_budget
-from producers.gateway.edge.fast_path import ShortPath
-from producers.gateway.idempotency import ClaimStore, Idempotency
-from producers.gateway.identity import assembly as identity
-from producers.gateway.identity.authentication import RateLimitHeaders
-from producers.gateway.identity.identity import Identity
-from producers.gateway.memory import TrimWatch, trim
-from producers.gateway.native import openapi as native_openapi
+from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
+from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
+from producers.gateway.identity.api_keys import IdentityStore, KeyVerifier
+from producers.gateway.identity.authentication import Authenticator
+from producers.gateway.identity.jwks import KeySet, KeySetSource
+from producers.gateway.identity.tokens import TokenVerifier
+from producers.gateway.limits.rate_buckets import RatePolicy
+from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, RedisRateLimits
 from producers.gateway.native.deps import NativeDeps
-from producers.gateway.native.router import router as native_router
-from producers.gateway.native.sending_routes import short_answers
+from producers.gateway.native.routes import ShortPath
+from producers.gateway.native.routes import router as native_router
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batches import router as batch_router
-from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.files import MOST_FORM_BYTES
 from producers.gateway.openai.router import router as openai_router
-from producers.gateway.pipeline.assembly import LogPipeline
-from producers.gateway.pipeline.call_context import present
-from producers.gateway.results.results import make_results
+from producers.gateway.openai.streams import OpenAIDeps
+from producers.gateway.pipeline.chunk_reader import ChunkReader
+from producers.gateway.pipeline.early_rejection import LatestLoad
+from producers.gateway.pipeline.load_watch import LoadWatch, RegistryFeeds
+from producers.gateway.pipeline.pending import Pending
+from producers.gateway.pipeline.publisher import AsyncPublisher, producer_config
+from producers.gateway.pipeline.reply_reader import ReplyReader
+from producers.gateway.pipeline.submitter import Submitter
+from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
+from producers.gateway.results.request_store import RequestStore
+from producers.gateway.results.results import Results
 
 log = logs.get_logger(__name__)
 
 CONDITIONS = ("log", "serving")
 FILES_PATH = "/v1/files"
 
+_IDENTITY_CONNECTIONS = 4
 _UPKEEP_S = 0.25
 _STORE_CHECK_S = 1.0
 _TRIM_CHECK_S = 1.0
 _DESCRIPTION = "Inference on Kafka behind HTTP: OpenAI's API and Fairlane's own."
+
+
+class Alive(BaseModel):
+    """The process answers."""
+
+    status: Literal["alive"] = "alive"
+
+
+class Ready(BaseModel):
+    """Whether requests can be accepted."""
+
+    status: Literal["ready", "not_ready"]
+    conditions: dict[str, str | None] = Field(description="Each dependency, and why it is missing; null: available")
+    degraded: dict[str, str] = Field(description="Each missing optional dependency, and the effect")
+
+
+_READY = {
+    **openapi.answered(
+        Ready(status="ready", conditions=dict.fromkeys(CONDITIONS), degraded={}), "Requests can be accepted"
+    ),
+    **openapi.answered(
+        Ready(status="not_ready", conditions={"log": None, "serving": "draining"}, degraded={}),
+        "Requests cannot be accepted",
+        503,
+    ),
+}
+
+
+NO_PARTITIONS = "no partition of the reply topic is read here"
+NOT_ACKNOWLEDGED = "the log does not acknowledge what is published"
+
+
+def _chunk_consumer(settings: Settings) -> Consumer:
+    """A consumer that joins no group, despite its group id."""
+    consumer = KafkaConnector(settings).chunk_reader(gateway_chunks_group(settings.group_prefix))
+    assert isinstance(consumer, Consumer)  # noqa: S101 - a mistake in this package, not of a caller
+    return consumer
 
 
 class Gateway:
@@ -72,11 +124,14 @@ class Gateway:
         redis = self._redis = _redis(settings, settings.redis_url)
         self._cache = _redis(settings, settings.redis_cache_url)
         self._watch = None if redis is None else RedisAvailability(redis, settings.gateway_redis_timeout_s)
-        self._identity = identity.assemble(settings, redis, self._watch)
-        self._results = make_results(settings, self._cache)
-        self.pipeline = LogPipeline(
-            settings, codec_for(settings), self._results.find_reply, self._results.remember, self._fail
-        )
+        dsn = settings.postgres_dsn.get_secret_value()
+        # A separate pool: slow result queries must not block authentication.
+        self._identity_pool = DeadlinePool(dsn, "fairlane-gateway-identity", _IDENTITY_CONNECTIONS)
+        self._authenticator = authenticator(settings, self._identity_pool, redis, self._watch)
+        timeout_s = settings.gateway_redis_timeout_s
+        cache = RedisCache(self._cache, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
+        self._results = Results(cache, RequestStore(dsn), kept_s=settings.results_ttl_s)
+        self._make_pipeline(codec_for(settings))
         self.calls: CallLog | None = None
         self._budget = body_budget(settings.gateway_body_budget_bytes, settings.gateway_tenant_body_budget_bytes)
         self.app = FastAPI(
@@ -95,8 +150,7 @@ class Gateway:
         self._add_routes()
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
-        self.app.add_middleware(ShortPath, answers=short_answers(self._native))
-        self.app.add_middleware(RateLimitHeaders)
+        self.app.add_middleware(ShortPath, deps=self._native)
         self.app.add_middleware(
             BodyLimit,
             max_bytes=settings.gateway_max_body_bytes,
@@ -106,6 +160,31 @@ class Gateway:
         )
         self.app.add_middleware(self._call_log)
 
+    def _make_pipeline(self, codec: Codec) -> None:
+        settings, latest_load = self._settings, LatestLoad()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._directory = RegistryFeeds(settings, codec, self._died)
+        pending = Pending(settings.gateway_max_in_flight)
+        self._publisher = AsyncPublisher(lambda on_error: Producer(producer_config(settings, on_error)), self._died)
+        self._chunks = ChunkReader(
+            lambda: _chunk_consumer(settings),
+            codec,
+            pending.__contains__,
+            lambda chunks: self._submitter.add(chunks),  # noqa: PLW0108 - made below
+            self._died,
+        )
+        self._submitter = Submitter(
+            codec,
+            self._publisher,
+            self._chunks,
+            pending,
+            lambda: self._directory.registry,
+            latest_load,
+            self._results.find_reply,
+        )
+        self._replies = ReplyReader(settings, codec, self._submitter, self._results.remember, self._died)
+        self._load = LoadWatch(settings, codec, lambda view: self._soon(latest_load.look, view), self._died)
+
     @property
     def open_calls(self) -> int:
         """Number of calls in progress."""
@@ -114,14 +193,15 @@ class Gateway:
     def drain(self) -> None:
         """Reject new requests and wait for accepted ones. Event streams end now: their clients can reconnect to any
         instance. Call on the event loop."""
-        self.pipeline.submitter.is_draining = True
+        self._submitter.is_draining = True
         self._native.slots.ending.set()
         self.readiness.set("serving", "draining")
 
     def end_waiting(self) -> None:
         """Drain, and answer every waiting call that its request goes on. Call on the event loop."""
         self.drain()
-        self.pipeline.end_waiting()
+        self._submitter.end_waiting()
+        self._publisher.end_waiting()
         self._results.arrivals.end_waiting()
 
     def degraded(self) -> dict[str, str]:
@@ -129,7 +209,7 @@ class Gateway:
         missing = {}
         if self._redis is not None and not (self._watch is not None and self._watch.is_up):
             missing["redis"] = "limits and idempotency keys are this instance's own"
-        if self._cache is not None and not self._results.is_cache_available:
+        if self._cache is not None and not self._results.cache.is_available:
             missing["redis-cache"] = "results come from Postgres"
         if not self._results.is_store_available:
             missing["postgres"] = "recorded results and new keys are not found"
@@ -140,23 +220,22 @@ class Gateway:
         return self.calls
 
     def _add_routes(self) -> None:
-        settings, submitter = self._settings, self.pipeline.submitter
-        claims: ClaimStore = LocalClaims()
+        settings, submitter = self._settings, self._submitter
+        claims: LocalClaims | RedisClaims = LocalClaims()
         if self._redis is not None and self._watch is not None:
-            claims = RedisClaims(
-                self._redis, self._watch, settings.gateway_redis_timeout_s, settings.gateway_max_claims
-            )
+            timeout_s = settings.gateway_redis_timeout_s
+            claims = RedisClaims(self._redis, self._watch, timeout_s, settings.gateway_max_claims)
         idempotency = Idempotency(claims, self._results.find_reply)
         openai = OpenAIDeps(
             submitter,
-            self._authenticate,
+            self._authenticator,
             idempotency,
             settings.gateway_wait_s,
             self._results.accepted,
-            models_of=self.pipeline.directory.models_of,
+            models_of=self._directory.models_of,
         )
-        batches = self._batches = BatchDeps(
-            self._authenticate,
+        batches = BatchDeps(
+            self._authenticator,
             settings.postgres_dsn.get_secret_value(),
             settings.files_url,
             partial(reply_partitions, settings),
@@ -170,23 +249,15 @@ class Gateway:
         )
         native = self._native = NativeDeps(
             submitter,
-            self._authenticate,
+            self._authenticator,
             idempotency,
             settings.gateway_wait_s,
             self._results.accepted,
             results=self._results,
-            identify=self._identity.gate.identify,
+            identify=self._authenticator.identify,
         )
         for router in (native_router(native), openai_router(openai), batch_router(batches)):
             self.app.include_router(router)
-
-    async def _authenticate(self, connection: HTTPConnection) -> Identity:
-        """Authenticate; record the caller for the access log."""
-        found = await self._identity.gate(connection)
-        caller = present.get()
-        if caller is not None:
-            caller.tenant, caller.subject = found.tenant, found.subject
-        return found
 
     @asynccontextmanager
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -199,14 +270,15 @@ class Gateway:
                 stack.push_async_callback(self._cache.aclose)
             if self._watch is not None:
                 stack.push_async_callback(self._watch.close)
-            stack.push_async_callback(self._identity.close)
-            await self._identity.open()
+            stack.push_async_callback(self._identity_pool.close)
+            stack.push_async_callback(self._authenticator.close)
+            await self._identity_pool.open()
             stack.push_async_callback(self._results.close)
             await self._results.open()
-            stack.push_async_callback(self.pipeline.close)
+            stack.push_async_callback(self._close_pipeline)
             stack.callback(self._native.kept.close)
             try:
-                await self.pipeline.start()
+                await self._start_pipeline()
             except FeedUnavailableError as error:
                 log.error("gateway_failed", reason=str(error))
                 raise
@@ -226,7 +298,10 @@ class Gateway:
     async def _upkeep(self) -> None:
         """Keep the readiness condition ``log`` up to date."""
         while True:
-            self.readiness.set("log", self.pipeline.trouble())
+            if not self._submitter.owns_partitions:
+                self.readiness.set("log", NO_PARTITIONS)
+            else:
+                self.readiness.set("log", None if self._publisher.is_available else NOT_ACKNOWLEDGED)
             await asyncio.sleep(_UPKEEP_S)
 
     async def _trim_memory(self) -> None:
@@ -247,6 +322,31 @@ class Gateway:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
 
+    async def _start_pipeline(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._directory.start)
+        for part in (self._publisher, self._chunks, self._replies, self._load):
+            part.start()
+
+    async def _close_pipeline(self) -> None:
+        """Disconnect, after a short wait for records in flight."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(
+            self._publisher.close(),
+            self._replies.close(),
+            self._chunks.close(),
+            loop.run_in_executor(None, self._load.stop),
+            loop.run_in_executor(None, self._directory.stop),
+        )
+
+    def _died(self, error: BaseException) -> None:
+        """A thread has died."""
+        self._soon(self._fail, error)
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             log.error("gateway_failed", error=type(error).__name__)
@@ -255,25 +355,27 @@ class Gateway:
     def _health(self) -> APIRouter:
         api = APIRouter(tags=["Health"])
 
-        @api.get("/health", summary="Whether the process answers", responses=native_openapi.ALIVE)
-        async def health() -> JSONResponse:
+        @api.get(
+            "/health", summary="Whether the process answers", responses=openapi.answered(Alive(), "The process answers")
+        )
+        async def health() -> Alive:
             """Liveness only: no dependency is checked."""
-            return JSONResponse({"status": "alive"})
+            return Alive()
 
         @api.get(
             "/health/ready",
             summary="Whether it can take requests, and what it does without",
-            responses=native_openapi.READY,
+            responses=_READY,
         )
-        async def ready() -> JSONResponse:
+        async def ready(response: Response) -> Ready:
             """Kafka is required; Redis and Postgres may be unavailable for a while."""
             is_ready = self.readiness.ready
-            body = {
-                "status": "ready" if is_ready else "not_ready",
-                "conditions": dict(self.readiness.reasons()),
-                "degraded": self.degraded(),
-            }
-            return JSONResponse(body, 200 if is_ready else 503)
+            response.status_code = 200 if is_ready else 503
+            return Ready(
+                status="ready" if is_ready else "not_ready",
+                conditions=dict(self.readiness.reasons()),
+                degraded=self.degraded(),
+            )
 
         return api
 
@@ -296,3 +398,37 @@ async def _cancelled(task: "asyncio.Task[None]") -> None:
         await asyncio.wait([task], timeout=1.0)
     with suppress(asyncio.CancelledError):
         task.result()
+
+
+def authenticator(
+    settings: Settings, pool: DeadlinePool, redis: "Redis | None", watch: RedisAvailability | None
+) -> Authenticator:
+    """Authentication and rate limits of a gateway. ``watch`` belongs to ``redis``; the caller closes all three.
+
+    Raises ValueError for an invalid setting; the message quotes no secret.
+    """
+    store, breaker = IdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))
+    grace_ms = round(1_000 * settings.gateway_key_grace_s)
+    keys, tokens = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker, settings.gateway_failed_keys_per_s), None
+    if settings.jwt_issuer and settings.jwt_audience and settings.jwt_jwks_url:
+        tokens = TokenVerifier(
+            settings.jwt_issuer,
+            settings.jwt_audience,
+            settings.jwt_leeway_s,
+            KeySet(KeySetSource(settings.jwt_jwks_url), monotonic_ms),
+            store,
+            grace_ms,
+            monotonic_ms,
+            breaker,
+        )
+    local = LocalRateLimits(monotonic_ms)
+    limits: LocalRateLimits | RedisRateLimits = local
+    if redis is not None and watch is not None:
+        limits = RedisRateLimits(redis, local, watch, settings.gateway_redis_timeout_s)
+    calls = CallLimits(
+        limits,
+        RatePolicy(settings.gateway_key_rate_per_s, settings.gateway_key_burst),
+        RatePolicy(settings.gateway_tenant_rate_per_s, settings.gateway_tenant_burst),
+        monotonic_ms,
+    )
+    return Authenticator(keys, tokens, calls, monotonic_ms, settings.trusted_proxies)

@@ -6,20 +6,158 @@ request id. A repeated call gets 409 while the request is in flight, 422 if its 
 A rejected or expired request was not run, and releases its key. A claim whose publish was never confirmed, because the
 process died in between, is taken over after a while with the *same* request id: the dispatcher runs an id once, however
 often it was published.
+
+Claims are kept in Redis, shared by all instances, or in local memory.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Protocol
+from time import monotonic
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from fairlane.clock import ClockMs, now_ms
 from fairlane.outcomes import Code
-from fairlane.records import InferenceReply, InferenceRequest
-from producers.gateway.pipeline.call_context import present
-from producers.gateway.ports import PendingReply, Submitter
-from producers.openai_api.errors import UNCERTAIN, GatewayError, was_not_run
+from fairlane.records import InferenceReply
+from fairlane.settings import IDEMPOTENCY_TTL_S
+from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.state import (
+    TENANT_COUNTER_FUNCTIONS,
+    RefusedWrite,
+    StateKind,
+    count_refusal_of,
+    count_refusals,
+)
+from producers.gateway.tenant_bounds import TenantMap
+from producers.openai_api.errors import GatewayError, was_not_run
+
+MOST_LOCAL_CLAIMS = 20_000
+
+_PREFIX, _COUNTER = "idempotency:", "idempotency-count:"
+
+# '' means no claim; a claim is never empty. Returns the claim stored now, and 'memory' or 'tenant_bound' where the new
+# one could not be written.
+_SWAP = (
+    TENANT_COUNTER_FUNCTIONS
+    + """
+local there, ttl_s = redis.call('GET', KEYS[1]) or '', tonumber(ARGV[3])
+if there ~= ARGV[1] or (there == '' and ARGV[2] == '') then
+  return {there, ''}
+end
+local room = room_in(KEYS[2], tonumber(ARGV[4]), ttl_s)
+if ARGV[2] == '' then
+  redis.call('DEL', KEYS[1])
+  room.added = -1
+elseif there == '' and room.left <= 0 then
+  return {there, 'tenant_bound'}
+elseif not set_or_refuse(KEYS[1], ARGV[2], ttl_s) then
+  return {there, 'memory'}
+elseif there == '' then
+  room.added = 1
+end
+take_room(room)
+return {ARGV[2], ''}
+"""
+)
+
+
+class LocalClaims:
+    """Claims in the memory of this process. Beyond ``most``, the tenant with the most claims loses its oldest."""
+
+    def __init__(
+        self, ttl_s: float = IDEMPOTENCY_TTL_S, most: int = MOST_LOCAL_CLAIMS, clock_s: Callable[[], float] = monotonic
+    ) -> None:
+        self._ttl_s = ttl_s
+        self._clock_s = clock_s
+        self._claims: TenantMap[tuple[float, str]] = TenantMap(most)
+
+    async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
+        """Compare and swap in one step: if the stored claim is ``expected``, store ``new``; None means no claim.
+
+        Names must be unique over all tenants. Returns the claim stored afterwards.
+        """
+        there = self.get(tenant, name)
+        if there != expected:
+            return there
+        self.put(tenant, name, new)
+        return new
+
+    def put(self, tenant: str, name: str, claim: str | None) -> None:
+        """Store the claim unconditionally; None deletes it."""
+        if claim is None:
+            self._claims.pop(tenant, name)
+        else:
+            self._claims.put(tenant, name, (self._clock_s() + self._ttl_s, claim))
+
+    def get(self, tenant: str, name: str) -> str | None:
+        """The stored claim; None if there is none or it has expired."""
+        ends_at, claim = self._claims.get(tenant, name) or (0.0, None)
+        if claim is not None and ends_at <= self._clock_s():
+            self._claims.pop(tenant, name)
+            return None
+        return claim
+
+
+class RedisClaims:
+    """Claims shared by all instances. While Redis does not answer, this instance uses the claims it has seen itself.
+
+    No call raises because of Redis. ``timeout_s`` bounds one command; a swap runs at most two. Redis keeps at most
+    ``most`` claims of a tenant at a time; further ones are known to their own instance alone. For one event loop.
+    """
+
+    def __init__(
+        self,
+        redis: "Redis",
+        watch: RedisAvailability,
+        timeout_s: float,
+        most: int,
+        ttl_s: int = IDEMPOTENCY_TTL_S,
+    ) -> None:
+        self._script = redis.register_script(_SWAP)
+        self._ttl_s = ttl_s
+        self._timeout_s = timeout_s
+        self._most = most
+        self._turns = RedisCaller(watch, "idempotency_unavailable")
+        self._seen = LocalClaims(ttl_s)
+        self._own = LocalClaims(ttl_s)
+        """Subset of ``_seen`` that this instance wrote: only this instance releases it."""
+
+    async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
+        """As ``LocalClaims.swap``."""
+        own, seen = self._own.get(tenant, name), self._seen.get(tenant, name)
+        if own is not None and expected is None:
+            # Redis may have lost it, or been unavailable when it was written; it still counts here.
+            return own
+        there = await self._ask(tenant, name, expected, new)
+        if there is None and new is not None and seen is not None and seen == expected:
+            there = await self._ask(tenant, name, None, new)
+        self._seen.put(tenant, name, there)
+        self._own.put(tenant, name, there if there == new else None)
+        return there
+
+    async def _ask(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
+        if not self._turns.may_ask():
+            return await self._seen.swap(tenant, name, expected, new)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer, refusal = await self._script(
+                    keys=[_PREFIX + name, _COUNTER + tenant],
+                    args=[expected or "", new or "", self._ttl_s, self._most],
+                )
+        except (RedisError, OSError, TimeoutError) as error:
+            count_refusal_of(StateKind.IDEMPOTENCY_KEYS, error)
+            self._turns.failed(error)
+            return await self._seen.swap(tenant, name, expected, new)
+        self._turns.succeeded()
+        if refusal:
+            count_refusals(StateKind.IDEMPOTENCY_KEYS, RefusedWrite(refusal.decode()))
+            return await self._seen.swap(tenant, name, expected, new)
+        return (answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)) or None
+
 
 HEADER = "Idempotency-Key"
 MOST_KEY_CHARS = 255
@@ -32,9 +170,6 @@ _AGAIN_MS = 1_000
 _MOST_ROUNDS = 4
 _MOST_TIME_DIGITS = 15
 _SENT_AGAIN = "again"
-
-FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
-"""Finds the reply by tenant and request id; None if none is recorded. May raise GatewayError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +208,9 @@ class KeyClaim:
         return cls(digest, request_id, int(claimed_at), confirmed == "1", again == _SENT_AGAIN)
 
 
-class ClaimStore(Protocol):
-    """Store of claims with a time to live."""
-
-    async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
-        """Compare and swap in one step: if the stored claim is ``expected``, store ``new``; None means no claim.
-
-        Names must be unique over all tenants. Returns the claim stored afterwards.
-        """
-        ...
-
-
 class IdempotentCall:
-    """One call under a key; without a key nothing is stored.
-
-    Args:
-        request_id: id to publish the request with.
-        reply: reply to the earlier call; if set, nothing must be published.
-        claim: the claim that this call wrote to the store.
-        swap: compares and swaps the stored claim.
-    """
+    """One call under a key; without a key nothing is stored. It has the id to publish with, or the reply to the earlier
+    call: then nothing must be published. ``swap`` compares and swaps ``claim``, which this call wrote to the store."""
 
     def __init__(
         self,
@@ -142,15 +260,15 @@ class IdempotentCall:
 
 
 class Idempotency:
-    """Deduplication of calls by key, for all tenants.
+    """Deduplication of calls by key, for all tenants. ``find_reply`` finds the reply to the earlier call by tenant and
+    request id; ``clock_ms``, since the epoch, is about the same at all instances that share a store."""
 
-    Args:
-        store: store of claims.
-        find_reply: finds the reply to the earlier call.
-        clock_ms: milliseconds since the epoch, about the same at all instances that share a store.
-    """
-
-    def __init__(self, store: ClaimStore, find_reply: FindReply, clock_ms: ClockMs = now_ms) -> None:
+    def __init__(
+        self,
+        store: LocalClaims | RedisClaims,
+        find_reply: Callable[[str, str], Awaitable[InferenceReply | None]],
+        clock_ms: ClockMs = now_ms,
+    ) -> None:
         self._store = store
         self._find_reply = find_reply
         self._clock_ms = clock_ms
@@ -158,12 +276,7 @@ class Idempotency:
     async def begin(self, tenant: str, route: str, key: str | None, body: bytes, new_request_id: str) -> IdempotentCall:
         """Claim a key for a call, or find the reply of the call that holds it.
 
-        Args:
-            tenant: of the identity.
-            route: path template.
-            key: the header; None: no deduplication.
-            body: raw bytes; the same JSON spelled differently is another body.
-            new_request_id: id of the request if the key is new.
+        ``route`` is the path template, ``body`` the raw bytes: the same JSON spelled differently is another body.
 
         Raises:
             GatewayError: 400 for an invalid key, 409 while the key's request is in flight, 422 for a key used with
@@ -201,14 +314,9 @@ class Idempotency:
         raise in_flight(None)
 
 
-def is_key(key: str) -> bool:
-    """Whether this is a valid key."""
-    return 1 <= len(key) <= MOST_KEY_CHARS and key.isascii() and key.isprintable()
-
-
 def checked_key(key: str | None) -> str | None:
     """The key, or None without one. Raises GatewayError: 400 for an invalid key."""
-    if key is None or is_key(key):
+    if key is None or (1 <= len(key) <= MOST_KEY_CHARS and key.isascii() and key.isprintable()):
         return key
     raise GatewayError(
         400, Code.INVALID, f"must have from 1 to {MOST_KEY_CHARS} printable ASCII characters", field=HEADER
@@ -233,68 +341,3 @@ def _digest(*parts: str, body: bytes = b"") -> str:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()
-
-
-OnAccepted = Callable[[str, InferenceRequest], None]
-"""Called with tenant and request for every request that is, or may be, in the log, so that its id is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A request accepted now, or earlier under the same key.
-
-    Attributes:
-        call: state of its idempotency key.
-        request_id: id it was published with.
-        model: model it asks for. The request itself is not kept: it may be large, and its answer far off.
-        source: of the reply: a waiter, which must be forgotten in the end, or the earlier reply.
-    """
-
-    call: IdempotentCall
-    request_id: str
-    model: str
-    source: PendingReply | InferenceReply
-
-
-async def publish_once(
-    submitter: Submitter,
-    idempotency: Idempotency,
-    on_accepted: OnAccepted,
-    tenant: str,
-    route: str,
-    key: str | None,
-    body: bytes,
-    request: InferenceRequest,
-) -> Published:
-    """Publish a request whose id comes from ``submitter``, once per idempotency key.
-
-    ``on_accepted`` is called for a request accepted now, and for an uncertain publish: its caller has the id and may
-    ask for it. See ``Idempotency.begin`` for the other arguments.
-
-    Raises:
-        GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``); 400, 409 or 422 because of the
-            key.
-    """
-    call = await idempotency.begin(tenant, route, key, body, request.request_id)
-    if call.request_id != request.request_id:
-        request = replace(request, request_id=call.request_id)
-    if call.reply is not None:
-        if (caller := present.get()) is not None:
-            caller.request_id, caller.reply, caller.is_repeat = call.request_id, call.reply, True
-        return Published(call, request.request_id, request.model, call.reply)
-    try:
-        waiting = await submitter.submit(tenant, request)
-    except GatewayError as error:
-        if error.code != UNCERTAIN:
-            await call.give_back()
-            raise
-        on_accepted(tenant, request)
-        await call.doubt()
-        raise
-    on_accepted(tenant, request)
-    try:
-        await call.confirm()
-    except BaseException:
-        waiting.forget()
-        raise
-    return Published(call, request.request_id, request.model, waiting)

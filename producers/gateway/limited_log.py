@@ -11,13 +11,9 @@ _MOST_EVENTS = 64
 
 
 class LimitedLog:
-    """Logs lines of an event at a bounded rate, each with the number suppressed since the last. Not thread-safe.
-
-    Args:
-        log: logger of the lines.
-        clock: monotonic milliseconds.
-        rate: of each event; by default three lines, then one every five seconds.
-    """
+    """Logs lines of an event at a bounded rate, each with the number suppressed since the last. ``clock`` gives
+    monotonic milliseconds; ``rate`` is of each event: by default three lines, then one every five seconds. Not
+    thread-safe."""
 
     def __init__(self, log: Any, clock: ClockMs = monotonic_ms, rate: RatePolicy = _LINES) -> None:
         self._log = log

@@ -1,48 +1,68 @@
-"""Parts of the OpenAPI document that all routes share: errors and answers with examples, and the idempotency key."""
+"""The OpenAPI document: what FastAPI does not derive from models, with examples."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Path
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 
-from producers.gateway.edge.body_limit import too_large
-from producers.gateway.idempotency import HEADER, MOST_KEY_CHARS, in_flight, other_body
-from producers.gateway.identity.refusals import AuthRefusal, answer
-from producers.gateway.limits.call_limits import refusal
-from producers.gateway.limits.rate_buckets import Allowance
-from producers.gateway.native import errors as native
-from producers.gateway.native.response_bodies import ErrorAnswer
-from producers.gateway.pipeline.publisher import away
-from producers.openai_api import errors as openai
-from producers.openai_api.errors import REQUEST_ID_HEADER, GatewayError, waited_too_long
-from producers.openai_api.response_models import ErrorBody
+from fairlane.outcomes import Code, Outcome
+from fairlane.records import InferenceReply, LabelScore, Output, Timings, TokenUsage
+from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
+from producers.gateway.idempotency import HEADER, IN_FLIGHT, MOST_KEY_CHARS, OTHER_BODY
+from producers.gateway.identity.identity import INVALID_KEY
+from producers.gateway.limits.rate_limits import RATE_LIMITED
+from producers.gateway.native.deps import UNKNOWN_REQUEST
+from producers.gateway.native.response_bodies import (
+    EndedAnswer,
+    ErrorAnswer,
+    HistoryAnswer,
+    ResponseBody,
+    StatusAnswer,
+    accepted_answer,
+    classify_answer,
+    ended_fields,
+    links_of,
+    rank_answer,
+    result_answer,
+)
+from producers.gateway.results.request_status import RequestState
+from producers.openai_api.errors import REQUEST_ID_HEADER, UNAVAILABLE, WAITED_TOO_LONG, GatewayError, error_body
+from producers.openai_api.responses import ErrorBody
 
 Responses = dict[int | str, dict[str, Any]]
 
-ErrorDoc = tuple[GatewayError, str]
-"""An error of a route as an example, and when it occurs."""
+ErrorDocs = Mapping[int, tuple[str, str]]
+"""Errors by status: an error code, and when it occurs."""
 
 EXAMPLE_ID = "0b0f1b52-6a3f-4f0e-9a55-0c6f6f5d8a11"
 CREATED_S = 1_760_000_000
+GENERATOR, EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"
 READ_STATUSES = (401, 403, 404, 429, 503)
 SEND_STATUSES = (*READ_STATUSES, 400, 409, 413, 422)
 
-_COMMON: Sequence[ErrorDoc] = (
-    (answer(AuthRefusal.WRONG_KEY), "No identity, or an invalid one"),
-    (answer(AuthRefusal.NO_SCOPE), "The identity lacks the permission"),
-    (in_flight(EXAMPLE_ID), "The request with this Idempotency-Key is in flight; `x-request-id` is its id"),
-    (too_large(4_194_304), "The body is too large"),
-    (other_body(), "This Idempotency-Key was used with another body"),
-    (refusal(Allowance(100, 0, 10_000, 100)), "A limit is reached; retry after `retry-after`"),
-    (GatewayError(500, "engine_error", "the request failed", request_id=EXAMPLE_ID), "The request ran and failed"),
-    (away(), "Unavailable; retry after `retry-after`"),
-    (
-        waited_too_long(EXAMPLE_ID, 60),
-        "No answer in time; the request in `x-request-id` continues, unless it has expired",
-    ),
-)
+_RETRY_AFTER_MS = 1_000
+_COMMON: ErrorDocs = {
+    401: (INVALID_KEY, "No identity, or an invalid one"),
+    403: ("insufficient_scope", "The identity lacks the permission"),
+    409: (IN_FLIGHT, "The request with this Idempotency-Key is in flight; `x-request-id` is its id"),
+    413: (Code.INVALID, "The body is too large"),
+    422: (OTHER_BODY, "This Idempotency-Key was used with another body"),
+    429: (RATE_LIMITED, "A limit is reached; retry after `retry-after`"),
+    500: ("engine_error", "The request ran and failed"),
+    503: (UNAVAILABLE, "Unavailable; retry after `retry-after`"),
+    504: (WAITED_TOO_LONG, "No answer in time; the request in `x-request-id` continues, unless it has expired"),
+}
+_NATIVE: ErrorDocs = {
+    400: (Code.INVALID, "A field is invalid; `field` names it"),
+    404: (UNKNOWN_REQUEST, "No such request, or its result has expired"),
+    499: (Outcome.CANCELLED, "The request was cancelled"),
+}
+
+RequestId = Annotated[str, Path(description="Id of the request", examples=[EXAMPLE_ID])]
 
 IDEMPOTENCY_KEY: dict[str, Any] = {
     "parameters": [
@@ -57,31 +77,61 @@ IDEMPOTENCY_KEY: dict[str, Any] = {
 }
 
 
-def answered(
-    model: type[BaseModel], example: Mapping[str, Any], description: str = "The answer", status: int = 200
-) -> Responses:
-    """A response in JSON."""
-    content = {"application/json": {"example": example}}
+def answered(example: BaseModel, description: str = "The answer", status: int = 200) -> Responses:
+    """A response in JSON, by an example."""
+    shown = example.as_json() if isinstance(example, ResponseBody) else example.model_dump_json()
+    content = {"application/json": {"example": json.loads(shown)}}
     headers = {REQUEST_ID_HEADER: {"description": "The request's id", "schema": {"type": "string"}}}
-    return {status: {"model": model, "description": description, "content": content, "headers": headers}}
+    return {status: {"model": type(example), "description": description, "content": content, "headers": headers}}
 
 
-def errors(statuses: Sequence[int], *own: ErrorDoc, is_native: bool = False) -> Responses:
-    """Error responses of a route: these statuses, and a default of the same shape.
+def errors(statuses: Sequence[int], own: ErrorDocs, *, is_native: bool = False) -> Responses:
+    """Error responses of a route: these statuses, and a default of the same shape. ``own`` replaces or extends the
+    common errors; ``is_native``: the shape is Fairlane's own, not OpenAI's."""
+    known = {**_COMMON, **own}
+    documented: Responses = {
+        "default": {"model": ErrorAnswer if is_native else ErrorBody, "description": "Any other error"}
+    }
+    for status in sorted(statuses):
+        code, description = known[status]
+        retry_after_ms = _RETRY_AFTER_MS if status in (429, 503) else None
+        error = GatewayError(status, code, description, retry_after_ms=retry_after_ms)
+        example = ErrorAnswer.of(error) if is_native else ErrorBody.model_validate(error_body(error))
+        documented |= answered(example, description, status)
+    return documented
+
+
+READING = errors((*READ_STATUSES, 400), _NATIVE, is_native=True)
+SENDING = errors((*SEND_STATUSES, 499, 500, 504), _NATIVE, is_native=True)
+"""A waiting call also gets the status that its final reply maps to."""
+
+
+def taking(model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """OpenAPI request body of a route that parses it itself, and its idempotency key.
 
     Args:
-        statuses: error statuses of the route.
-        own: replace or extend the common ones.
-        is_native: the shape is Fairlane's own, not OpenAI's.
+        model: model of the body.
+        examples: example bodies by summary.
     """
-    model: type[BaseModel] = ErrorAnswer if is_native else ErrorBody
-    body_of = native.error_body if is_native else openai.error_body
-    known = {error.status: (error, description) for error, description in (*_COMMON, *own)}
-    documented: Responses = {"default": {"model": model, "description": "Any other error"}}
-    for status in sorted(statuses):
-        error, description = known[status]
-        documented |= answered(model, body_of(error), description, status)
-    return documented
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    named = {
+        summary.lower().replace(" ", "_"): {"summary": summary, "value": value} for summary, value in examples.items()
+    }
+    content = {"application/json": {"schema": _in_place(schema, definitions), "examples": named}}
+    return {"requestBody": {"required": True, "content": content}} | IDEMPOTENCY_KEY
+
+
+def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """The schema with its references replaced by their definitions. No body model is recursive."""
+    if isinstance(node, dict):
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            return _in_place(definitions[reference.removeprefix("#/$defs/")], definitions)
+        return {key: _in_place(value, definitions) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_in_place(item, definitions) for item in node]
+    return node
 
 
 def install(app: FastAPI) -> None:
@@ -89,22 +139,56 @@ def install(app: FastAPI) -> None:
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = make()
-            for context in iter_route_contexts(app.routes):
-                route = context.original_route
-                if isinstance(route, APIRoute) and route.include_in_schema and context.path is not None:
-                    for method in route.methods or ():
-                        _restore(document["paths"][context.path][method.lower()]["responses"], route)
-        made = app.openapi_schema
-        assert made is not None  # noqa: S101 - kept by FastAPI's own
-        return made
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        document = make()
+        for context in iter_route_contexts(app.routes):
+            route = context.original_route
+            if isinstance(route, APIRoute) and route.include_in_schema and context.path is not None:
+                for method in route.methods or ():
+                    answers = document["paths"][context.path][method.lower()]["responses"]
+                    for status, documented in route.responses.items():
+                        for media_type, content in documented.get("content", {}).items():
+                            if "example" in content:
+                                answers[str(status)]["content"][media_type]["example"] = content["example"]
+        return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI documents it
 
 
-def _restore(answers: dict[str, Any], route: APIRoute) -> None:
-    for status, documented in route.responses.items():
-        for media_type, content in documented.get("content", {}).items():
-            if "example" in content:
-                answers[str(status)]["content"][media_type]["example"] = content["example"]
+_AT_MS = 1_000 * CREATED_S
+
+REPLY = InferenceReply(
+    EXAMPLE_ID,
+    "acme",
+    Outcome.OK,
+    model=GENERATOR,
+    model_version="1",
+    task="generate",
+    output=Output(text="The capital of France is Paris."),
+    finish_reason="stop",
+    usage=TokenUsage(36, 8),
+    timings=Timings(_AT_MS, _AT_MS + 4, _AT_MS + 6, _AT_MS + 9, _AT_MS + 15, _AT_MS + 240),
+)
+"""A final reply, from which the examples of answers are made."""
+
+_ENDED = RecordedReply(REPLY, _AT_MS + 243)
+ACCEPTED = accepted_answer(EXAMPLE_ID)
+RESULT = result_answer(_ENDED)
+HISTORY = HistoryAnswer(data=(EndedAnswer.model_validate(ended_fields(_ENDED)),), has_more=False)
+RANKING = rank_answer(replace(REPLY, model=EMBEDDER, output=Output(scores=(0.83, 0.12))), None)
+CLASSES = classify_answer(
+    replace(REPLY, model="digits", output=Output(labels=(LabelScore("seven", 0.97), LabelScore("one", 0.02)))), None
+)
+STATUS = StatusAnswer(
+    id=EXAMPLE_ID,
+    status=RequestState.QUEUED,
+    model=GENERATOR,
+    task="generate",
+    submitted_at_ms=_AT_MS,
+    links=links_of(EXAMPLE_ID),
+    events=(
+        TimelineEvent(_AT_MS, "arrived"),
+        TimelineEvent(_AT_MS + 4, "accepted", "dispatcher-1", details={"queued_requests": "3"}),
+    ),
+)

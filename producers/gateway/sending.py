@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -13,11 +13,12 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
 from fairlane.records import InferenceReply, InferenceRequest
 from producers.gateway.edge.body_limit import release_body
-from producers.gateway.idempotency import HEADER, Idempotency, OnAccepted, Published, publish_once
+from producers.gateway.idempotency import HEADER, Idempotency, IdempotentCall
 from producers.gateway.identity.identity import Authenticate
-from producers.gateway.ports import Submitter
+from producers.gateway.pipeline.call_context import present
+from producers.gateway.pipeline.submitter import PendingReply, Submitter
 from producers.openai_api.body import parse
-from producers.openai_api.errors import GatewayError, client_gone, error_of, waited_too_long
+from producers.openai_api.errors import UNCERTAIN, GatewayError, client_gone, error_of, waited_too_long
 
 log = get_logger(__name__)
 
@@ -37,7 +38,7 @@ class SendingDeps:
         authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
         idempotency: deduplicates calls by key.
         wait_s: longest wait of a call for its answer, and of a stream for its next piece.
-        on_accepted: see ``publish_once``.
+        on_accepted: called with tenant and request for each one that is, or may be, in the log.
         clock_ms: milliseconds since the epoch.
     """
 
@@ -45,8 +46,66 @@ class SendingDeps:
     authenticate: Authenticate
     idempotency: Idempotency
     wait_s: float
-    on_accepted: OnAccepted
+    on_accepted: Callable[[str, InferenceRequest], None]
     clock_ms: ClockMs = now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A request accepted now, or earlier under the same key.
+
+    Attributes:
+        call: state of its idempotency key.
+        request_id: id it was published with.
+        model: model it asks for. The request itself is not kept: it may be large, and its answer far off.
+        source: of the reply: a waiter, which must be forgotten in the end, or the earlier reply.
+    """
+
+    call: IdempotentCall
+    request_id: str
+    model: str
+    source: PendingReply | InferenceReply
+
+
+async def publish_once(
+    deps: SendingDeps,
+    tenant: str,
+    route: str,
+    key: str | None,
+    body: bytes,
+    request: InferenceRequest,
+) -> Published:
+    """Publish a request whose id comes from ``deps.submitter``, once per idempotency key.
+
+    See ``Idempotency.begin`` for the other arguments.
+
+    Raises:
+        GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``); 400, 409 or 422 because of the
+            key.
+    """
+    call = await deps.idempotency.begin(tenant, route, key, body, request.request_id)
+    if call.request_id != request.request_id:
+        request = replace(request, request_id=call.request_id)
+    if call.reply is not None:
+        if (caller := present.get()) is not None:
+            caller.request_id, caller.reply, caller.is_repeat = call.request_id, call.reply, True
+        return Published(call, request.request_id, request.model, call.reply)
+    try:
+        waiting = await deps.submitter.submit(tenant, request)
+    except GatewayError as error:
+        if error.code != UNCERTAIN:
+            await call.give_back()
+            raise
+        deps.on_accepted(tenant, request)
+        await call.doubt()
+        raise
+    deps.on_accepted(tenant, request)
+    try:
+        await call.confirm()
+    except BaseException:
+        waiting.forget()
+        raise
+    return Published(call, request.request_id, request.model, waiting)
 
 
 async def body_of(request: Request) -> bytes:
@@ -76,16 +135,8 @@ async def publish(
 ) -> tuple[Published, WishT]:
     """Publish the request in the body, once per idempotency key. The caller must wait for its source, or forget it.
 
-    On return nothing holds the body any more, except what ``wish_of`` took from it.
-
-    Args:
-        deps: dependencies of the route.
-        request: the call; its body has not been read.
-        tenant: of the identity.
-        route: path template; idempotency keys belong to it.
-        model: model of the body.
-        make: makes the request from body, tenant and request id.
-        wish_of: takes from the body what the answer needs.
+    On return nothing holds the body any more, except what ``wish_of`` took from it. ``route`` is the path template;
+    idempotency keys belong to it. ``make`` makes the request from body, tenant and request id.
 
     Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
     """
@@ -93,7 +144,7 @@ async def publish(
     body = parse(model, raw)
     asked = make(body, tenant, deps.submitter.new_request_id())
     key = request.headers.get(HEADER)
-    published = await publish_once(deps.submitter, deps.idempotency, deps.on_accepted, tenant, route, key, raw, asked)
+    published = await publish_once(deps, tenant, route, key, raw, asked)
     release_body(request.scope)
     return published, wish_of(body)
 

@@ -4,10 +4,10 @@ import gc
 import resource
 import socket
 import threading
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
-from typing import Protocol
 
 import uvicorn
 
@@ -15,10 +15,9 @@ from fairlane import logs
 from fairlane.settings import Settings
 from fairlane_server.processes.service import HealthServer, exit_after
 from producers.gateway.app import Gateway
-from producers.gateway.edge.connections import Connections
-from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
-from producers.gateway.edge.timeouts import ConnectionTimeouts
-from producers.gateway.memory import map_large_blocks
+from producers.gateway.edge.body_limit import map_large_blocks
+from producers.gateway.edge.connections import Connections, ConnectionTimeouts
+from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, LimitedProtocol
 
 log = logs.get_logger(__name__)
 
@@ -36,20 +35,6 @@ _DESCRIPTORS_BESIDES = 512
 """File descriptors besides client connections: Kafka, Postgres, Redis, uploads."""
 
 
-class DrainableGateway(Protocol):
-    """The part of a ``Gateway`` that the server uses."""
-
-    @property
-    def open_calls(self) -> int: ...
-
-    @property
-    def failure(self) -> BaseException | None: ...
-
-    def drain(self) -> None: ...
-
-    def end_waiting(self) -> None: ...
-
-
 class GatewayServer(uvicorn.Server):
     """Uvicorn server with a graceful drain.
 
@@ -58,7 +43,7 @@ class GatewayServer(uvicorn.Server):
     signal ends the server at once. A watching thread ends the process if the event loop does not react, or has not
     started."""
 
-    def __init__(self, config: uvicorn.Config, gateway: DrainableGateway, drain_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._drain_timeout_s = drain_timeout_s
@@ -140,7 +125,7 @@ def main() -> int:
         host=settings.gateway_host,
         port=settings.gateway_port,
         loop="uvloop",
-        http=limited_protocol(connections),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=partial(LimitedProtocol, connections),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="websockets-sansio",
         ws_max_size=_MOST_WORD_BYTES,
         lifespan="on",

@@ -5,9 +5,8 @@ on the bytes of a body bounds neither memory nor time.
 """
 
 import re
-from collections.abc import Mapping
 from json import JSONDecoder
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
@@ -41,7 +40,6 @@ def _count(raw: bytes) -> int:
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_REFERENCE = "#/$defs/"
 
 
 def parse(model: type[ModelT], raw: bytes) -> ModelT:
@@ -100,31 +98,6 @@ def validated(model: type[ModelT], value: object) -> ModelT:
         raise _refusal(first) from None
 
 
-def documented(model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """OpenAPI request body of a route.
-
-    Args:
-        model: model of the body.
-        examples: example bodies by summary.
-    """
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": _in_place(schema, definitions),
-                    "examples": {
-                        summary.lower().replace(" ", "_"): {"summary": summary, "value": value}
-                        for summary, value in examples.items()
-                    },
-                }
-            },
-        }
-    }
-
-
 def _refusal(error: ErrorDetails) -> GatewayError:
     field = _path(error["loc"]) or None
     if error["type"] == "missing":
@@ -144,15 +117,3 @@ def _path(location: tuple[int | str, ...]) -> str:
             # A key of a mapping is the caller's text, which is not quoted.
             break
     return path
-
-
-def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """The schema with its references replaced by their definitions. No body model is recursive."""
-    if isinstance(node, dict):
-        reference = node.get("$ref")
-        if isinstance(reference, str):
-            return _in_place(definitions[reference.removeprefix(_REFERENCE)], definitions)
-        return {key: _in_place(value, definitions) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_in_place(item, definitions) for item in node]
-    return node

@@ -2,13 +2,9 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING
 
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
-
-if TYPE_CHECKING:
-    from starlette.responses import JSONResponse
 
 UNAVAILABLE = "unavailable"
 """The gateway's own code: Kafka or Postgres is unavailable; nothing was accepted, or nothing can be looked up now."""
@@ -110,14 +106,6 @@ def error_headers(error: GatewayError) -> dict[str, str]:
     return headers
 
 
-def error_response(error: GatewayError) -> "JSONResponse":
-    """The error response."""
-    # Imported here: offline jobs use this module without a web framework.
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(error_body(error), status_code=error.status, headers=error_headers(error))
-
-
 def param_of(field: str) -> str:
     """Name in an OpenAI body of a field of ``InferenceRequest``."""
     name = field.removeprefix("parameters.").removeprefix("input.")
@@ -139,7 +127,6 @@ CLIENT_GONE = "client_closed_request"
 """The gateway's own code, for the access log only."""
 
 _REJECTED_STATUS: Mapping[str, int] = {
-    Code.INVALID: 400,
     Code.UNKNOWN_MODEL: 404,
     Code.FORBIDDEN: 403,
     Code.OVERLOADED: 429,
@@ -147,8 +134,11 @@ _REJECTED_STATUS: Mapping[str, int] = {
     Code.DEADLINE_UNMEETABLE: 429,
     Code.DRAINING: 503,
 }
-_FAILED_STATUS: Mapping[str, int] = {Code.CONTEXT_TOO_LONG: 400}
-
+_DEFAULT_MESSAGE: Mapping[str, str] = {
+    Outcome.REJECTED: "the request was refused",
+    Outcome.EXPIRED: "the deadline passed before the request was run",
+    Outcome.CANCELLED: "the request was cancelled",
+}
 
 NOT_RUN = (Outcome.REJECTED, Outcome.EXPIRED)
 
@@ -188,13 +178,6 @@ def waited_too_long(request_id: str, waited_s: float) -> GatewayError:
     )
 
 
-_DEFAULT_MESSAGE: Mapping[str, str] = {
-    Outcome.REJECTED: "the request was refused",
-    Outcome.EXPIRED: "the deadline passed before the request was run",
-    Outcome.CANCELLED: "the request was cancelled",
-}
-
-
 def _status(outcome: str, code: str) -> int:
     if outcome == Outcome.REJECTED:
         return _REJECTED_STATUS.get(code, 400)
@@ -202,4 +185,4 @@ def _status(outcome: str, code: str) -> int:
         return 504
     if outcome == Outcome.CANCELLED:
         return CLIENT_CLOSED_REQUEST
-    return _FAILED_STATUS.get(code, 500)
+    return 400 if code == Code.CONTEXT_TOO_LONG else 500

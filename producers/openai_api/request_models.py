@@ -67,15 +67,10 @@ EMBEDDING: AcceptedValues = {"user": None}
 
 
 def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: AcceptedValues, within: str = "") -> None:
-    """Reject fields that would be expected to change the answer and cannot.
+    """Reject fields that would be expected to change the answer and cannot. ``within`` is the path of the fields, with
+    a trailing dot.
 
-    Args:
-        extra: fields of a body that its model does not have.
-        neutral: accepted fields and values.
-        within: path of the fields, with a trailing dot.
-
-    Raises:
-        GatewayError: 400, naming the first such field.
+    Raises GatewayError: 400, naming the first such field.
     """
     for name, value in (extra or {}).items():
         if name not in neutral:
@@ -87,19 +82,6 @@ def refuse_unsupported(extra: Mapping[str, Any] | None, neutral: AcceptedValues,
             raise GatewayError(400, UNSUPPORTED_PARAMETER, f"{name}: {reason}", field=within + name)
 
 
-def described(neutral: AcceptedValues) -> dict[str, Any]:
-    """JSON schema properties of these fields."""
-    return {
-        name: {"description": "Taken, and changes nothing."} if allowed is None else {"enum": _distinct(allowed)}
-        for name, allowed in neutral.items()
-    }
-
-
-def _distinct(values: Sequence[object]) -> list[object]:
-    # 0 and 0.0 are the same JSON value.
-    return [value for index, value in enumerate(values) if value not in values[:index]]
-
-
 def _is_field(name: str) -> bool:
     return len(name) <= 64 and name.isascii() and name.isidentifier()
 
@@ -109,6 +91,7 @@ _LARGEST_INT = 2**63 - 1
 _DEFAULT_TEMPERATURE = 1.0
 _DEFAULT_COMPLETION_TOKENS = 16
 _MOST_STOPS = 8
+_IGNORED = "Taken, and changes nothing."
 _TEXT_SCHEMA = {"type": "string"}
 _SOME_TEXT_SCHEMA = {"type": "string", "minLength": 1}
 
@@ -146,62 +129,29 @@ def _no_tokens(value: object) -> object:
     return _listed(value)
 
 
-Content = Annotated[
-    str,
-    BeforeValidator(_text_of_parts),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _TEXT_SCHEMA,
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {"type": {"const": "text"}, "text": _TEXT_SCHEMA},
-                        "required": ["type", "text"],
-                    },
-                },
-            ]
-        }
-    ),
-]
+def _one_or_more(item: dict[str, Any], one: dict[str, Any] | None = None, **bounds: Any) -> WithJsonSchema:
+    """Schema of an item, or a list of items within bounds."""
+    return WithJsonSchema({"anyOf": [one or item, {"type": "array", "items": item, **bounds}]})
+
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT_SCHEMA},
+    "required": ["type", "text"],
+}
+Content = Annotated[str, BeforeValidator(_text_of_parts), _one_or_more(_TEXT_PART, _TEXT_SCHEMA)]
 Stop = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256)]],
     BeforeValidator(_listed),
     Field(max_length=_MOST_STOPS),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": 256},
-                {
-                    "type": "array",
-                    "items": {"type": "string", "minLength": 1, "maxLength": 256},
-                    "maxItems": _MOST_STOPS,
-                },
-            ]
-        }
-    ),
+    _one_or_more({"type": "string", "minLength": 1, "maxLength": 256}, maxItems=_MOST_STOPS),
 ]
-Prompt = Annotated[
-    str,
-    BeforeValidator(_one_prompt),
-    WithJsonSchema(
-        {"anyOf": [_SOME_TEXT_SCHEMA, {"type": "array", "items": _SOME_TEXT_SCHEMA, "minItems": 1, "maxItems": 1}]}
-    ),
-]
+Prompt = Annotated[str, BeforeValidator(_one_prompt), _one_or_more(_SOME_TEXT_SCHEMA, minItems=1, maxItems=1)]
 Input = Annotated[
     list[str],
     BeforeValidator(_no_tokens),
-    Field(min_length=1, max_length=MOST_INPUT_ITEMS),
-    WithJsonSchema(
-        {
-            "description": "A text, or several; one vector each.",
-            "anyOf": [
-                _SOME_TEXT_SCHEMA,
-                {"type": "array", "items": _SOME_TEXT_SCHEMA, "minItems": 1, "maxItems": MOST_INPUT_ITEMS},
-            ],
-        }
-    ),
+    Field(min_length=1, max_length=MOST_INPUT_ITEMS, description="A text, or several; one vector each."),
+    _one_or_more(_SOME_TEXT_SCHEMA, minItems=1, maxItems=MOST_INPUT_ITEMS),
 ]
 ModelName = Annotated[str, Field(min_length=1, max_length=64, description="As /v1/models names it.")]
 MaxTokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
@@ -211,42 +161,45 @@ def _taking(neutral: AcceptedValues) -> ConfigDict:
     """Config of a model whose extra fields are left to ``refuse_unsupported`` and listed in the schema."""
 
     def add(schema: dict[str, Any]) -> None:
-        schema["properties"] |= described(neutral)
+        for name, allowed in neutral.items():
+            # 0 and 0.0 are the same JSON value.
+            distinct = [value for index, value in enumerate(allowed or ()) if value not in (allowed or ())[:index]]
+            schema["properties"][name] = {"enum": distinct} if distinct else {"description": _IGNORED}
         schema["additionalProperties"] = False
 
     return ConfigDict(extra="allow", json_schema_extra=add, hide_input_in_errors=True)
 
 
-_CLOSED = ConfigDict(extra="forbid", hide_input_in_errors=True)
+class ClosedBody(BaseModel):
+    """A body in which unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
-class RetrievalOptions(BaseModel):
+class RetrievalOptions(ClosedBody):
     """Retrieval of context before generation."""
-
-    model_config = _CLOSED
 
     collection: Annotated[str, Field(min_length=1, max_length=128)]
     top_k: Annotated[int, Field(ge=1, le=64, description="Most passages.")] = 4
     mode: Literal["hybrid", "vector", "cached"] = "hybrid"
 
 
-class EmbeddingOptions(BaseModel):
-    """Fairlane's options beyond OpenAI's fields."""
+class SchedulingOptions(ClosedBody):
+    """Fairlane's options of any request."""
 
-    model_config = _CLOSED
-
-    priority: Literal["high", "normal", "low"] = "normal"
-    timeout_ms: Annotated[int, Field(ge=1, le=_LARGEST_INT, description="The deadline, from its receipt.")] | None = (
-        None
+    priority: Literal["high", "normal", "low"] = Field("normal", description="The class it waits in")
+    timeout_ms: int | None = Field(
+        None, ge=1, le=_LARGEST_INT, description="The deadline, from its receipt; none: the service's own"
     )
-    cache: Annotated[
-        Literal["none", "exact", "semantic"] | None,
-        Field(description="Which answers given before may be given again; none: as the tenant has it."),
-    ] = None
-    group: Annotated[str, Field(min_length=1, max_length=128, description="One of the tenant's groups.")] | None = None
+    cache: Literal["none", "exact", "semantic"] | None = Field(
+        None, description="Which earlier answers may be given again; none given: the tenant's own default"
+    )
+    group: str | None = Field(
+        None, min_length=1, max_length=128, description="One of the tenant's groups, which share its weight"
+    )
 
 
-class GenerateOptions(EmbeddingOptions):
+class GenerateOptions(SchedulingOptions):
     """Fairlane's options for text generation."""
 
     retrieval: RetrievalOptions | None = None
@@ -254,13 +207,11 @@ class GenerateOptions(EmbeddingOptions):
     conversation_after: Annotated[str, Field(max_length=36)] | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(ClosedBody):
     """Content of a stream besides text."""
 
-    model_config = _CLOSED
-
     include_usage: bool | None = None
-    include_obfuscation: Annotated[bool | None, Field(description="Taken, and changes nothing.")] = None
+    include_obfuscation: Annotated[bool | None, Field(description=_IGNORED)] = None
 
 
 class ChatMessage(BaseModel):
@@ -321,7 +272,7 @@ class EmbeddingBody(BaseModel):
     dimensions: (
         Annotated[int, Field(ge=1, le=_MOST_TOKENS, description="Taken if the model's vectors have as many.")] | None
     ) = None
-    fairlane: EmbeddingOptions | None = None
+    fairlane: SchedulingOptions | None = None
 
 
 def chat_request(body: ChatBody, tenant: str, request_id: str) -> InferenceRequest:
@@ -358,7 +309,7 @@ def completion_request(body: CompletionBody, tenant: str, request_id: str) -> In
 def embedding_request(body: EmbeddingBody, tenant: str, request_id: str) -> InferenceRequest:
     """Request for embeddings. Raises GatewayError: 400."""
     refuse_unsupported(body.model_extra, EMBEDDING)
-    options = body.fairlane or EmbeddingOptions()
+    options = body.fairlane or SchedulingOptions()
     return _built(
         tenant,
         request_id=request_id,

@@ -242,7 +242,11 @@ def test_a_gateway_reads_the_replies_around_it(
     async def read() -> None:
         settings = Settings(kafka_bootstrap_servers=broker, group_prefix=unique)
         reader = ReplyReader(
-            settings, CODEC, Sink(), lambda found: came.extend(one.request_id for one in found), failures.append
+            settings,
+            CODEC,
+            Sink(),  # type: ignore[arg-type]  # a double
+            lambda found: came.extend(one.request_id for one in found),
+            failures.append,
         )
         reader.start()
         try:

@@ -17,7 +17,7 @@ from fairlane_server.caching.entries import CacheName, request_key
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.redis.state import report_state
-from producers.gateway.claim_stores import RedisClaims
+from producers.gateway.idempotency import RedisClaims
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import LocalRateLimits, RedisRateLimits
 from stream_processors.dispatcher.deduplication.accepted_ids import RedisAcceptedIds

@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from fairlane_server.redis.availability import RedisAvailability
-from producers.gateway.claim_stores import RedisClaims
+from producers.gateway.idempotency import RedisClaims
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.own_redis import own_redis_server
 from tests.kit.waiting import eventually_async

@@ -14,7 +14,6 @@ import pytest
 from fastapi import FastAPI
 from openai import AsyncOpenAI, OpenAI
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from fairlane.settings import Settings
@@ -27,10 +26,10 @@ from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import JobStore
 from producers.backfill.outputs import FileParts
 from producers.backfill.ports import JobFailedError, UnavailableError
+from producers.gateway.edge.error_responses import install
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
 from producers.gateway.openai.batches import router
-from producers.openai_api.errors import GatewayError, error_response
 from tests.kit.stack import PostgresServer, empty_database
 
 DAY_S = 86_400
@@ -56,12 +55,8 @@ class Bench:
         self.file_sweep = FileSweep(self.dsn, str(self.folder), self.limits.ttl_s, lambda: self.now_ms)
 
     def app(self) -> FastAPI:
-        async def refused(_request: Request, error: Exception) -> Response:
-            assert isinstance(error, GatewayError)
-            return error_response(error)
-
         app = FastAPI()
-        app.add_exception_handler(GatewayError, refused)
+        install(app)
         app.include_router(router(self.deps))
         return app
 

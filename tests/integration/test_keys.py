@@ -22,16 +22,14 @@ from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.cli import main
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.pool import DeadlinePool
-from producers.gateway.identity.api_keys import KeyVerifier
-from producers.gateway.identity.key_store import (
+from fairlane_server.store_error import StoreError
+from producers.gateway.identity.api_keys import (
     IdentityStore,
-    PgIdentityStore,
+    KeyVerifier,
     StoredKey,
-    StoreUnavailableError,
     UserSettings,
 )
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError
-from producers.gateway.limits.rate_buckets import FailedKeys
+from producers.gateway.identity.identity import AuthRefusal, RefusedError
 from tests.kit.identity_kit import MemoryIdentityStore
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
 from tests.kit.stack import PostgresServer, empty_database
@@ -107,7 +105,7 @@ class InPostgres:
             pool = DeadlinePool(self._server.dsn, "test-keys", 2)
             await pool.open()
             try:
-                return await use(PgIdentityStore(pool))
+                return await use(IdentityStore(pool))
             finally:
                 await pool.close()
 
@@ -444,7 +442,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
             return monotonic_ms() + later_ms
 
         breaker = CircuitBreaker(BreakerPolicy(failures=1))
-        verifier = KeyVerifier(PgIdentityStore(pool), 300_000, now_ms, clock, breaker, FailedKeys(10.0))
+        verifier = KeyVerifier(IdentityStore(pool), 300_000, now_ms, clock, breaker, 10.0)
         try:
             assert (await verifier.verify(known.text)).tenant == "acme"
             with paused(tables):
@@ -466,8 +464,8 @@ def test_a_store_that_is_not_there_says_so(unique: str) -> None:
         pool = DeadlinePool("postgresql://fairlane@127.0.0.1:1/fairlane", "test-keys", 1)
         await pool.open()
         try:
-            with pytest.raises(StoreUnavailableError):
-                await PgIdentityStore(pool).key("0" * 16, bytes(32), 0.1)
+            with pytest.raises(StoreError):
+                await IdentityStore(pool).key("0" * 16, bytes(32), 0.1)
         finally:
             await pool.close()
 

@@ -11,9 +11,10 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from fairlane.clock import monotonic_ms
 from fairlane_server.redis.availability import RedisAvailability
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
-from producers.gateway.limits.rate_limits import MOST_CALLS, PACE_S, LocalRateLimits, RateLimits, RedisRateLimits
+from producers.gateway.limits.rate_limits import MOST_CALLS, PACE_S, LocalRateLimits, RedisRateLimits
 from tests.kit.identity_kit import Clock
 from tests.kit.own_redis import OwnRedis
 from tests.kit.waiting import eventually_async
@@ -22,14 +23,17 @@ CLIENT_TIMEOUT_S = 30.0
 """Of the connection: who waits as long was not left to the limits' own."""
 
 
-class NobodyIsAsked:
+class NobodyIsAsked(LocalRateLimits):
     """Stands in for the local limits where Redis must answer."""
+
+    def __init__(self) -> None:
+        super().__init__(monotonic_ms)
 
     async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
         raise AssertionError("Redis was there")
 
 
-OpenLimits = Callable[[Clock], AbstractAsyncContextManager[RateLimits]]
+OpenLimits = Callable[[Clock], AbstractAsyncContextManager[LocalRateLimits | RedisRateLimits]]
 
 
 @pytest.fixture(params=["local", "redis"])
@@ -37,7 +41,7 @@ def open_limits(request: pytest.FixtureRequest) -> OpenLimits:
     """Every implementation, with a clock of the test's."""
 
     @asynccontextmanager
-    async def local(clock: Clock) -> AsyncIterator[RateLimits]:
+    async def local(clock: Clock) -> AsyncIterator[LocalRateLimits | RedisRateLimits]:
         yield LocalRateLimits(clock)
 
     if request.param == "local":
@@ -45,7 +49,7 @@ def open_limits(request: pytest.FixtureRequest) -> OpenLimits:
     url: str = request.getfixturevalue("redis_url")
 
     @asynccontextmanager
-    async def shared(clock: Clock) -> AsyncIterator[RateLimits]:
+    async def shared(clock: Clock) -> AsyncIterator[LocalRateLimits | RedisRateLimits]:
         async with Redis.from_url(url) as redis:
             yield RedisRateLimits(redis, NobodyIsAsked(), RedisAvailability(redis), timeout_s=20.0, clock=clock)
 

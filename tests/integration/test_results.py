@@ -16,17 +16,18 @@ from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.postgres.request_timeline import RecordedReply
+from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
 from producers.gateway.results import cache_entries, request_store
+from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.request_store import (
     EndedCursor,
     EndedFilter,
-    PgRequestStore,
     RequestStore,
     ended_question,
 )
-from producers.gateway.results.results import Results, make_results
+from producers.gateway.results.results import Results
 from producers.openai_api.errors import GatewayError
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import Store
@@ -64,7 +65,7 @@ class Recorded:
 
     def ask(self, use: Callable[[RequestStore], Awaitable[Any]]) -> Any:
         async def within() -> Any:
-            store = PgRequestStore(self.server.dsn)
+            store = RequestStore(self.server.dsn)
             await store.open()
             try:
                 return await use(store)
@@ -150,8 +151,15 @@ def running(server: PostgresServer, redis_url: str, test: Callable[[Results, Res
 
     async def within() -> None:
         redis = Redis.from_url(redis_url)
-        settings = Settings(postgres_dsn=server.dsn, gateway_redis_timeout_s=PATIENCE_S)
-        results, other = (make_results(settings, redis) for _ in range(2))
+        settings = Settings(postgres_dsn=server.dsn)
+        results, other = (
+            Results(
+                RedisCache(redis, settings.result_cache_ttl_s, PATIENCE_S, most_entry_bytes=MOST_ENTRY_BYTES),
+                RequestStore(server.dsn),
+                kept_s=settings.results_ttl_s,
+            )
+            for _ in range(2)
+        )
         await results.open()
         await other.open()
         try:

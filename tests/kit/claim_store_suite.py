@@ -1,12 +1,12 @@
-"""What every ClaimStore does. A test class takes it over and says in the fixture ``store`` which one."""
+"""What every store of claims does. A test class takes it over and says in the fixture ``store`` which one."""
 
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from producers.gateway.idempotency import ClaimStore
+from producers.gateway.idempotency import LocalClaims, RedisClaims
 
-OpenStore = Callable[[], AbstractAsyncContextManager[ClaimStore]]
+OpenStore = Callable[[], AbstractAsyncContextManager[LocalClaims | RedisClaims]]
 
 
 class ClaimStoreSuite:

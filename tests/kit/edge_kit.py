@@ -6,15 +6,15 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI, Request, WebSocket
 from prometheus_client import REGISTRY
 from starlette.responses import Response, StreamingResponse
 
-from producers.gateway.edge.connections import Connections
-from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, limited_protocol
-from producers.gateway.edge.timeouts import CloseReason
+from producers.gateway.edge.connections import CloseReason, Connections
+from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, LimitedProtocol
 from tests.kit.waiting import PATIENCE_S, eventually
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -99,7 +99,7 @@ def edge(connections: Connections) -> Iterator[Edge]:
     """Served until the end of the block; whatever came, nothing is left of it."""
     config = uvicorn.Config(
         application(),
-        http=limited_protocol(connections),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=partial(LimitedProtocol, connections),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="websockets-sansio",
         loop="uvloop",
         port=0,

@@ -15,8 +15,10 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from fairlane.clock import now_ms
 from fairlane_server.api_keys.api_key import NewKey, Role, Scope, new_key
-from producers.gateway.identity.jwks import KeySetUnavailableError
-from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError, UserSettings
+from fairlane_server.store_error import StoreError
+from producers.gateway.identity.api_keys import IdentityStore, StoredKey, UserSettings
+from producers.gateway.identity.jwks import KeySetSource
+from producers.gateway.identity.signing_keys import KeySetError
 
 ISSUER = "https://login.example/realm"
 AUDIENCE = "fairlane"
@@ -32,8 +34,8 @@ class Clock:
         return self.now_ms
 
 
-class MemoryIdentityStore:
-    """An IdentityStore that may be away, and counts how often it is asked."""
+class MemoryIdentityStore(IdentityStore):
+    """In memory; may be away, and counts how often it is asked."""
 
     def __init__(self) -> None:
         self.is_away = False
@@ -78,7 +80,7 @@ class MemoryIdentityStore:
     def _ask(self) -> None:
         self.asked += 1
         if self.is_away:
-            raise StoreUnavailableError("away")
+            raise StoreError("away")
 
 
 @cache
@@ -126,8 +128,8 @@ def token(
     return jwt.encode(payload or claims(), private or rsa_key(), algorithm, headers=headers)
 
 
-class FakeIssuer:
-    """A KeySetSource that may be away."""
+class FakeIssuer(KeySetSource):
+    """May be away."""
 
     def __init__(self, document: bytes | None = None) -> None:
         self.document = document or key_set(public_jwk(rsa_key(), kid="rsa-1"), public_jwk(ec_key(), kid="ec-1"))
@@ -137,7 +139,7 @@ class FakeIssuer:
     async def fetch(self) -> bytes:
         self.fetches += 1
         if self.is_away:
-            raise KeySetUnavailableError("away")
+            raise KeySetError("away")
         return self.document
 
 

@@ -18,17 +18,14 @@ from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, Label
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
-from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge.body_limit import BodyLimit, body_budget
 from producers.gateway.edge.error_responses import install
-from producers.gateway.edge.fast_path import ShortPath
-from producers.gateway.idempotency import Idempotency
+from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.identity.identity import Identity, Role, Scope
 from producers.gateway.native.deps import EventPolicy, EventSlots, NativeDeps
-from producers.gateway.native.router import router
-from producers.gateway.native.sending_routes import short_answers
+from producers.gateway.native.routes import ShortPath, router
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
-from producers.gateway.results.request_store import EndedCursor, EndedFilter
+from producers.gateway.results.request_store import EndedCursor, EndedFilter, RequestStore
 from producers.gateway.results.results import Results
 from producers.openai_api.errors import GatewayError, was_not_run
 from tests.kit.cache_kit import DictRedis
@@ -51,8 +48,8 @@ _IDENTITIES = {
 }
 
 
-class MemoryRequests:
-    """A RequestStore. ``error`` is raised by every question while set."""
+class MemoryRequests(RequestStore):
+    """In memory. ``error`` is raised by every question while set."""
 
     def __init__(self) -> None:
         self.replies: list[RecordedReply] = []
@@ -174,7 +171,7 @@ class Bench:
         self.submitter.on_reply = lambda reply: self.results.remember((reply,))
         fields: dict[str, Any] = {"wait_s": PATIENCE_S, "events": EventPolicy(first_look_s=0.02, longest_look_s=0.05)}
         self.deps = NativeDeps(
-            self.submitter,
+            self.submitter,  # type: ignore[arg-type]  # a double
             authenticate,
             Idempotency(LocalClaims(), self.results.find_reply),
             on_accepted=self.results.accepted,
@@ -205,7 +202,7 @@ class Bench:
         app = FastAPI(lifespan=lifespan)
         install(app)
         app.include_router(router(self.deps))
-        app.add_middleware(ShortPath, answers=short_answers(self.deps))
+        app.add_middleware(ShortPath, deps=self.deps)
         app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES, budget=body_budget(2**30, 2**30))
         return app
 

@@ -11,17 +11,16 @@ from uuid import uuid4
 import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import Response
 
 from fairlane.client.reassembly import TextDelta
 from fairlane.outcomes import Outcome, Task
 from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, Output, Timings, TokenUsage
-from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.idempotency import Idempotency
+from producers.gateway.edge.error_responses import install
+from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.identity.identity import Identity, Role, Scope
-from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router
-from producers.openai_api.errors import GatewayError, error_response
+from producers.gateway.openai.streams import OpenAIDeps
+from producers.openai_api.errors import GatewayError
 from tests.kit.waiting import eventually, eventually_async
 
 MODEL = "smollm2-135m-instruct"
@@ -194,14 +193,16 @@ async def authenticate(request: Request) -> Identity:
 def build(submitter: ScriptedSubmitter, *, wait_s: float = 60.0, keep_alive_s: float = 60.0) -> FastAPI:
     """The routes."""
     app = FastAPI()
-
-    @app.exception_handler(GatewayError)
-    async def answer(_request: Request, error: GatewayError) -> Response:
-        return error_response(error)
-
+    install(app)
     idempotency = Idempotency(LocalClaims(), submitter.find_reply)
     deps = OpenAIDeps(
-        submitter, authenticate, idempotency, wait_s, accept, models_of=models_of, keep_alive_s=keep_alive_s
+        submitter,  # type: ignore[arg-type]  # a double
+        authenticate,
+        idempotency,
+        wait_s,
+        accept,
+        models_of=models_of,
+        keep_alive_s=keep_alive_s,
     )
     app.include_router(router(deps))
     return app

@@ -22,14 +22,13 @@ from fairlane.outcomes import Decision
 from fairlane.settings import Settings
 from producers.gateway import openapi
 from producers.gateway.app import Gateway
-from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.idempotency import Idempotency
-from producers.gateway.native.router import router as native_router
-from producers.gateway.native.sending_routes import short_answers
+from producers.gateway.idempotency import Idempotency, LocalClaims
+from producers.gateway.native.routes import ShortPath
+from producers.gateway.native.routes import router as native_router
 from producers.gateway.openai.batch_deps import BatchDeps
 from producers.gateway.openai.batches import router as batch_router
-from producers.gateway.openai.deps import OpenAIDeps
 from producers.gateway.openai.router import router as openai_router
+from producers.gateway.openai.streams import OpenAIDeps
 from tests.kit.native_kit import KEY, Bench, authenticate, decided, recorded
 from tests.kit.openai_kit import accept, models_of
 
@@ -99,11 +98,11 @@ def gateway(*, docs: bool = True, bench: Bench | None = None, batches: BatchDeps
     routers: dict[str, Any] = {}
     if bench is not None:
         keys = Idempotency(LocalClaims(), bench.results.find_reply)
-        openai = OpenAIDeps(bench.submitter, authenticate, keys, bench.deps.wait_s, accept, models_of=models_of)
+        openai = OpenAIDeps(bench.submitter, authenticate, keys, bench.deps.wait_s, accept, models_of=models_of)  # type: ignore[arg-type]  # a double
         native = bench.deps
         routers |= {
             "native_router": lambda _own: native_router(native),
-            "short_answers": lambda _own: short_answers(native),
+            "ShortPath": lambda app, **_own: ShortPath(app, native),
             "openai_router": lambda _own: openai_router(openai),
         }
     if batches is not None:

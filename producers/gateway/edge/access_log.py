@@ -17,9 +17,10 @@ from fairlane import headers, metrics
 from fairlane.logs import get_logger
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.cost_tokens import cost_tokens
-from producers.gateway.edge.error_responses import INTERNAL_ERROR, internal_error, shutdown_error
+from producers.gateway.edge.error_responses import error_response
+from producers.gateway.limits.rate_limits import headers_of
 from producers.gateway.pipeline.call_context import CallContext, present
-from producers.openai_api.errors import CLIENT_GONE, REQUEST_ID_HEADER, UNCERTAIN, WAITED_TOO_LONG
+from producers.openai_api.errors import CLIENT_GONE, REQUEST_ID_HEADER, UNCERTAIN, WAITED_TOO_LONG, GatewayError
 
 log = get_logger(__name__)
 
@@ -27,9 +28,13 @@ UNLOGGED = frozenset({"/health", "/health/ready"})
 
 _HEADER = REQUEST_ID_HEADER.encode()
 _TRACE = frozenset({headers.TRACE_PARENT.encode(), headers.TRACE_STATE.encode()})
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')
 _NO_ROUTE = "none"
 _ANSWER_STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 _FAILED_CLOSE = 1011
+
+INTERNAL_ERROR = "internal_error"
+"""The gateway's own code: a defect of the gateway; the log has the details."""
 
 _REFUSED = "refused"
 # Outcome of a call without a reply, by error code; any other code is a refusal.
@@ -42,8 +47,8 @@ _OUTCOMES: Mapping[str, str] = {
 
 
 class CallLog:
-    """Outermost ASGI middleware. Exceptions other than GatewayError end here: their texts may quote caller input, so
-    neither the log nor the answer includes them.
+    """Outermost ASGI middleware; it also completes the headers of answers. Exceptions other than GatewayError end here:
+    their texts may quote caller input, so neither the log nor the answer includes them.
 
     Attributes:
         open_calls: number of calls in progress.
@@ -69,6 +74,8 @@ class CallLog:
             if kind in _ANSWER_STARTS:
                 status = message["status"]
                 _name(message, caller)
+                if kind == "http.response.start":
+                    _add_limits(message, caller)
             elif kind == "websocket.accept":
                 status = 101
                 _name(message, caller)
@@ -83,13 +90,16 @@ class CallLog:
         except asyncio.CancelledError:
             # The process ends. Without this answer the client gets one that client libraries retry by themselves.
             if not status:
-                await shutdown_error(scope["path"], caller.request_id)(scope, receive, send_named)
+                message = "the gateway ended before it could answer; it is not known what became of the call"
+                gone = GatewayError(503, UNCERTAIN, message, request_id=caller.request_id)
+                await error_response(scope["path"], gone)(scope, receive, send_named)
             raise
         except Exception as error:  # noqa: BLE001 - any kind; logged without its text
             frames = [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-4:]]
             log.error("call_failed", path=_route(scope), error=type(error).__name__, frames=frames)
             if not status:
-                await internal_error(scope["path"])(scope, receive, send_named)
+                failure = GatewayError(500, INTERNAL_ERROR, "the gateway failed; nothing else is known")
+                await error_response(scope["path"], failure)(scope, receive, send_named)
             elif status == 101 and close_code is None:
                 await send_named({"type": "websocket.close", "code": _FAILED_CLOSE})
         finally:
@@ -162,6 +172,15 @@ def _name(message: Message, caller: CallContext) -> None:
         if named is None:
             named = caller.answer_id = str(uuid4())
         message["headers"] = [*fields, (_HEADER, named.encode())]
+
+
+def _add_limits(message: Message, caller: CallContext) -> None:
+    """Add the caller's remaining rate limit, and the challenge to a 401. No route sets these headers itself."""
+    if message["status"] == 401:
+        message["headers"] = [*message["headers"], _CHALLENGE]
+    if caller.allowance is not None:
+        limits = headers_of(caller.allowance).items()
+        message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in limits)]
 
 
 def _trace(fields: Iterable[tuple[bytes, bytes]]) -> TraceHeaders:

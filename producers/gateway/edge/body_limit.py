@@ -2,9 +2,14 @@
 
 An oversized Content-Length gets 413 before authentication: that costs nothing and reveals only a documented bound. All
 other bodies are read by routes, after authentication.
+
+CPython and glibc keep freed memory for later allocations. Blocks as large as bodies are mapped individually here, so
+that freeing one returns it; memory split into smaller blocks is returned by a trim at a quiet moment after a peak.
 """
 
+import ctypes
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -35,11 +40,8 @@ class BodyLimit:
     """ASGI middleware. Reading a body over a bound raises GatewayError (413, 429, 503). The caller gets that error,
     whatever the application answers; then the connection is closed.
 
-    Args:
-        app: the next application.
-        max_bytes: bound of one body.
-        budget: bytes held in memory.
-        streamed: bounds by path of bodies that go to disk as they arrive and take no budget.
+    ``streamed`` has the bounds by path of bodies that go to disk as they arrive and take none of the ``budget``, which
+    is of the bytes in memory.
     """
 
     def __init__(
@@ -177,3 +179,45 @@ def _tenant_full() -> GatewayError:
 def _full() -> GatewayError:
     message = "bodies hold as much of this gateway's memory as they may; nothing was accepted"
     return GatewayError(503, Code.OVERLOADED, message, field="body", retry_after_ms=_RETRY_AFTER_MS)
+
+
+_M_MMAP_THRESHOLD: Final = -3
+_MAPPED_BYTES: Final = 131_072
+"""glibc's initial value. Setting it disables glibc's adjustment: otherwise freeing a block of up to 32 MiB raises it,
+and the next block of that size comes from the heap, whose top is rarely free."""
+
+
+@dataclass(slots=True)
+class TrimWatch:
+    """Detects the end of a peak. Pure.
+
+    Args:
+        peak_bytes: bytes held at once that make a trim worthwhile: it stops every thread's allocations for some
+            milliseconds.
+    """
+
+    peak_bytes: int = 16 * 1024 * 1024
+    _most_bytes: int = 0
+
+    def is_due(self, held_bytes: int) -> bool:
+        """Whether to trim now, with ``held_bytes`` held. Call periodically."""
+        self._most_bytes = max(self._most_bytes, held_bytes)
+        if self._most_bytes < self.peak_bytes or held_bytes > self._most_bytes // 4:
+            return False
+        self._most_bytes = 0
+        return True
+
+
+def map_large_blocks() -> None:
+    """Map large blocks individually, if the C library is glibc. Call before the first large allocation."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+def trim() -> None:
+    """Return free memory to the system, if the C library is glibc. Blocks: call it off the event loop."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+        metrics.GATEWAY_MEMORY_TRIMS.inc()

@@ -1,4 +1,4 @@
-"""Limits on open connections, and a periodic check of each."""
+"""Limits on open connections, their timeouts and minimum rates, and a periodic check of each."""
 
 import asyncio
 import os
@@ -6,6 +6,8 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
 from fcntl import ioctl
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from termios import TIOCOUTQ
@@ -13,7 +15,126 @@ from typing import Any, Final
 
 from fairlane import metrics
 from fairlane.settings import Network
-from producers.gateway.edge.timeouts import CloseReason, ConnectionTimeouts, Outflow
+
+
+class CloseReason(StrEnum):
+    """Why a connection was not admitted, or was closed by the gateway."""
+
+    TOO_MANY = "too_many"
+    TOO_MANY_OF_ADDRESS = "too_many_of_address"
+    HEAD_TOO_LARGE = "head_too_large"
+    MALFORMED = "malformed"
+    SLOW_HEAD = "slow_head"
+    SLOW_BODY = "slow_body"
+    PIPELINED = "pipelined"
+    """More calls were pipelined behind the one being answered than allowed."""
+    UNREAD_BODY = "unread_body"
+    """The call was answered, and its unread body kept coming."""
+    IDLE = "idle"
+    UNTAKEN = "untaken"
+    """The peer did not take what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTimeouts:
+    """Bounds of one connection.
+
+    Attributes:
+        head_s: from the start of a connection, or the first byte of a head, to the end of the head; also the time for
+            the rest of a body after its answer.
+        idle_s: from the end of an answer to the first byte of the next head.
+        span_s: in each span of this length, a body must end or arrive at ``bytes_per_s``.
+        bytes_per_s: minimum rate in both directions.
+        taken_span_s: in each span of this length, the peer must take all written bytes, or take them at
+            ``bytes_per_s``. Longer than ``span_s``: the peer's kernel takes nothing while its buffer is full, then a
+            large part of it at once.
+        look_s: interval between two checks of a connection.
+    """
+
+    head_s: float = 10.0
+    idle_s: float = 75.0
+    span_s: float = 30.0
+    bytes_per_s: int = 1_024
+    taken_span_s: float = 120.0
+    look_s: float = 1.0
+
+
+class ReceiveStage(Enum):
+    """Part of a call that the client is expected to send next."""
+
+    HEAD = auto()
+    BODY = auto()
+    LEFTOVER = auto()
+    """The rest of a body whose call is answered."""
+    NOTHING = auto()
+    """Nothing until the call is answered."""
+    IDLE = auto()
+
+
+class Inflow:
+    """Timeouts of received data. Blank lines between calls reset no timeout, so they keep no connection open.
+
+    Attributes:
+        stage: what the client is expected to send next.
+    """
+
+    def __init__(self, patience: ConnectionTimeouts, now_s: float) -> None:
+        self._patience = patience
+        self.enter(ReceiveStage.HEAD, now_s)
+
+    def enter(self, stage: ReceiveStage, now_s: float) -> None:
+        """Start a stage and its timeout."""
+        self.stage = stage
+        self._since_s = now_s
+        self._bytes = 0
+
+    def take(self, body_bytes: int) -> None:
+        self._bytes += body_bytes
+
+    def late(self, now_s: float, *, is_paused: bool) -> CloseReason | None:
+        """Why to stop waiting, or None. ``is_paused``: the gateway itself has paused reading."""
+        waited_s, patience = now_s - self._since_s, self._patience
+        if is_paused and self.stage in (ReceiveStage.HEAD, ReceiveStage.BODY):
+            self.enter(self.stage, now_s)
+        elif self.stage is ReceiveStage.BODY:
+            if waited_s >= patience.span_s:
+                if self._bytes < patience.span_s * patience.bytes_per_s:
+                    return CloseReason.SLOW_BODY
+                self.enter(ReceiveStage.BODY, now_s)
+        elif self.stage is ReceiveStage.HEAD and waited_s >= patience.head_s:
+            return CloseReason.SLOW_HEAD
+        elif self.stage is ReceiveStage.LEFTOVER and waited_s >= patience.head_s:
+            return CloseReason.UNREAD_BODY
+        elif self.stage is ReceiveStage.IDLE and waited_s >= patience.idle_s:
+            return CloseReason.IDLE
+        return None
+
+
+class Outflow:
+    """Rate at which the peer takes written data."""
+
+    def __init__(self, patience: ConnectionTimeouts) -> None:
+        self._patience = patience
+        self._span: tuple[float, int, int] | None = None
+        """Start of the span, with the bytes taken and not taken at that time."""
+
+    def is_stuck(self, now_s: float, written_bytes: int, untaken_bytes: int) -> bool:
+        """Whether the peer takes too little, given the bytes written since the connection began and those of them that
+        it has not taken."""
+        taken_bytes = written_bytes - untaken_bytes
+        if not untaken_bytes:
+            self._span = None
+        elif self._span is None:
+            self._span = now_s, taken_bytes, untaken_bytes
+        else:
+            since_s, taken_before, owed_bytes = self._span
+            patience = self._patience
+            if now_s - since_s >= patience.taken_span_s:
+                if taken_bytes - taken_before < min(owed_bytes, patience.taken_span_s * patience.bytes_per_s):
+                    return True
+                self._span = now_s, taken_bytes, untaken_bytes
+        return False
+
 
 _NETWORK_BITS: Final = 64
 """Low-order bits of an IPv6 address that one customer may choose freely (RFC 6177)."""
@@ -147,6 +268,19 @@ class Connection:
         self._timer = self._loop.call_later(self.patience.look_s, self._look)
 
 
+_UNCHANGED: Final = (
+    "abort",
+    "get_extra_info",
+    "get_write_buffer_size",
+    "is_closing",
+    "pause_reading",
+    "resume_reading",
+    "set_protocol",
+    "write_eof",
+)
+"""Methods of a transport that need no counting."""
+
+
 class CountedTransport(asyncio.Transport):
     """A transport that counts the bytes written to it.
 
@@ -160,6 +294,8 @@ class CountedTransport(asyncio.Transport):
         self._transport = transport
         self.written_bytes = 0
         self.lingers: Callable[[], bool] | None = None
+        for name in _UNCHANGED:
+            setattr(self, name, getattr(transport, name))
 
     def untaken_bytes(self) -> int:
         """Written bytes that the peer's kernel has not acknowledged; 0 once the local kernel has them all."""
@@ -181,30 +317,6 @@ class CountedTransport(asyncio.Transport):
     def close(self) -> None:
         if self.lingers is None or not self.lingers():
             self._transport.close()
-
-    def write_eof(self) -> None:
-        self._transport.write_eof()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._transport.set_protocol(protocol)
 
 
 def _queued_bytes(pseudo: Any) -> int:

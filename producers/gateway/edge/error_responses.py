@@ -1,51 +1,41 @@
 """Render errors in the shape of the API: OpenAI's below OpenAI's paths, Fairlane's own elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from fairlane.outcomes import Code
-from producers.gateway.native import errors as native
+from producers.gateway.native.response_bodies import ErrorAnswer
 from producers.gateway.pipeline.call_context import note_error
-from producers.openai_api import errors as openai
-from producers.openai_api.errors import UNCERTAIN, GatewayError
-
-INTERNAL_ERROR = "internal_error"
-"""The gateway's own code: a defect of the gateway; the log has the details."""
+from producers.openai_api.errors import GatewayError, error_body, error_headers, speaks_openai
 
 _HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed"}
 _NOT_FIELDS = frozenset({"body", "query", "path", "header", "cookie"})
 
 
-def error_response(path: str, error: GatewayError) -> JSONResponse:
+def error_response(path: str, error: GatewayError) -> Response:
     """The complete answer; its code goes to the access log."""
     note_error(error)
-    return openai.error_response(error) if openai.speaks_openai(path) else native.error_response(error)
-
-
-def internal_error(path: str) -> JSONResponse:
-    """500 for a defect of the gateway, without details."""
-    return error_response(path, GatewayError(500, INTERNAL_ERROR, "the gateway failed; nothing else is known"))
-
-
-def shutdown_error(path: str, request_id: str | None) -> JSONResponse:
-    """503 for a call cut off by the end of the process. Its request may go on."""
-    message = "the gateway ended before it could answer; it is not known what became of the call"
-    return error_response(path, GatewayError(503, UNCERTAIN, message, request_id=request_id))
+    if speaks_openai(path):
+        return JSONResponse(error_body(error), error.status, error_headers(error))
+    return Response(ErrorAnswer.of(error).as_json(), error.status, error_headers(error), "application/json")
 
 
 def install(app: FastAPI) -> None:
-    """Register the exception handler."""
 
-    async def failed(request: Request, error: Exception) -> JSONResponse:
+    async def failed(request: Request, error: Exception) -> Response:
         headers: Mapping[str, str] = {}
         if isinstance(error, RequestValidationError):
-            error = validation_error(error.errors())
+            # The first problem. Neither Pydantic's messages nor our validators' quote input.
+            problem: Mapping[str, Any] = next(iter(error.errors()), {})
+            place = [str(part) for part in problem.get("loc", ()) if part not in _NOT_FIELDS]
+            message = str(problem.get("msg", "the call is not valid"))
+            error = GatewayError(400, Code.INVALID, message, field=".".join(place) or None)
         elif isinstance(error, HTTPException):
             headers = error.headers or {}
             code = _HTTP_CODES.get(error.status_code, Code.INVALID)
@@ -57,12 +47,3 @@ def install(app: FastAPI) -> None:
 
     for kind in (GatewayError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, failed)
-
-
-def validation_error(problems: Sequence[Mapping[str, Any]]) -> GatewayError:
-    """The first problem, with its field. Neither Pydantic's messages nor our validators' quote input."""
-    if not problems:
-        return GatewayError(400, Code.INVALID, "the call is not valid")
-    problem = problems[0]
-    place = [str(part) for part in problem.get("loc", ()) if part not in _NOT_FIELDS]
-    return GatewayError(400, Code.INVALID, str(problem.get("msg", "is not valid")), field=".".join(place) or None)

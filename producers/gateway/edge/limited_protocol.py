@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sized
-from functools import partial
+from collections.abc import Sized
 from typing import Any, Final
 
 from uvicorn.config import Config
@@ -13,8 +12,15 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.http11 import Response
 
-from producers.gateway.edge.connections import Connection, Connections, CountedTransport, count
-from producers.gateway.edge.timeouts import CloseReason, Inflow, ReceiveStage
+from producers.gateway.edge.connections import (
+    CloseReason,
+    Connection,
+    Connections,
+    CountedTransport,
+    Inflow,
+    ReceiveStage,
+    count,
+)
 
 MOST_HEAD_BYTES: Final = 32_768
 """Bound of the request line and all headers; also of the bytes between two pieces of a body."""
@@ -31,17 +37,14 @@ _LAST: Final = b"x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n" + _LAST
 _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\n" + _LAST
 
-# Warnings that any client can trigger on every connection are counted as metrics instead.
+# Warnings that any client can trigger on every connection are counted as metrics instead; the WebSocket library would
+# log the path with its query and, at debug level, every message.
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.ERROR)
 
 
-class HeadTooLargeError(Exception):
-    """The head exceeds its bounds."""
-
-
-class PipelinedError(Exception):
-    """More calls are pipelined than allowed."""
+class _BoundExceededError(Exception):
+    """Stops the parser; ``send_400_response`` answers."""
 
 
 class _Flow(FlowControl):
@@ -55,11 +58,6 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if not self._waiting:
             super().resume_reading()
-
-
-def limited_protocol(connections: Connections) -> Callable[..., "LimitedProtocol"]:
-    """The protocol factory for uvicorn's ``http`` option."""
-    return partial(LimitedProtocol, connections)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -141,15 +139,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self._is_too_large():
-            # Stops the parser; ``send_400_response`` answers.
-            raise HeadTooLargeError
+            raise _BoundExceededError
         super().on_headers_complete()
         self._inflow.enter(ReceiveStage.BODY, self.loop.time())
         if not self.pipeline:
             self._own_bytes += self._head_bytes
         elif len(self.pipeline) > MOST_PIPELINED:
             self._is_pipelined = True
-            raise PipelinedError
+            raise _BoundExceededError
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -244,12 +241,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 _NO_SNIFF: Final = "x-content-type-options"
-_BAD_REQUEST: Final = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
-)
-
-# The library would log the path with its query and, at debug level, every message.
-_log.setLevel(logging.ERROR)
+_BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n" + _LAST
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):

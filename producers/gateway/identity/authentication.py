@@ -1,10 +1,8 @@
 """Authenticate a call by its headers, before any work, and apply its rate limits."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
@@ -12,11 +10,13 @@ from fairlane.logs import get_logger
 from fairlane.settings import Network
 from fairlane_server.api_keys.api_key import looks_like_key
 from producers.gateway.edge.connections import address_of
-from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
+from producers.gateway.identity.api_keys import KeyVerifier
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
+from producers.gateway.identity.tokens import TokenVerifier
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.limits.call_limits import CallLimits, headers_of, refusal
-from producers.gateway.limits.rate_buckets import Allowance, RatePolicy
+from producers.gateway.limits.rate_buckets import RatePolicy
+from producers.gateway.limits.rate_limits import CallLimits, refusal
+from producers.gateway.pipeline.call_context import present
 
 log = get_logger(__name__)
 
@@ -25,44 +25,77 @@ MOST_CHARACTERS = 8_192 + len("Bearer ")
 _LINES = RatePolicy(rate_per_s=5.0, burst=50)
 
 
-class Verifier(Protocol):
-    """Verifies one kind of credential."""
-
-    async def verify(self, text: str, address: str | None, /) -> Identity:
-        """The identity of a credential presented from this address. Raises RefusedError."""
-        ...
+_SEVERAL = "several"
+"""Replaces repeated headers of one name; it is neither a scheme nor a key, so it is refused."""
 
 
 class Authenticator:
-    """Authenticates a call by one API key or token; without a verifier of tokens, these are refused."""
+    """FastAPI dependency for HTTP and WebSocket routes: ``Depends(authenticator)`` is the Identity of the call, which
+    is recorded for the access log. Without a verifier of tokens, these are refused.
 
-    def __init__(self, keys: Verifier, tokens: Verifier | None, clock: ClockMs) -> None:
+    A call shows exactly one credential: ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``.
+    ``trusted_proxies`` are networks whose X-Forwarded-For is trusted.
+
+    Raises GatewayError: 401 invalid credential; 403 expired key, disabled user or token without tenant or role; 429 too
+    many failed keys from this address, or over the rate limit; 503 identity store or signing keys unavailable.
+    """
+
+    def __init__(
+        self,
+        keys: KeyVerifier,
+        tokens: TokenVerifier | None,
+        limits: CallLimits,
+        clock: ClockMs,
+        trusted_proxies: Sequence[Network] = (),
+    ) -> None:
         self._keys = keys
         self._tokens = tokens
+        self._limits = limits
+        self._trusted_proxies = trusted_proxies
         self._log = LimitedLog(log, clock, _LINES)
 
-    async def authenticate(
-        self, authorization: str | None, api_key_header: str | None, address: str | None = None
-    ) -> Identity:
-        """The identity for ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``, exactly one of them.
+    async def __call__(self, connection: HTTPConnection) -> Identity:
+        identity = await self.identify(connection)
+        allowance = await self._limits.take(identity)
+        caller = present.get()
+        if caller is not None:
+            caller.allowance = allowance
+        if not allowance.is_granted:
+            raise refusal(allowance)
+        if caller is not None:
+            caller.tenant, caller.subject = identity.tenant, identity.subject
+        return identity
 
-        Raises GatewayError: 401 invalid credential, 403 expired key, disabled user or token without tenant or role, 429
-        too many failed keys from this address, 503 identity store or signing keys unavailable.
-        """
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """The identity of these headers, without counting a call against its rate limit."""
         try:
-            shown = _shown(authorization, api_key_header)
-            return await self._verify(shown, address, may_be_token=api_key_header is None)
+            return await self._verify(connection)
         except RefusedError as error:
             metrics.AUTHENTICATIONS_REFUSED.labels(reason=error.why).inc()
             self._log.warning("authentication_refused", error.why, reason=error.why, who=error.who)
             raise answer(error.why) from None
 
-    async def _verify(self, shown: str, address: str | None, *, may_be_token: bool) -> Identity:
+    async def _verify(self, connection: HTTPConnection) -> Identity:
+        authorization, api_key = _only(connection, b"authorization"), _only(connection, b"x-api-key")
+        shown = _shown(authorization, api_key)
         if looks_like_key(shown):
-            return await self._keys.verify(shown, address)
-        if self._tokens is None or not may_be_token:
+            return await self._keys.verify(shown, self._address(connection))
+        if self._tokens is None or api_key is not None:
             raise RefusedError(AuthRefusal.MALFORMED)
-        return await self._tokens.verify(shown, address)
+        return await self._tokens.verify(shown)
+
+    async def close(self) -> None:
+        """Cancel lookups and fetches in flight."""
+        await self._keys.close()
+        if self._tokens is not None:
+            await self._tokens.close()
+
+    def _address(self, connection: HTTPConnection) -> str | None:
+        client = connection.scope.get("client")
+        if client is None:
+            return None
+        forwarded = [value for name, value in connection.scope["headers"] if name == b"x-forwarded-for"]
+        return address_of(tuple(client), forwarded, self._trusted_proxies)
 
 
 def _shown(authorization: str | None, api_key_header: str | None) -> str:
@@ -82,79 +115,6 @@ def _shown(authorization: str | None, api_key_header: str | None) -> str:
     if scheme.lower() != "bearer" or not shown.strip():
         raise RefusedError(AuthRefusal.MALFORMED)
     return shown.strip()
-
-
-_ALLOWANCE = "fairlane_allowance"
-_CHALLENGE = (b"www-authenticate", b'Bearer realm="fairlane"')
-_SEVERAL = "several"
-"""Replaces repeated headers of one name; it is neither a scheme nor a key, so it is refused."""
-
-
-class AuthenticatedCall:
-    """FastAPI dependency for HTTP and WebSocket routes: ``Depends(gate)`` is the Identity of the call.
-
-    Raises GatewayError as ``Authenticator`` does, and 429 with ``retry_after_ms`` over the rate limit.
-
-    ``trusted_proxies`` are networks whose X-Forwarded-For is trusted.
-    """
-
-    def __init__(
-        self, authenticator: Authenticator, limits: CallLimits, trusted_proxies: Sequence[Network] = ()
-    ) -> None:
-        self._authenticator = authenticator
-        self._limits = limits
-        self._trusted_proxies = trusted_proxies
-
-    async def __call__(self, connection: HTTPConnection) -> Identity:
-        identity = await self.identify(connection)
-        allowance = await self._limits.take(identity)
-        connection.scope[_ALLOWANCE] = allowance
-        if not allowance.is_granted:
-            raise refusal(allowance)
-        return identity
-
-    async def identify(self, connection: HTTPConnection) -> Identity:
-        """The identity of these headers, without counting a call against its rate limit. Raises GatewayError as
-        ``Authenticator`` does."""
-        return await self._authenticator.authenticate(
-            _only(connection, b"authorization"), _only(connection, b"x-api-key"), self._address(connection)
-        )
-
-    def _address(self, connection: HTTPConnection) -> str | None:
-        client = connection.scope.get("client")
-        if client is None:
-            return None
-        forwarded = [value for name, value in connection.scope["headers"] if name == b"x-forwarded-for"]
-        return address_of(tuple(client), forwarded, self._trusted_proxies)
-
-
-class RateLimitHeaders:
-    """ASGI middleware: adds the caller's remaining rate limit to answers, and the challenge to a 401."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                _add(scope, message)
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
-
-def _add(scope: Scope, message: Message) -> None:
-    # No route sets these headers itself.
-    added = [_CHALLENGE] if message["status"] == 401 else []
-    allowance: Any = scope.get(_ALLOWANCE)
-    if isinstance(allowance, Allowance):
-        added += [(name.encode(), value.encode()) for name, value in headers_of(allowance).items()]
-    if added:
-        message["headers"] = [*message.get("headers", ()), *added]
 
 
 def _only(connection: HTTPConnection, name: bytes) -> str | None:

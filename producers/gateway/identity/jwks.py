@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from ipaddress import ip_address
 from random import random
-from typing import Protocol
 
 import httpx
 from jwt import PyJWK
@@ -30,20 +29,9 @@ LONGEST_STALE_MS = 3_600_000
 _AGAIN = Backoff(first_s=1.0, longest_s=30.0)
 
 
-class KeySetUnavailableError(Exception):
-    """The issuer's keys are unavailable."""
-
-
-class KeySetSource(Protocol):
-    """Source of the published key set."""
-
-    async def fetch(self) -> bytes:
-        """The document, bounded in size and time. Raises KeySetUnavailableError, whose message names no address."""
-        ...
-
-
-class HttpKeySetSource:
-    """Fetches over https; over http only from this machine. No redirects, no proxies from the environment.
+class KeySetSource:
+    """Source of the published key set: https, or http from this machine; bounded in size and time, without redirects
+    and proxies from the environment.
 
     Raises ValueError for any other URL, without quoting it.
     """
@@ -62,6 +50,7 @@ class HttpKeySetSource:
         self._most_bytes = most_bytes
 
     async def fetch(self) -> bytes:
+        """The published document. Raises KeySetError, whose message names no address."""
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -69,14 +58,14 @@ class HttpKeySetSource:
                 client.stream("GET", self._url, headers={"Accept-Encoding": "identity"}) as response,
             ):
                 if response.status_code != httpx.codes.OK:
-                    raise KeySetUnavailableError(f"the answer is {response.status_code}")
+                    raise KeySetError(f"the answer is {response.status_code}")
                 document = b""
                 async for part in response.aiter_raw():
                     document += part
                     if len(document) > self._most_bytes:
-                        raise KeySetUnavailableError(f"it has more than {self._most_bytes} bytes")
+                        raise KeySetError(f"it has more than {self._most_bytes} bytes")
         except (httpx.HTTPError, TimeoutError, OSError) as error:
-            raise KeySetUnavailableError(type(error).__name__) from None
+            raise KeySetError(type(error).__name__) from None
         return document
 
 
@@ -95,7 +84,7 @@ class KeySet:
     async def key(self, key_id: str) -> PyJWK | None:
         """The key with this id; None if the issuer has none. The id is only compared.
 
-        Raises KeySetUnavailableError: no keys were ever fetched, or the id is unknown and the last fetch failed.
+        Raises KeySetError: no keys were ever fetched, or the id is unknown and the last fetch failed.
         """
         known = self._known(key_id)
         if known is not None:
@@ -107,11 +96,10 @@ class KeySet:
             await asyncio.wait((fetch,))
             known = self._known(key_id)
         if known is None and (self._failures or self._fetched_at_ms is None):
-            raise KeySetUnavailableError("the issuer's keys cannot be had")
+            raise KeySetError("the issuer's keys cannot be had")
         return known
 
     async def close(self) -> None:
-        """Cancel the fetch in flight."""
         if self._fetch is not None:
             self._fetch.cancel()
             await asyncio.wait((self._fetch,))
@@ -136,7 +124,7 @@ class KeySet:
         begun_at_ms = self._clock()
         try:
             keys = parse_key_set(await self._source.fetch())
-        except (KeySetUnavailableError, KeySetError) as error:
+        except KeySetError as error:
             self._failures += 1
             delay_s = _AGAIN.delay_s(self._failures, random())  # noqa: S311 - jitter, no secret
             self._next_fetch_at_ms = self._clock() + round(1_000 * delay_s)

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.answer_cache import Recent
-from producers.gateway.identity.key_store import StoreUnavailableError
+from fairlane_server.store_error import StoreError
+from producers.gateway.tenant_bounds import TenantMap
 
 log = get_logger(__name__)
 
@@ -36,15 +36,46 @@ FULL_GRACE_MS = 5_000
 key must not pass longer because many others are looked up. Every lookup ends within this time."""
 
 
-class Lookups(Generic[ValueT]):
-    """Lookups of one kind. For one event loop.
+class Recent(Generic[ValueT]):
+    """At most ``most`` answers. Beyond it, the tenant with the most answers loses the one asked for least recently, so
+    that a tenant with few loses none."""
 
-    Args:
-        grace_ms: how long an answer counts while the store is unavailable.
-        clock: monotonic milliseconds.
-        breaker: circuit breaker of the store.
-        tenant_of: tenant of a name that the store knows; the cache evicts from the tenant with the most answers.
-    """
+    def __init__(self, most: int) -> None:
+        self._known: TenantMap[tuple[ValueT, int]] = TenantMap(most)
+        self._tenants: dict[Hashable, str] = {}
+        """Tenant of each name."""
+
+    def within(self, name: Hashable, now_ms: int, span_ms: int) -> ValueT | None:
+        """The answer, if the store was asked less than ``span_ms`` ago."""
+        tenant = self._tenants.get(name)
+        known = None if tenant is None else self._known.get(tenant, name)
+        return known[0] if known is not None and now_ms - known[1] < span_ms else None
+
+    def __contains__(self, name: Hashable) -> bool:
+        """Whether an answer is cached, however old."""
+        return name in self._tenants
+
+    def put(self, name: Hashable, value: ValueT, asked_at_ms: int, tenant: str = "") -> None:
+        """Cache an answer of this tenant; the store was asked at ``asked_at_ms``."""
+        self.forget(name)
+        self._tenants[name] = tenant
+        evicted = self._known.put(tenant, name, (value, asked_at_ms))
+        if evicted is not None:
+            del self._tenants[evicted]
+
+    def forget(self, name: Hashable) -> None:
+        """Drop the answer: the store does not know the name."""
+        if (tenant := self._tenants.pop(name, None)) is not None:
+            self._known.pop(tenant, name)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class Lookups(Generic[ValueT]):
+    """Lookups of one kind, for one event loop. An answer counts for ``grace_ms`` while the store is unavailable. The
+    cache evicts from the tenant with the most answers; ``tenant_of`` gives the tenant of a name that the store
+    knows."""
 
     def __init__(
         self,
@@ -73,7 +104,7 @@ class Lookups(Generic[ValueT]):
         """The result of ``ask``, shared by concurrent callers of the same name. None is not cached.
 
         ``origin`` is the address or tenant that lookups of names unknown to the store are counted for. ``ask`` must end
-        within a timeout of its own. Raises StoreUnavailableError: the store is unavailable or all slots are taken, and
+        within a timeout of its own. Raises StoreError: the store is unavailable or all slots are taken, and
         the cached answer is too old.
         """
         now_ms = self._clock()
@@ -97,7 +128,7 @@ class Lookups(Generic[ValueT]):
             return known
         try:
             return talk.result()
-        except StoreUnavailableError:
+        except StoreError:
             return self._in_grace(name, self._clock())
 
     async def close(self) -> None:
@@ -122,7 +153,7 @@ class Lookups(Generic[ValueT]):
     ) -> ValueT | None:
         try:
             value = await ask()
-        except StoreUnavailableError as error:
+        except StoreError as error:
             was_open = self._breaker.is_open
             self._breaker.failed(self._clock(), random())  # noqa: S311 - jitter, no secret
             if self._breaker.is_open and not was_open:
@@ -153,5 +184,5 @@ class Lookups(Generic[ValueT]):
 
 def _sure(known: ValueT | None) -> ValueT:
     if known is None:
-        raise StoreUnavailableError("the store of identities cannot be asked")
+        raise StoreError("the store of identities cannot be asked")
     return known

@@ -20,7 +20,7 @@ _PRIVATE = "d"
 
 
 class KeySetError(Exception):
-    """Not a valid key set. The message quotes nothing of it."""
+    """The issuer's key set is unavailable or invalid. The message names no address and quotes nothing of it."""
 
 
 def parse_key_set(document: bytes) -> Mapping[str, PyJWK]:

@@ -1,7 +1,6 @@
 """Verify JSON Web Tokens (RFC 7519, checked as RFC 8725 advises): the presented text in, an identity out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jwt
@@ -10,12 +9,12 @@ from fairlane.clock import ClockMs
 from fairlane.names import is_name
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.jwks import KeySet, KeySetUnavailableError
-from producers.gateway.identity.key_store import IdentityStore, StoreUnavailableError, UserSettings
+from fairlane_server.store_error import StoreError
+from producers.gateway.identity.api_keys import IdentityStore, UserSettings
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError
+from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError
-from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS
+from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS, KeySetError
 
 MOST_CHARACTERS = 8_192
 MOST_SUBJECT_CHARACTERS = 255
@@ -27,17 +26,9 @@ _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError, 
 _STRONGEST_FIRST = (Role.ADMIN, Role.OPERATOR, Role.TENANT, Role.VIEWER)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPolicy:
-    """Required claims ``iss`` and ``aud`` of a token, and the tolerated clock skew of the issuer."""
-
-    issuer: str
-    audience: str
-    leeway_s: float = 30.0
-
-
 class TokenVerifier:
-    """Verifies tokens of one issuer, each by the algorithm of the key that signed it.
+    """Verifies tokens of one issuer and audience, each by the algorithm of the key that signed it. ``leeway_s`` is the
+    tolerated clock skew of the issuer.
 
     The store knows users that were disabled or given another role; its answers count for ``grace_ms`` while it is
     unavailable. The times in a token are compared with the system clock.
@@ -45,14 +36,18 @@ class TokenVerifier:
 
     def __init__(
         self,
-        policy: TokenPolicy,
+        issuer: str,
+        audience: str,
+        leeway_s: float,
         keys: KeySet,
         store: IdentityStore,
         grace_ms: int,
         monotonic_clock: ClockMs,
         breaker: CircuitBreaker,
     ) -> None:
-        self._policy = policy
+        self._issuer = issuer
+        self._audience = audience
+        self._leeway_s = leeway_s
         self._keys = keys
         self._store = store
         self._users: Lookups[UserSettings] = Lookups(
@@ -62,7 +57,7 @@ class TokenVerifier:
             lambda name, _user: str(name[0]),  # type: ignore[index]  # as below
         )
 
-    async def verify(self, token: str, _address: str | None = None) -> Identity:
+    async def verify(self, token: str) -> Identity:
         """The identity of the token. Raises RefusedError."""
         claims = await self._claims(token)
         subject = claims["sub"]
@@ -75,7 +70,7 @@ class TokenVerifier:
             user = await self._users.find(
                 (tenant, subject), lambda: self._store.user(tenant, subject, TIMEOUT_S), tenant
             )
-        except StoreUnavailableError:
+        except StoreError:
             raise RefusedError(AuthRefusal.UNAVAILABLE, subject) from None
         if user is not None and user.is_disabled:
             raise RefusedError(AuthRefusal.USER_DISABLED, subject)
@@ -85,20 +80,20 @@ class TokenVerifier:
         return Identity(tenant, subject, role, user=subject)
 
     async def close(self) -> None:
-        """Cancel lookups in flight."""
+        """Cancel lookups and fetches in flight."""
         await self._users.close()
+        await self._keys.close()
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
         key = await self._key_of(token)
-        policy = self._policy
         try:
             return jwt.decode(
                 token,
                 key,
                 algorithms=[key.algorithm_name],
-                audience=policy.audience,
-                issuer=policy.issuer,
-                leeway=policy.leeway_s,
+                audience=self._audience,
+                issuer=self._issuer,
+                leeway=self._leeway_s,
                 options={"require": _REQUIRED, "enforce_minimum_key_length": True},
             )
         except jwt.ExpiredSignatureError:
@@ -123,7 +118,7 @@ class TokenVerifier:
             raise RefusedError(AuthRefusal.WRONG_TOKEN)
         try:
             key = await self._keys.key(key_id)
-        except KeySetUnavailableError:
+        except KeySetError:
             raise RefusedError(AuthRefusal.UNAVAILABLE) from None
         if key is None:
             raise RefusedError(AuthRefusal.UNKNOWN_SIGNER)

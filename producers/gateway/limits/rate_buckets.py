@@ -1,9 +1,8 @@
-"""Token buckets of callers, and the limit of failed API keys per address. Pure."""
+"""Token buckets of callers. Pure."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from fairlane_server.token_bucket import LONGEST_WAIT_MS, BucketLevels, full_in_ms, refilled, wait_ms
 
@@ -61,13 +60,8 @@ class _Level:
 
 
 class TokenBuckets:
-    """Buckets by owner; full ones are not stored. Bounded; not thread-safe.
-
-    A clock that goes back refills nothing until it has caught up.
-
-    Args:
-        most_owners: beyond it, the owner that called least recently is forgotten, and may burst again.
-    """
+    """Buckets by owner; full ones are not stored. Beyond ``most_owners``, the owner that called least recently is
+    forgotten, and may burst again. A clock that goes back refills nothing until it has caught up. Not thread-safe."""
 
     def __init__(self, most_owners: int = MOST_OWNERS) -> None:
         self._levels: BucketLevels[_Level] = BucketLevels(most_owners)
@@ -105,25 +99,3 @@ class TokenBuckets:
     def __len__(self) -> int:
         """Number of stored buckets."""
         return len(self._levels)
-
-
-BURST_S: Final = 10.0
-"""Burst, in seconds of the rate."""
-MOST_ADDRESSES: Final = 20_000
-
-
-class FailedKeys:
-    """Failures by address: ``per_s``, with a burst of ``BURST_S`` seconds. Bounded: the address that failed least
-    recently is forgotten first. Not thread-safe."""
-
-    def __init__(self, per_s: float, most_addresses: int = MOST_ADDRESSES) -> None:
-        self.policy = RatePolicy(per_s, max(1, round(BURST_S * per_s)))
-        self._book = TokenBuckets(most_addresses)
-
-    def may_try(self, address: str, now_ms: int) -> bool:
-        """Whether this address may present an unknown key."""
-        return self._book.peek(address, self.policy, now_ms).is_granted
-
-    def failed(self, address: str, now_ms: int) -> None:
-        """Count a failed key."""
-        self._book.take([address], self.policy, now_ms)

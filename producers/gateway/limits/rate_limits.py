@@ -1,20 +1,24 @@
-"""Rate limits: a protocol, buckets in memory, and buckets in Redis shared by all instances."""
+"""Rate limits of a caller: its key, its user and its tenant; in memory, and in Redis for all instances."""
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from hashlib import sha256
+from math import ceil
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
 from fairlane_server.redis.state import StateKind, count_refusal_of
 from fairlane_server.token_bucket import BUCKET_FUNCTIONS, LONGEST_WAIT_MS
+from producers.gateway.identity.identity import Identity
 from producers.gateway.limits.rate_buckets import Allowance, RatePolicy, TokenBuckets, allowance
+from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
 
@@ -74,13 +78,6 @@ return table.concat(answers, ' ')
 )
 
 
-class RateLimits(Protocol):
-    """Limits callers to their rate. Raises nothing because of an unavailable store."""
-
-    async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
-        """Take one call from the bucket of each owner (at least one, none twice), from all of them or from none."""
-
-
 class LocalRateLimits:
     """In memory: exact for the calls of this process, lost when it ends."""
 
@@ -89,6 +86,7 @@ class LocalRateLimits:
         self._book = TokenBuckets()
 
     async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
+        """Take one call from the bucket of each owner (at least one, none twice), from all of them or from none."""
         return self._book.take(owners, policy, self._clock())
 
 
@@ -109,18 +107,14 @@ class RedisRateLimits:
     gets at most the grants of Redis plus those of every instance. An emptied Redis starts with full buckets. For one
     event loop.
 
-    Args:
-        redis: the client; its own timeouts apply as well.
-        local: decides without Redis.
-        watch: availability of the same Redis.
-        timeout_s: bound of a command, connecting included, and so of the delay of a call before any work.
-        clock: replaces the server's clock, in tests.
+    ``timeout_s`` bounds a command, connecting included, and so the delay of a call before any work. ``clock`` replaces
+    the server's clock, in tests.
     """
 
     def __init__(
         self,
         redis: "Redis",
-        local: RateLimits,
+        local: LocalRateLimits,
         watch: RedisAvailability,
         timeout_s: float,
         clock: ClockMs | None = None,
@@ -140,6 +134,7 @@ class RedisRateLimits:
         return self._turns.answered
 
     async def take(self, owners: Sequence[str], policy: RatePolicy) -> Allowance:
+        """As ``LocalRateLimits.take``."""
         if not self._turns.may_ask():
             return await self._local.take(owners, policy)
         call = _Call(owners, policy, asyncio.get_running_loop().create_future())
@@ -221,3 +216,73 @@ def _give_up(call: _Call) -> None:
 
 def _key(owner: str) -> str:
     return f"gateway:calls:{owner}"
+
+
+RATE_LIMITED = "rate_limit_exceeded"
+_MS_PER_S, _MS_PER_MINUTE, _MS_PER_HOUR = 1_000, 60_000, 3_600_000
+
+
+class CallLimits:
+    """Every key and every user has a token bucket; a call takes from both of its caller, or from none. A granted call
+    then takes from its tenant's bucket, so that many users do not multiply a tenant's rate. The tenants' buckets are
+    local: they protect this process, and cost no round trip."""
+
+    def __init__(
+        self, limits: LocalRateLimits | RedisRateLimits, policy: RatePolicy, tenant_policy: RatePolicy, clock: ClockMs
+    ) -> None:
+        self._limits = limits
+        self._policy = policy
+        self._tenant_policy = tenant_policy
+        self._tenants = TokenBuckets()
+        self._clock = clock
+
+    async def take(self, identity: Identity) -> Allowance:
+        """Take one call of this caller."""
+        found = await self._limits.take(owners_of(identity), self._policy)
+        if found.is_granted:
+            of_tenant = self._tenants.take([identity.tenant], self._tenant_policy, self._clock())
+            if not of_tenant.is_granted or of_tenant.remaining < found.remaining:
+                found = of_tenant
+        if not found.is_granted:
+            metrics.CALLS_LIMITED.labels(tenant=identity.tenant).inc()
+        return found
+
+
+def owners_of(identity: Identity) -> tuple[str, ...]:
+    """Names of the caller's buckets of key and user."""
+    if identity.user is None:
+        return (f"key:{identity.subject}",)
+    # A digest: a subject may be any text of any length.
+    user = f"user:{identity.tenant}:{sha256(identity.user.encode()).hexdigest()}"
+    return (user,) if identity.user == identity.subject else (f"key:{identity.subject}", user)
+
+
+def refusal(allowance: Allowance) -> GatewayError:
+    """The error for a caller over its rate."""
+    return GatewayError(
+        429,
+        RATE_LIMITED,
+        "Too many calls with this key, of this user or of this tenant.",
+        retry_after_ms=allowance.retry_after_ms,
+    )
+
+
+def headers_of(allowance: Allowance) -> dict[str, str]:
+    """The headers of OpenAI's API, by the same names."""
+    return {
+        "x-ratelimit-limit-requests": str(allowance.limit),
+        "x-ratelimit-remaining-requests": str(allowance.remaining),
+        "x-ratelimit-reset-requests": span_text(allowance.reset_ms),
+    }
+
+
+def span_text(span_ms: int) -> str:
+    """A duration as ``12ms``, ``3s``, ``6m0s``, ``1h2m3s``: from one second on, whole seconds rounded up."""
+    if span_ms < _MS_PER_S:
+        return f"{span_ms}ms"
+    span_ms = ceil(span_ms / _MS_PER_S) * _MS_PER_S
+    hours, rest = divmod(span_ms, _MS_PER_HOUR)
+    minutes, rest = divmod(rest, _MS_PER_MINUTE)
+    text = f"{hours}h" if hours else ""
+    text += f"{minutes}m" if hours or minutes else ""
+    return f"{text}{rest // _MS_PER_S}s"

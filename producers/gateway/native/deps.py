@@ -1,22 +1,81 @@
 """Dependencies of the native routes, and their permission checks."""
 
 import asyncio
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from fairlane.names import is_request_id
 from fairlane_server.api_keys.api_key import Scope
 from producers.gateway.identity.identity import Authenticate, Identity, permit
-from producers.gateway.native.errors import unknown_request
-from producers.gateway.native.unclaimed_streams import KeptStreams
 from producers.gateway.pipeline.call_context import note_request
 from producers.gateway.pipeline.publisher import draining
+from producers.gateway.pipeline.submitter import PendingReply
 from producers.gateway.results.results import Results
 from producers.gateway.sending import SendingDeps
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.openai_api.errors import GatewayError
 
+KEEP_S = 60.0
+MOST_KEPT = 1_000
+
+_Key = tuple[str, str]
+
+
+class KeptStreams:
+    """At most ``most``, of which one tenant may have a quarter. The oldest is dropped first; the reply still has the
+    whole text. For one event loop."""
+
+    def __init__(self, most: int = MOST_KEPT, keep_s: float = KEEP_S) -> None:
+        self._most = most
+        self._most_of_tenant = max(1, most // 4)
+        self._keep_s = keep_s
+        self._kept: OrderedDict[_Key, tuple[PendingReply, asyncio.TimerHandle]] = OrderedDict()
+        self._of_tenant: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, tenant: str, waiting: PendingReply) -> None:
+        """Keep a text until it is claimed, at most ``keep_s``."""
+        key = tenant, waiting.request_id
+        self._let_go(key)
+        if self._of_tenant[tenant] >= self._most_of_tenant:
+            self._let_go(next(kept for kept in self._kept if kept[0] == tenant))
+        elif len(self._kept) >= self._most:
+            self._let_go(next(iter(self._kept)))
+        timer = asyncio.get_running_loop().call_later(self._keep_s, self._let_go, key)
+        self._kept[key] = waiting, timer
+        self._of_tenant[tenant] += 1
+
+    def claim(self, tenant: str, request_id: str) -> PendingReply | None:
+        """The kept waiter of this request, or None; the caller must ``forget`` it in the end."""
+        kept = self._kept.pop((tenant, request_id), None)
+        if kept is None:
+            return None
+        self._count_down(tenant)
+        waiting, timer = kept
+        timer.cancel()
+        return waiting
+
+    def close(self) -> None:
+        """Drop all texts."""
+        for key in tuple(self._kept):
+            self._let_go(key)
+
+    def _let_go(self, key: _Key) -> None:
+        waiting = self.claim(*key)
+        if waiting is not None:
+            waiting.forget()
+
+    def _count_down(self, tenant: str) -> None:
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
+
+
+UNKNOWN_REQUEST = "unknown_request"
+"""The gateway's own code, like the next: no request of this tenant has this id."""
 TOO_MANY_STREAMS = "too_many_streams"
-"""The gateway's own code."""
 MOST_STREAMS = 10_000
 _RETRY_AFTER_MS = 5_000
 
@@ -65,21 +124,19 @@ class EventPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDeps(SendingDeps):
-    """Dependencies of the routes.
-
-    Attributes:
-        results: replies and statuses; opened and closed by the application.
-        identify: as ``authenticate``, without counting a call; None: ``authenticate``.
-        events: timing of event streams.
-        slots: limit on open event streams.
-        kept: streamed texts that no client reads yet.
-    """
+    """Dependencies of the routes. ``identify`` is as ``authenticate``, without counting a call; None: ``authenticate``.
+    ``kept`` are streamed texts that no client reads yet."""
 
     results: Results
     identify: Authenticate | None = None
     events: EventPolicy = field(default_factory=EventPolicy)
     slots: EventSlots = field(default_factory=EventSlots)
     kept: KeptStreams = field(default_factory=KeptStreams)
+
+
+def unknown_request() -> GatewayError:
+    """404: no such request, or another tenant's; the error does not say which."""
+    return GatewayError(404, UNKNOWN_REQUEST, "there is no request with this id")
 
 
 def require_send(identity: Identity) -> str:

@@ -4,14 +4,14 @@ import base64
 import binascii
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from fairlane.client.requests import build_request, check_request
 from fairlane.outcomes import Code, Task
 from fairlane.records import MOST_INPUT_ITEMS, InferenceRequest, Message, Retrieval
 from producers.openai_api.errors import GatewayError
-from producers.openai_api.request_models import RetrievalOptions, Stop
+from producers.openai_api.request_models import ClosedBody, RetrievalOptions, SchedulingOptions, Stop
 
 _MOST_NUMBER = 2**31 - 1
 _LARGEST_INT = 2**63 - 1
@@ -44,20 +44,14 @@ Image = Annotated[
 ]
 
 
-class RequestBody(BaseModel):
-    """Base of all bodies; unknown fields are errors."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-
-class MessageBody(RequestBody):
+class MessageBody(ClosedBody):
     """One turn of a chat."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class InputBody(RequestBody):
+class InputBody(ClosedBody):
     """Input of the model; the task decides which fields are required."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MOST_INPUT_ITEMS)] | None = Field(
@@ -70,7 +64,7 @@ class InputBody(RequestBody):
     image: Image | None = Field(None, description="classify: the picture")
 
 
-class ParametersBody(RequestBody):
+class ParametersBody(ClosedBody):
     """Generation parameters, for task generate."""
 
     max_tokens: int | None = Field(None, ge=1, le=_MOST_NUMBER, description="Most tokens of the answer")
@@ -82,18 +76,13 @@ class ParametersBody(RequestBody):
     logprobs: int | None = Field(None, ge=0, le=20, description="Alternatives to report at each position")
 
 
-class _Scheduled(RequestBody):
+class _Scheduled(SchedulingOptions):
     """Fields of every request."""
 
     model: Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS, description="Name of the model")]
-    priority: Literal["high", "normal", "low"] = Field("normal", description="The class it waits in")
     timeout_ms: int | None = Field(
         None, ge=1, le=_MOST_TIMEOUT_MS, description="The deadline, from its receipt; none: the service's own"
     )
-    cache: Literal["none", "exact", "semantic"] | None = Field(
-        None, description="Which earlier answers may be given again; none given: the tenant's own default"
-    )
-    group: Name | None = Field(None, description="One of the tenant's groups, which share its weight")
     metadata: dict[str, str] = Field(default_factory=dict, description="Kept with the request's records")
 
     def _built(self, tenant: str, request_id: str, task: Task, **fields: Any) -> InferenceRequest:
@@ -102,11 +91,8 @@ class _Scheduled(RequestBody):
                 request_id=request_id,
                 model=self.model,
                 task=task,
-                priority=self.priority,
-                timeout_ms=self.timeout_ms,
-                cache=self.cache,
-                group=self.group,
                 metadata=self.metadata,
+                **{name: getattr(self, name) for name in SchedulingOptions.model_fields},
                 **fields,
             )
             check_request(request, tenant)

@@ -1,15 +1,16 @@
 """Response bodies of the native API."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from fairlane.outcomes import Outcome
-from fairlane.records import InferenceReply, Timings, TokenUsage
-from fairlane_server.postgres.request_timeline import RecordedReply
+from fairlane.records import CacheUse, InferenceReply, LabelScore, Output, PassageReference, Timings, TokenUsage
+from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
 from producers.gateway.results.request_status import RequestState, RequestStatus
+from producers.openai_api.errors import GatewayError
 
 PREFIX = "/v1"
 
@@ -32,43 +33,6 @@ class Links(ResponseBody):
     events: str
 
 
-class LabelAnswer(ResponseBody):
-    """A class and its probability."""
-
-    label: str
-    score: float | None
-
-
-class TopLogprobAnswer(ResponseBody):
-    """A candidate token and its log probability."""
-
-    token: str
-    logprob: float | None
-
-
-class TokenLogprobAnswer(TopLogprobAnswer):
-    """A token of the answer, and the likeliest ones at its position."""
-
-    top: tuple[TopLogprobAnswer, ...] = ()
-
-
-class OutputAnswer(ResponseBody):
-    """The output of the model, in the field of the task."""
-
-    text: str | None = Field(None, description="generate")
-    embeddings: tuple[tuple[float | None, ...], ...] | None = Field(None, description="embed: one vector for each text")
-    scores: tuple[float | None, ...] | None = Field(None, description="rank: one for each document, in their order")
-    labels: tuple[LabelAnswer, ...] | None = Field(None, description="classify: the likeliest first")
-    logprobs: tuple[TokenLogprobAnswer, ...] | None = Field(None, description="generate: one for each token")
-
-
-class PassageAnswer(ResponseBody):
-    """A passage that the answer is based on."""
-
-    passage_id: str
-    score: float | None
-
-
 class RetrievalAnswer(ResponseBody):
     """Retrieval as performed; `reason` says why it differs from the request."""
 
@@ -76,15 +40,6 @@ class RetrievalAnswer(ResponseBody):
     mode: str
     reason: str | None = None
     took_ms: int = 0
-
-
-class CacheAnswer(ResponseBody):
-    """The earlier request whose answer was reused."""
-
-    mode: str
-    request_id: str
-    answered_at_ms: int
-    similarity: float | None
 
 
 class EndedAnswer(ResponseBody):
@@ -111,26 +66,18 @@ class EndedAnswer(ResponseBody):
 class ResultAnswer(EndedAnswer):
     """The final reply to a request."""
 
-    output: OutputAnswer | None = Field(None, description="With the outcome ok")
-    passages: tuple[PassageAnswer, ...] = ()
+    output: Output | None = Field(
+        None,
+        description="With the outcome ok: `text` of generate, with `logprobs` for each token; `embeddings` of embed, "
+        "one for each text; `scores` of rank, one for each document in their order; `labels` of classify, the "
+        "likeliest first. A number that is not finite is null.",
+    )
+    passages: tuple[PassageReference, ...] = ()
     retrieval: RetrievalAnswer | None = None
-    cache: CacheAnswer | None = None
+    cache: CacheUse | None = None
 
 
 _REPLY_FIELDS = tuple(ResultAnswer.model_fields.keys() & {field.name for field in fields(InferenceReply)})
-
-
-class EventAnswer(ResponseBody):
-    """One event of a request: a decision with its reasons, a stage, or its cost."""
-
-    at_ms: int
-    event: str
-    actor: str | None = None
-    code: str | None = None
-    message: str | None = None
-    details: dict[str, str] = Field(
-        default_factory=dict, description="What it was decided from; units are in the names"
-    )
 
 
 class StatusAnswer(ResponseBody):
@@ -146,7 +93,9 @@ class StatusAnswer(ResponseBody):
     submitted_at_ms: int | None = None
     ended_at_ms: int | None = None
     links: Links
-    events: tuple[EventAnswer, ...] = Field((), description="What happened, in order; no text of the request")
+    events: tuple[TimelineEvent, ...] = Field(
+        (), description="What happened, in order: decisions with their reasons, stages, costs; no text of the request"
+    )
 
 
 class AcceptedAnswer(ResponseBody):
@@ -186,19 +135,11 @@ class ClassifyAnswer(ResponseBody):
 
     id: str
     model: str | None = None
-    labels: tuple[LabelAnswer, ...]
+    labels: tuple[LabelScore, ...]
     usage: TokenUsage
 
 
-class DeltaAnswer(ResponseBody):
-    """The next piece of a streamed answer."""
-
-    text: str
-    restarted: bool = Field(False, description="All text before this piece is void: the answer begins anew")
-    attempt: int = 1
-
-
-class NativeErrorDetail(BaseModel):
+class NativeErrorDetail(ResponseBody):
     """Code, field and message of an error."""
 
     code: str = Field(description="One word for programs")
@@ -208,34 +149,28 @@ class NativeErrorDetail(BaseModel):
     request_id: str | None = Field(None, description="The request it is about; ask for its result")
 
 
-class ErrorAnswer(BaseModel):
+class ErrorAnswer(ResponseBody):
     """Body of every error."""
 
     error: NativeErrorDetail
 
+    @classmethod
+    def of(cls, error: GatewayError) -> Self:
+        """The body of this error."""
+        return cls(error=NativeErrorDetail.model_validate(error))
+
 
 def links_of(request_id: str) -> Links:
-    """Paths of a request, its result and its events."""
     own = f"{PREFIX}/requests/{request_id}"
     return Links(self=own, result=f"{PREFIX}/results/{request_id}", events=f"{own}/events")
 
 
 def accepted_answer(request_id: str, status: RequestState = RequestState.QUEUED) -> AcceptedAnswer:
-    """An accepted request without a final reply."""
     return AcceptedAnswer(id=request_id, status=status, links=links_of(request_id))
 
 
-def ended_answer(recorded: RecordedReply) -> EndedAnswer:
-    """One entry of a page."""
-    return EndedAnswer.model_validate(_fields_of(recorded))
-
-
-def result_answer(recorded: RecordedReply) -> ResultAnswer:
-    """The final reply."""
-    return ResultAnswer.model_validate(_fields_of(recorded))
-
-
-def _fields_of(recorded: RecordedReply) -> dict[str, Any]:
+def ended_fields(recorded: RecordedReply) -> dict[str, Any]:
+    """Fields of a ``ResultAnswer``, and of an ``EndedAnswer`` among them."""
     reply = recorded.reply
     fields = {name: getattr(reply, name) for name in _REPLY_FIELDS}
     return fields | {
@@ -244,6 +179,11 @@ def _fields_of(recorded: RecordedReply) -> dict[str, Any]:
         "cache": reply.cache_use,
         "ended_at_ms": recorded.replied_at_ms,
     }
+
+
+def result_answer(recorded: RecordedReply) -> ResultAnswer:
+    """The final reply."""
+    return ResultAnswer.model_validate(ended_fields(recorded))
 
 
 def status_answer(status: RequestStatus) -> StatusAnswer:
@@ -260,7 +200,7 @@ def status_answer(status: RequestStatus) -> StatusAnswer:
         submitted_at_ms=status.submitted_at_ms,
         ended_at_ms=status.ended_at_ms,
         links=links_of(status.request_id),
-        events=tuple(map(EventAnswer.model_validate, status.events)),
+        events=status.events,
     )
 
 
@@ -275,8 +215,7 @@ def rank_answer(reply: InferenceReply, top_n: int | None) -> RankAnswer:
 def classify_answer(reply: InferenceReply, top_n: int | None) -> ClassifyAnswer:
     """The classes of an ``ok`` reply."""
     labels = () if reply.output is None or reply.output.labels is None else reply.output.labels
-    shown = tuple(LabelAnswer.model_validate(label) for label in labels[:top_n])
-    return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=shown, usage=reply.usage)
+    return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=labels[:top_n], usage=reply.usage)
 
 
 _ASK_AGAIN_S = 1

@@ -1,15 +1,16 @@
-"""Dependencies of the file and batch routes."""
+"""Dependencies, pages and errors of the file and batch routes."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import random
 from tempfile import gettempdir
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from fastapi import Depends
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from fairlane.backoff import jittered_ms
@@ -20,7 +21,7 @@ from producers.backfill.batches import BatchStore
 from producers.backfill.files import Blob, blob_of, file_url
 from producers.backfill.ports import JobFailedError, UnavailableError
 from producers.gateway.identity.identity import Authenticate, Identity, Scope, require
-from producers.gateway.openapi import ErrorDoc
+from producers.gateway.openapi import ErrorDocs
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.openai_api.errors import GatewayError
 
@@ -136,17 +137,32 @@ class BatchDeps:
             store.close()
 
 
-def listed(data: list[dict[str, object]], limit: int) -> dict[str, object]:
-    """A page in OpenAI's format. One entry more than ``limit`` in ``data`` says that there are more."""
-    page = data[:limit]
-    ids = [entry["id"] for entry in page]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": ids[0] if ids else None,
-        "last_id": ids[-1] if ids else None,
-        "has_more": len(data) > limit,
-    }
+EntryT = TypeVar("EntryT", bound="StoredEntry")
+
+
+class StoredEntry(BaseModel):
+    """A file or a batch."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    id: str
+
+
+class Page(BaseModel, Generic[EntryT]):
+    """A page, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[EntryT]
+    first_id: str | None
+    last_id: str | None = Field(description="`after` of the next page")
+    has_more: bool
+
+    @classmethod
+    def of(cls, entries: list[EntryT], limit: int) -> Self:
+        """A page of at most ``limit`` entries; one more says that there are more."""
+        data = entries[:limit]
+        first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+        return cls(data=data, first_id=first_id, last_id=last_id, has_more=len(entries) > limit)
 
 
 def unavailable() -> GatewayError:
@@ -162,8 +178,9 @@ def _busy(most: int, what: str) -> GatewayError:
     )
 
 
-ERRORS: Sequence[ErrorDoc] = (
-    (unavailable(), "Files and batches are unavailable; retry after `retry-after`"),
-    (_busy(MOST_CALLS, "calls about files and batches"), "A limit is reached; retry after `retry-after`"),
-)
+ERRORS: ErrorDocs = {
+    429: (Code.OVERLOADED, "A limit is reached; retry after `retry-after`"),
+    503: (UNAVAILABLE, "Files and batches are unavailable; retry after `retry-after`"),
+}
 """Documented errors of all routes."""
+FILE_ID = "file-0a1b2c3d4e5f60718293a4b5"

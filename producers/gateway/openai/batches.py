@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from fairlane.outcomes import Code
@@ -18,25 +18,23 @@ from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Want
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.gateway.idempotency import HEADER, checked_key, other_body
 from producers.gateway.identity.identity import Identity, require
-from producers.gateway.openai import batch_models as answers
 from producers.gateway.openai import files
-from producers.gateway.openai.batch_deps import ERRORS, BatchDeps, listed
+from producers.gateway.openai.batch_deps import ERRORS, FILE_ID, BatchDeps, Page, StoredEntry
 from producers.gateway.openai.files import found_file
-from producers.gateway.openapi import IDEMPOTENCY_KEY, READ_STATUSES, errors
+from producers.gateway.openapi import CREATED_S, READ_STATUSES, ErrorDocs, answered, errors, taking
 from producers.gateway.pipeline.call_context import note_object
 from producers.gateway.sending import body_of
-from producers.openai_api.body import documented, parse
+from producers.openai_api.body import parse
 from producers.openai_api.errors import GatewayError
+from producers.openai_api.request_models import ClosedBody
 
 _STATUS: Mapping[Status, str] = dict.fromkeys((Status.QUEUED, Status.RUNNING, Status.PAUSED), "in_progress")
 _ID = re.compile(r"batch_[0-9a-f]{16}")
-_EXAMPLE = {"input_file_id": answers.FILE_ID, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+_EXAMPLE = {"input_file_id": FILE_ID, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 
-class BatchBody(BaseModel):
+class BatchBody(ClosedBody):
     """Body of ``POST /v1/batches``."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
@@ -46,25 +44,84 @@ class BatchBody(BaseModel):
     ] = None
 
 
-_INVALID = (GatewayError(400, Code.INVALID, "endpoint: must be given", field="endpoint"), "A field is invalid")
+class BatchError(BaseModel):
+    """Reason of a failed batch."""
+
+    code: str
+    message: str | None = None
+    param: str | None = None
+    line: int | None = None
 
 
-def _unknown() -> GatewayError:
-    return GatewayError(404, "not_found", "there is no such batch", field="batch_id")
+class BatchErrors(BaseModel):
+    """Errors of a failed batch."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchError]
 
 
-def _ended() -> GatewayError:
-    return GatewayError(409, "conflict", "the batch has ended", field="batch_id")
+class RequestCounts(BaseModel):
+    """Numbers of lines; ``failed`` includes expired and cancelled ones."""
+
+    total: int
+    completed: int
+    failed: int
 
 
-_ERRORS = (*ERRORS, _INVALID, (_unknown(), "No such batch, or no such file"), (_ended(), "The batch has ended"))
+class BatchAnswer(StoredEntry):
+    """State of a batch. Times are in seconds since the epoch, and null before the event."""
+
+    object: Literal["batch"] = "batch"
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: Literal["24h"] = "24h"
+    status: Literal[
+        "validating", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled", "failed"
+    ]
+    output_file_id: str | None = Field(
+        None, description="The answers; null until the batch has ended, or if there are none"
+    )
+    error_file_id: str | None = Field(
+        None, description="The lines without an answer; null until the batch has ended, or if there are none"
+    )
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None = None
+
+
+_BATCH = BatchAnswer(
+    id="batch_0a1b2c3d4e5f6071",
+    endpoint="/v1/chat/completions",
+    input_file_id=FILE_ID,
+    status="in_progress",
+    created_at=CREATED_S,
+    in_progress_at=CREATED_S + 3,
+    expires_at=CREATED_S + DEFAULT_WINDOW_MS // 1000,
+    request_counts=RequestCounts(total=100, completed=42, failed=0),
+    metadata={"night": "1"},
+)
+_ERRORS: ErrorDocs = {
+    **ERRORS,
+    400: (Code.INVALID, "A field is invalid"),
+    404: ("not_found", "No such batch, or no such file"),
+    409: ("conflict", "The batch has ended"),
+}
 
 
 def router(deps: BatchDeps) -> APIRouter:
     """All routes of files and batches, below ``/v1``."""
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
     api.include_router(files.routes(deps))
-    read = errors((*READ_STATUSES, 400), *_ERRORS)
+    read = errors((*READ_STATUSES, 400), _ERRORS)
     Reader = Annotated[str, deps.caller(Scope.BATCHES)]  # noqa: N806 - a type
     Writer = Annotated[str, deps.caller(Scope.BATCHES, writes=True)]  # noqa: N806 - a type
     creator = require(deps.authenticate, Scope.BATCHES, writes=True)
@@ -72,39 +129,37 @@ def router(deps: BatchDeps) -> APIRouter:
     @api.post(
         "/batches",
         summary="Start a batch",
-        response_model=None,
-        responses=errors((*READ_STATUSES, 400, 413, 422), *_ERRORS) | answers.BATCH,
-        openapi_extra=documented(BatchBody, {"A batch": _EXAMPLE}) | IDEMPOTENCY_KEY,
+        responses=errors((*READ_STATUSES, 400, 413, 422), _ERRORS) | answered(_BATCH),
+        openapi_extra=taking(BatchBody, {"A batch": _EXAMPLE}),
     )
-    async def create(request: Request, identity: Annotated[Identity, Depends(creator)]) -> dict[str, object]:
+    async def create(request: Request, identity: Annotated[Identity, Depends(creator)]) -> BatchAnswer:
         """Answer each line of a file like a call of its own. Calls with the same `Idempotency-Key` create one batch."""
         body = parse(BatchBody, await body_of(request))
         key = checked_key(request.headers.get(HEADER))
-        return batch_json(await deps.call(identity.tenant, partial(_created, deps, identity.tenant, body, key)))
+        return batch_answer(await deps.call(identity.tenant, partial(_created, deps, identity.tenant, body, key)))
 
-    @api.get("/batches", summary="The batches there are", response_model=None, responses=read | answers.BATCHES)
+    @api.get("/batches", summary="The batches there are", responses=read | answered(Page[BatchAnswer].of([_BATCH], 1)))
     def list_batches(
         tenant: Reader, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None
-    ) -> dict[str, object]:
+    ) -> Page[BatchAnswer]:
         """Newest first."""
         if after is not None:
             _found(deps, tenant, after)
         with deps.store(tenant) as store:
             found = store.batches(limit + 1, after)
-        return listed([batch_json(batch) for batch in found], limit)
+        return Page[BatchAnswer].of(list(map(batch_answer, found)), limit)
 
-    @api.get("/batches/{batch_id}", summary="One batch", response_model=None, responses=read | answers.BATCH)
-    def get_batch(batch_id: str, tenant: Reader) -> dict[str, object]:
+    @api.get("/batches/{batch_id}", summary="One batch", responses=read | answered(_BATCH))
+    def get_batch(batch_id: str, tenant: Reader) -> BatchAnswer:
         """Progress of a batch, and the ids of its output files."""
-        return batch_json(_found(deps, tenant, batch_id))
+        return batch_answer(_found(deps, tenant, batch_id))
 
     @api.post(
         "/batches/{batch_id}/cancel",
         summary="Cancel a batch",
-        response_model=None,
-        responses=errors((*READ_STATUSES, 400, 409), *_ERRORS) | answers.BATCH,
+        responses=errors((*READ_STATUSES, 400, 409), _ERRORS) | answered(_BATCH),
     )
-    def cancel(batch_id: str, tenant: Writer) -> dict[str, object]:
+    def cancel(batch_id: str, tenant: Writer) -> BatchAnswer:
         """Lines already answered are kept. Cancelling a cancelled batch again returns it unchanged."""
         batch = _found(deps, tenant, batch_id)
         with deps.store(tenant):
@@ -115,8 +170,8 @@ def router(deps: BatchDeps) -> APIRouter:
                 jobs.close()
         batch = _found(deps, tenant, batch_id)
         if steered is None and batch.job.status not in (Status.CANCELLING, Status.CANCELLED):
-            raise _ended()
-        return batch_json(batch)
+            raise GatewayError(409, "conflict", "the batch has ended", field="batch_id")
+        return batch_answer(batch)
 
     return api
 
@@ -125,7 +180,8 @@ def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> 
     """A new batch, or the one already created under this key. Raises GatewayError."""
     if key is None:
         return _new(deps, tenant, body, new_job_id())
-    job_id = _job_id_of(tenant, key)
+    # No other key of any tenant gets this id.
+    job_id = blake2b(f"{tenant}\n{key}".encode(), digest_size=8).hexdigest()
     made = _made(deps, tenant, body, job_id)
     if made is not None:
         return made
@@ -138,11 +194,6 @@ def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> 
         if made is None:
             raise
         return made
-
-
-def _job_id_of(tenant: str, key: str) -> str:
-    """Job id derived from tenant and key; no other key of any tenant gets it."""
-    return blake2b(f"{tenant}\n{key}".encode(), digest_size=8).hexdigest()
 
 
 def _made(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch | None:
@@ -208,7 +259,7 @@ def _found(deps: BatchDeps, tenant: str, batch_id: str) -> Batch:
         with deps.store(tenant) as store:
             batch = store.batch(batch_id)
     if batch is None:
-        raise _unknown()
+        raise GatewayError(404, "not_found", "there is no such batch", field="batch_id")
     return batch
 
 
@@ -219,34 +270,32 @@ def status_of(job: Job) -> str:
     return _STATUS.get(job.status, job.status.value)
 
 
-def batch_json(batch: Batch) -> dict[str, object]:
+def batch_answer(batch: Batch) -> BatchAnswer:
     """A batch in OpenAI's format."""
     job, tally = batch.job, batch.job.tally
     failed = tally.failed + tally.expired + tally.cancelled
     ended_at = _seconds(job.ended_at_ms)
-    reason = {"code": "job_failed", "message": job.reason, "param": None, "line": None}
-    return {
-        "id": batch.batch_id,
-        "object": "batch",
-        "endpoint": job.spec.openai_url,
-        "errors": {"object": "list", "data": [reason]} if job.status is Status.FAILED else None,
-        "input_file_id": batch.input_file_id,
-        "completion_window": "24h",
-        "status": status_of(job),
-        "output_file_id": batch.output_file_id if job.status.is_final and tally.ok else None,
-        "error_file_id": batch.error_file_id if job.status.is_final and failed else None,
-        "created_at": _seconds(job.created_at_ms),
-        "in_progress_at": _seconds(job.started_at_ms),
-        "expires_at": _seconds(job.deadline_at_ms),
-        "finalizing_at": _seconds(job.finalizing_at_ms),
-        "completed_at": ended_at if job.status is Status.COMPLETED else None,
-        "failed_at": ended_at if job.status is Status.FAILED else None,
-        "expired_at": ended_at if job.status is Status.EXPIRED else None,
-        "cancelling_at": _seconds(job.cancelling_at_ms),
-        "cancelled_at": ended_at if job.status is Status.CANCELLED else None,
-        "request_counts": {"total": job.total_rows, "completed": tally.ok, "failed": failed},
-        "metadata": batch.metadata,
-    }
+    reason = BatchError(code="job_failed", message=job.reason)
+    return BatchAnswer(
+        id=batch.batch_id,
+        endpoint=job.spec.openai_url,
+        errors=BatchErrors(data=[reason]) if job.status is Status.FAILED else None,
+        input_file_id=batch.input_file_id,
+        status=status_of(job),
+        output_file_id=batch.output_file_id if job.status.is_final and tally.ok else None,
+        error_file_id=batch.error_file_id if job.status.is_final and failed else None,
+        created_at=job.created_at_ms // 1000,
+        in_progress_at=_seconds(job.started_at_ms),
+        expires_at=_seconds(job.deadline_at_ms),
+        finalizing_at=_seconds(job.finalizing_at_ms),
+        completed_at=ended_at if job.status is Status.COMPLETED else None,
+        failed_at=ended_at if job.status is Status.FAILED else None,
+        expired_at=ended_at if job.status is Status.EXPIRED else None,
+        cancelling_at=_seconds(job.cancelling_at_ms),
+        cancelled_at=ended_at if job.status is Status.CANCELLED else None,
+        request_counts=RequestCounts(total=job.total_rows, completed=tally.ok, failed=failed),
+        metadata=batch.metadata,
+    )
 
 
 def _seconds(at_ms: int | None) -> int | None:

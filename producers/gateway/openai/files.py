@@ -2,15 +2,16 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from errno import errorcode
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -28,9 +29,8 @@ from producers.backfill.job import Fingerprint
 from producers.backfill.ports import JobFailedError, NoSuchInputError, UnavailableError
 from producers.gateway.edge.body_limit import declared_bytes
 from producers.gateway.identity.identity import Identity, require
-from producers.gateway.openai import batch_models as answers
-from producers.gateway.openai.batch_deps import ERRORS, BatchDeps, listed, unavailable
-from producers.gateway.openapi import READ_STATUSES, ErrorDoc, errors
+from producers.gateway.openai.batch_deps import ERRORS, FILE_ID, BatchDeps, Page, StoredEntry, unavailable
+from producers.gateway.openapi import CREATED_S, READ_STATUSES, ErrorDocs, Responses, answered, errors
 from producers.gateway.pipeline.call_context import note_object
 from producers.openai_api.errors import GatewayError, client_gone
 
@@ -94,10 +94,59 @@ _MOST_NAME_CHARS = 256
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
+class File(StoredEntry):
+    """A file of this tenant: an upload, or the output or errors of a batch. Times are in seconds since the epoch."""
+
+    object: Literal["file"] = "file"
+    bytes: int | None = Field(description="Null until the batch has written it")
+    created_at: int
+    expires_at: int | None = Field(description="Null until the batch that writes it has ended")
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class DeletedFile(BaseModel):
+    """Confirmation that a file was deleted."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+_FILE = File(
+    id=FILE_ID,
+    bytes=20_480,
+    created_at=CREATED_S,
+    expires_at=CREATED_S + 2_592_000,
+    filename="questions.jsonl",
+    purpose=INPUT_PURPOSE,
+)
+_LINE = (
+    '{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"model": "all-minilm-l6-v2", "input": "a"}}'
+)
+_CONTENT: Responses = {
+    200: {
+        "description": "The bytes that were uploaded, or that the batch wrote",
+        "content": {
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}, "example": f"{_LINE}\n"}
+        },
+    }
+}
+_ERRORS: ErrorDocs = {
+    **ERRORS,
+    400: (Code.INVALID, "A field is invalid; `param` names it"),
+    403: (QUOTA_REACHED, "The identity lacks the permission, or the quota of stored files is used up"),
+    404: ("not_found", "No such file"),
+    408: (Code.INVALID, "The body did not arrive in time"),
+    411: (LENGTH_REQUIRED, "The request has no Content-Length"),
+}
+
+
 def routes(deps: BatchDeps) -> APIRouter:
-    """The routes."""
     api = APIRouter()
-    read = errors((*READ_STATUSES, 400), *_ERRORS)
+    read = errors((*READ_STATUSES, 400), _ERRORS)
     Reader = Annotated[str, deps.caller(KeyScope.FILES)]  # noqa: N806 - a type
     Writer = Annotated[str, deps.caller(KeyScope.FILES, writes=True)]  # noqa: N806 - a type
     uploader = require(deps.authenticate, KeyScope.FILES, writes=True)
@@ -105,37 +154,36 @@ def routes(deps: BatchDeps) -> APIRouter:
     @api.post(
         "/files",
         summary="Upload a file",
-        response_model=None,
-        responses=errors((*READ_STATUSES, 400, 408, 411, 413), *_ERRORS) | answers.FILE,
-        openapi_extra=answers.upload_body(INPUT_PURPOSE, _ANCHOR, LEAST_TTL_S, deps.limits.ttl_s),
+        responses=errors((*READ_STATUSES, 400, 408, 411, 413), _ERRORS) | answered(_FILE),
+        openapi_extra=_upload_body(deps.limits.ttl_s),
     )
-    async def upload(request: Request, identity: Annotated[Identity, Depends(uploader)]) -> dict[str, object]:
+    async def upload(request: Request, identity: Annotated[Identity, Depends(uploader)]) -> File:
         """Upload JSON lines for a batch. Quota is reserved first; then the body is written to disk as it arrives."""
         return await _uploaded(deps, request, identity.tenant)
 
-    @api.get("/files", summary="The files there are", response_model=None, responses=read | answers.FILES)
+    @api.get("/files", summary="The files there are", responses=read | answered(Page[File].of([_FILE], 1)))
     def list_files(
         tenant: Reader, limit: Limit = 100, after: str | None = None, purpose: str | None = None
-    ) -> dict[str, object]:
+    ) -> Page[File]:
         """Newest first."""
         if after is not None:
             found_file(deps, tenant, after)
         if purpose not in _PURPOSES:
-            return listed([], limit)
+            return Page[File].of([], limit)
         with deps.store(tenant) as store:
             found = store.files(deps.clock_ms(), limit + 1, after, purpose)
-        return listed([file_json(file) for file in found], limit)
+        return Page[File].of(list(map(file_answer, found)), limit)
 
-    @api.get("/files/{file_id}", summary="One file", response_model=None, responses=read | answers.FILE)
-    def get_file(file_id: str, tenant: Reader) -> dict[str, object]:
+    @api.get("/files/{file_id}", summary="One file", responses=read | answered(_FILE))
+    def get_file(file_id: str, tenant: Reader) -> File:
         """Metadata of a file, such as size and name."""
-        return file_json(found_file(deps, tenant, file_id))
+        return file_answer(found_file(deps, tenant, file_id))
 
     @api.get(
         "/files/{file_id}/content",
         summary="What is in a file",
         response_class=StreamingResponse,
-        responses=read | answers.CONTENT,
+        responses=read | _CONTENT,
     )
     def get_content(file_id: str, tenant: Reader) -> StreamingResponse:
         """Content of a file, streamed in blocks."""
@@ -149,17 +197,41 @@ def routes(deps: BatchDeps) -> APIRouter:
                 raise _not_found() from None
         return _Download(blob, fingerprint, deps.transfers.taken(tenant), deps.transfer_s)
 
-    @api.delete("/files/{file_id}", summary="Delete a file", response_model=None, responses=read | answers.DELETED)
-    def delete_file(file_id: str, tenant: Writer) -> dict[str, object]:
+    @api.delete("/files/{file_id}", summary="Delete a file", responses=read | answered(DeletedFile(id=FILE_ID)))
+    def delete_file(file_id: str, tenant: Writer) -> DeletedFile:
         """A batch that has yet to read the file fails."""
         file = found_file(deps, tenant, file_id)
         with deps.store(tenant) as store:
             # Content first: no content is stored without an entry that names it.
             deps.blob_of(tenant, file.file_id).delete()
             store.remove_file(file.file_id)
-        return {"id": file_id, "object": "file", "deleted": True}
+        return DeletedFile(id=file_id)
 
     return api
+
+
+def _upload_body(most_ttl_s: int) -> dict[str, Any]:
+    ttl = {"type": "integer", "minimum": LEAST_TTL_S, "maximum": most_ttl_s}
+    asked = {"expires_after[anchor]": {"type": "string", "enum": [_ANCHOR]}, "expires_after[seconds]": ttl}
+    schema = {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "properties": {
+            "file": {"type": "string", "format": "binary", "description": "JSON lines, one for each call"},
+            "purpose": {"type": "string", "enum": [INPUT_PURPOSE]},
+            **asked,
+        },
+        "dependentRequired": {name: list(asked) for name in asked},
+    }
+    examples = {
+        "a_file": {"summary": "A file", "value": {"file": _LINE, "purpose": INPUT_PURPOSE}},
+        "for_an_hour": {
+            "summary": "For an hour",
+            "value": {"file": _LINE, "purpose": INPUT_PURPOSE} | dict(zip(asked, (_ANCHOR, LEAST_TTL_S), strict=True)),
+        },
+    }
+    content = {"multipart/form-data": {"schema": schema, "examples": examples}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 class _Download(StreamingResponse):
@@ -199,19 +271,16 @@ def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
     return file
 
 
-def file_json(file: StoredFile) -> dict[str, object]:
+def file_answer(file: StoredFile) -> File:
     """A file in OpenAI's format."""
-    return {
-        "id": file.file_id,
-        "object": "file",
-        "bytes": file.size_bytes,
-        "created_at": file.created_at_ms // 1000,
-        "expires_at": None if file.expires_at_ms is None else file.expires_at_ms // 1000,
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+    return File(
+        id=file.file_id,
+        bytes=file.size_bytes,
+        created_at=file.created_at_ms // 1000,
+        expires_at=None if file.expires_at_ms is None else file.expires_at_ms // 1000,
+        filename=file.filename,
+        purpose=file.purpose,
+    )
 
 
 def stored_name(given: str | None) -> str:
@@ -231,10 +300,10 @@ def asked_ttl_s(form: FormData, most_s: int) -> int:
     return int(seconds)
 
 
-async def _uploaded(deps: BatchDeps, request: Request, tenant: str) -> dict[str, object]:
+async def _uploaded(deps: BatchDeps, request: Request, tenant: str) -> File:
     declared = declared_bytes(request.scope)
     if declared is None:
-        raise _no_length()
+        raise GatewayError(411, LENGTH_REQUIRED, "the length of the body must be given", field="content-length")
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise _no_form()
     with deps.transfers.taken(tenant):
@@ -284,7 +353,8 @@ async def _received(deps: BatchDeps, request: Request) -> FormData:
     except ClientDisconnect:
         raise client_gone(None) from None
     except TimeoutError:
-        raise _too_slow(deps.transfer_s) from None
+        message = f"the body took more than {deps.transfer_s:g} s"
+        raise GatewayError(408, Code.INVALID, message, field="body") from None
     except OSError as error:
         log.error("upload_not_spooled", error=errorcode.get(error.errno or 0, "unknown"))
         raise unavailable() from None
@@ -307,7 +377,7 @@ def _described(deps: BatchDeps, coming: StoredFile, form: FormData) -> tuple[Upl
     return upload, replace(coming, filename=name, size_bytes=size_bytes, expires_at_ms=expires_at_ms)
 
 
-def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> dict[str, object]:
+def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> File:
     note_object(file.file_id)
     with deps.store(file.tenant) as store:
         try:
@@ -318,7 +388,7 @@ def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> dict[str, ob
             raise _quota_reached(error) from None
         blob = deps.blob_of(file.tenant, file.file_id)
         try:
-            blob.write(_blocks(upload.file))
+            blob.write(iter(partial(upload.file.read, BLOCK_BYTES), b""))
         except BaseException:
             # S3 may have stored it without confirming. If it cannot be deleted now, the entry stays for the sweep.
             with suppress(UnavailableError, JobFailedError):
@@ -328,25 +398,12 @@ def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> dict[str, ob
         if not store.settle_upload(file):
             blob.delete()
             raise unavailable()
-    return file_json(file)
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
+    return file_answer(file)
 
 
 def _quota_reached(error: QuotaReachedError) -> GatewayError:
     message = f"file: {error}; delete some, or wait until some expire"
     return GatewayError(403, QUOTA_REACHED, message, field="file")
-
-
-def _no_length() -> GatewayError:
-    return GatewayError(411, LENGTH_REQUIRED, "the length of the body must be given", field="content-length")
-
-
-def _too_slow(most_s: float) -> GatewayError:
-    return GatewayError(408, Code.INVALID, f"the body took more than {most_s:g} s", field="body")
 
 
 def _no_form() -> GatewayError:
@@ -359,16 +416,3 @@ def _not_found() -> GatewayError:
 
 def _invalid(field: str, reason: str) -> GatewayError:
     return GatewayError(400, Code.INVALID, f"{field}: {reason}", field=field)
-
-
-_ERRORS: Sequence[ErrorDoc] = (
-    *ERRORS,
-    (_invalid("purpose", f"only {INPUT_PURPOSE} is supported"), "A field is invalid; `param` names it"),
-    (
-        _quota_reached(QuotaReachedError("a tenant keeps at most 10000 uploaded files, and 10000 are there")),
-        "The identity lacks the permission, or the quota of stored files is used up",
-    ),
-    (_not_found(), "No such file"),
-    (_too_slow(3_600), "The body did not arrive in time"),
-    (_no_length(), "The request has no Content-Length"),
-)

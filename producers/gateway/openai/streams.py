@@ -1,23 +1,27 @@
-"""Streamed responses."""
+"""Responses of text routes, whole or streamed, and their dependencies."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fairlane.client.reassembly import TextDelta
-from fairlane.records import InferenceReply
-from producers.gateway.idempotency import Published
-from producers.gateway.openai.deps import OpenAIDeps
+from fairlane.records import InferenceReply, ModelVersion
 from producers.gateway.pipeline.call_context import note_error
-from producers.gateway.ports import PendingReply
-from producers.gateway.sending import ClientGoneError, checked, leave, reply_in_time, unless_gone
-from producers.openai_api import sse
+from producers.gateway.pipeline.submitter import PendingReply
+from producers.gateway.sending import (
+    ClientGoneError,
+    Published,
+    SendingDeps,
+    checked,
+    leave,
+    reply_in_time,
+    unless_gone,
+)
 from producers.openai_api.errors import (
     REQUEST_ID_HEADER,
     STREAM_RESTARTED,
@@ -26,7 +30,29 @@ from producers.openai_api.errors import (
     error_body,
     waited_too_long,
 )
-from producers.openai_api.response_bodies import RequestEcho, Stream, text_of
+from producers.openai_api.responses import KEEP_ALIVE, STREAM_HEADERS, RequestEcho, TextEvents, error_event, text_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIDeps(SendingDeps):
+    """Dependencies of ``router``.
+
+    Attributes:
+        models_of: models that a tenant may use, in any order.
+        keep_alive_s: longest silence of a stream before a keep-alive. The status of a stream is held back as long, so
+            that a request that fails by then gets an error status.
+    """
+
+    models_of: Callable[[str], Sequence[ModelVersion]]
+    keep_alive_s: float = 10.0
+
+    def echo(
+        self, published: Published, reply: InferenceReply | None = None, *, with_usage: bool = False
+    ) -> RequestEcho:
+        """Request fields that the response repeats. The time is the reply's, the same in a repeated response."""
+        submitted_at_ms = None if reply is None else reply.timings.submitted_at_ms
+        at_ms = self.clock_ms() if submitted_at_ms is None else submitted_at_ms
+        return RequestEcho(published.request_id, published.model, at_ms // 1_000, with_usage)
 
 
 class DivergedError(Exception):
@@ -73,61 +99,34 @@ class Continuation:
             raise DivergedError
 
 
-class NoDelta(Enum):
-    """No delta arrived in time."""
-
-    SILENCE = "silence"
+SILENCE = TextDelta("")
+"""No delta arrived in time."""
 
 
 class Deltas:
-    """Deltas of one answer, and the silences between them.
-
-    An answer may take any time, as long as a delta arrives in every ``wait_s``.
-
-    Args:
-        waiting: waiter for the answer.
-        wait_s: longest wait without a delta, in seconds.
-    """
+    """Deltas of one answer, and the silences between them. ``wait_s`` is the longest wait for a delta, in seconds."""
 
     def __init__(self, waiting: PendingReply, wait_s: float) -> None:
-        self._waiting = waiting
-        self._wait_s = wait_s
         self._deltas = waiting.deltas(wait_s)
-        self._goes_on = False
-        """Whether a delta arrived since ``deltas`` was last called."""
         self._coming: asyncio.Task[TextDelta | None] | None = None
 
-    async def next(self, patience_s: float) -> TextDelta | NoDelta | None:
+    async def next(self, patience_s: float) -> TextDelta | None:
         """The next delta, ``SILENCE`` after ``patience_s``, or None at the end. Raises TimeoutError: see ``wait_s``."""
         if self._coming is None:
-            self._coming = asyncio.ensure_future(self._take())
+            self._coming = asyncio.ensure_future(anext(self._deltas, None))
         done, _ = await asyncio.wait((self._coming,), timeout=patience_s)
         if not done:
-            return NoDelta.SILENCE
+            return SILENCE
         coming, self._coming = self._coming, None
         return await coming
 
     async def close(self) -> None:
-        """Stop reading."""
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
         if isinstance(self._deltas, AsyncGenerator):
             await self._deltas.aclose()
-
-    async def _take(self) -> TextDelta | None:
-        while True:
-            try:
-                delta = await anext(self._deltas, None)
-            except TimeoutError:
-                if not self._goes_on:
-                    raise
-                self._goes_on = False
-                self._deltas = self._waiting.deltas(self._wait_s)
-            else:
-                self._goes_on = True
-                return delta
 
 
 def json_response(reply: InferenceReply, body: bytes) -> Response:
@@ -140,7 +139,7 @@ async def text_response(
     request: Request,
     published: Published,
     wish: tuple[bool, bool],
-    stream_of: Callable[[RequestEcho], Stream],
+    stream_of: Callable[[RequestEcho], TextEvents],
     whole: Callable[[InferenceReply, RequestEcho], bytes],
 ) -> Response:
     """Response to a text request. ``wish``: whether it is streamed, and whether a stream ends with usage.
@@ -154,31 +153,30 @@ async def text_response(
     return json_response(reply, whole(reply, deps.echo(published, reply)))
 
 
-async def _streamed(deps: OpenAIDeps, request: Request, published: Published, stream: Stream) -> Response:
+async def _streamed(deps: OpenAIDeps, request: Request, published: Published, stream: TextEvents) -> Response:
     """The answer as server-sent events.
 
     The status is sent with the first text or after ``keep_alive_s``: a request that fails before that gets an error
     status. Raises GatewayError.
     """
-    headers = dict(sse.HEADERS) | {REQUEST_ID_HEADER: published.request_id}
+    headers = dict(STREAM_HEADERS) | {REQUEST_ID_HEADER: published.request_id}
     waiting = published.source
     if isinstance(waiting, InferenceReply):
-        return Response(_whole(stream, checked(waiting)), headers=headers)
+        text = text_of(checked(waiting))
+        events = stream.first() + (stream.text(text) if text else b"") + stream.last(waiting)
+        return Response(events, headers=headers)
     deltas = Deltas(waiting, deps.wait_s)
     relay = _Relay(published, waiting, deltas, stream, deps)
     try:
         first = await unless_gone(request.receive, deltas.next(deps.keep_alive_s))
         reply = checked(await relay.final_reply()) if first is None else None
-    except ClientGoneError:
+    except BaseException as error:
+        relay.ended = not isinstance(error, ClientGoneError)
         await relay.close()
-        raise client_gone(published.request_id) from None
-    except TimeoutError:
-        relay.ended = True
-        await relay.close()
-        raise waited_too_long(published.request_id, deps.wait_s) from None
-    except BaseException:
-        relay.ended = True
-        await relay.close()
+        if isinstance(error, ClientGoneError):
+            raise client_gone(published.request_id) from None
+        if isinstance(error, TimeoutError):
+            raise waited_too_long(published.request_id, deps.wait_s) from None
         raise
     return EventStream(relay.events(first, reply), headers, relay.close)
 
@@ -194,13 +192,11 @@ class _Relay:
     published: Published
     waiting: PendingReply
     deltas: Deltas
-    stream: Stream
+    stream: TextEvents
     deps: OpenAIDeps
     ended: bool = False
 
-    async def events(
-        self, first: TextDelta | NoDelta | None, reply: InferenceReply | None
-    ) -> AsyncGenerator[bytes, None]:
+    async def events(self, first: TextDelta | None, reply: InferenceReply | None) -> AsyncGenerator[bytes, None]:
         """All events, starting with the first delta or silence, or those of a reply without deltas."""
         if begin := self.stream.first():
             yield begin
@@ -209,8 +205,8 @@ class _Relay:
         try:
             delta = first
             while delta is not None:
-                if isinstance(delta, NoDelta):
-                    yield sse.KEEP_ALIVE
+                if delta is SILENCE:
+                    yield KEEP_ALIVE
                 elif text := sent.feed(delta):
                     yield self.stream.text(text)
                 delta = await self.deltas.next(self.deps.keep_alive_s)
@@ -223,7 +219,9 @@ class _Relay:
         except TimeoutError:
             end = _failed(waited_too_long(request_id, self.deps.wait_s))
         except DivergedError:
-            end = _failed(_restarted(request_id))
+            where = f"/v1/results/{request_id}"
+            message = f"the answer began anew with other text, and what was sent is void; ask for {where}"
+            end = _failed(GatewayError(500, STREAM_RESTARTED, message, request_id=request_id))
         self.ended = True
         yield end
 
@@ -270,22 +268,7 @@ class EventStream(StreamingResponse):
                     await self._close()
 
 
-def _whole(stream: Stream, reply: InferenceReply) -> bytes:
-    """All events of a reply that is already known."""
-    text = text_of(reply)
-    return stream.first() + (stream.text(text) if text else b"") + stream.last(reply)
-
-
 def _failed(error: GatewayError) -> bytes:
     """Last event of a stream that fails after its status was sent."""
     note_error(error)
-    return sse.error_event(error_body(error))
-
-
-def _restarted(request_id: str) -> GatewayError:
-    return GatewayError(
-        500,
-        STREAM_RESTARTED,
-        f"the answer began anew with other text, and what was sent is void; ask for /v1/results/{request_id}",
-        request_id=request_id,
-    )
+    return error_event(error_body(error))

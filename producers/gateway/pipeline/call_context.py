@@ -4,17 +4,15 @@ from contextvars import ContextVar
 
 from fairlane.records import InferenceReply
 from fairlane.trace_context import TraceHeaders
+from producers.gateway.limits.rate_buckets import Allowance
 from producers.openai_api.errors import GatewayError
 
 
 class CallContext:
     """One call of HTTP.
 
-    Args:
-        trace: trace headers to pass on with its request.
-
     Attributes:
-        trace: as above.
+        trace: trace headers to pass on with its request.
         tenant, subject: the caller, once authenticated.
         request_id: request that the call is about: published for it, found under its key, or asked for with a valid id.
         object_id: file or batch that the call is about, likewise.
@@ -22,6 +20,7 @@ class CallContext:
         is_repeat: the reply is an earlier one under the same key: this call cost nothing.
         code: error code of the response, as in ``GatewayError``.
         answer_id: ``x-request-id`` of a response that is about no request.
+        allowance: the caller's rate limit, once it was counted.
     """
 
     # Class attributes as defaults keep the constructor cheap: every call creates one instance.
@@ -33,6 +32,7 @@ class CallContext:
     is_repeat: bool = False
     code: str | None = None
     answer_id: str | None = None
+    allowance: Allowance | None = None
 
     def __init__(self, trace: TraceHeaders = ()) -> None:
         self.trace = trace

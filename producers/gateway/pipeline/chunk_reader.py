@@ -48,11 +48,8 @@ class _Followed:
 class ChunkReader(ReaderThread[ReplyChunk, Chunk]):
     """Call ``follow`` and ``leave`` in the event loop that ``start`` was called in.
 
-    Args:
-        consumer: makes a consumer without a group, ``read_uncommitted``: chunks are not transactional.
-        is_wanted: whether a call waits for this request; called on the thread.
-        deliver: called in the event loop with wanted chunks. While the loop is busy, chunks wait in Kafka.
-        on_failure: see ``ReaderThread``.
+    ``consumer`` makes a consumer without a group, ``read_uncommitted``: chunks are not transactional. ``is_wanted`` is
+    called on the thread, ``deliver`` in the event loop; while that is busy, chunks wait in Kafka.
     """
 
     def __init__(

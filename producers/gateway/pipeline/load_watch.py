@@ -56,14 +56,9 @@ class RegistryFeeds:
 
 
 class LoadWatch:
-    """Reports the load to a listener a few times a second.
-
-    While Kafka, or a schema registry that it needs, is unavailable, it reports nothing and retries.
-
-    Args:
-        listener: called on the watch's thread.
-        on_failure: called there when the thread has died: the process must end.
-    """
+    """Reports the load to ``listener`` a few times a second, on its own thread. While Kafka, or a schema registry that
+    it needs, is unavailable, it reports nothing and retries. ``on_failure``: the thread has died, the process must
+    end."""
 
     def __init__(
         self,

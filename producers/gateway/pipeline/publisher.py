@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane.client.ports import KafkaHeaders
 from fairlane.clock import ClockMs, monotonic_ms
@@ -74,44 +73,26 @@ _LAST_RECORDS_TIMEOUT_S = 5.0
 _SPARE_MESSAGES = 1_000
 _SPARE_KBYTES = 16_384
 
-DeliveryReport = Callable[[KafkaError | None, Message], None]
+
+# Of unacknowledged records; one topic, which is one tenant's, gets half.
+MAX_RECORDS, MAX_BYTES = 10_000, 134_217_728
 
 
-class ProducerPort(Protocol):
-    """An idempotent producer."""
-
-    def produce(
-        self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
-    ) -> None: ...
-
-    def poll(self, timeout: float) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PublishLimits:
-    """Limits on unacknowledged records; one topic, which is one tenant's, gets half."""
-
-    max_records: int = 10_000
-    max_bytes: int = 134_217_728
-
-
-def producer_config(settings: Settings, limits: PublishLimits, on_error: Callable[[KafkaError], None]) -> ClientConfig:
+def producer_config(settings: Settings, on_error: Callable[[KafkaError], None]) -> ClientConfig:
     """Configuration of a producer whose delivery timeout ends while the caller still waits."""
     return idempotent_producer(settings) | {
         "client.id": f"{settings.instance_id}-publisher",
         "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
         "linger.ms": _LINGER_MS,
         "topic.metadata.propagation.max.ms": 2_000,
-        "queue.buffering.max.messages": limits.max_records + _SPARE_MESSAGES,
-        "queue.buffering.max.kbytes": limits.max_bytes // 1_024 + _SPARE_KBYTES,
+        "queue.buffering.max.messages": MAX_RECORDS + _SPARE_MESSAGES,
+        "queue.buffering.max.kbytes": MAX_BYTES // 1_024 + _SPARE_KBYTES,
         "error_cb": on_error,
     }
 
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """One record in flight."""
-
     acknowledged: "asyncio.Future[None]"
     topic: str
     request_id: str
@@ -120,7 +101,7 @@ class _Record:
 
 
 @dataclass(slots=True)
-class Publisher:
+class AsyncPublisher:
     """Publishes for all calls of a process. Call ``publish`` in the event loop that ``start`` was called in.
 
     When acknowledgements stop, new records are rejected: first because the oldest record is overdue, then, once records
@@ -132,12 +113,13 @@ class Publisher:
         on_failure: called when nothing can be published any more: the process must end.
     """
 
-    make_producer: Callable[[Callable[[KafkaError], None]], ProducerPort]
-    limits: PublishLimits
+    make_producer: Callable[[Callable[[KafkaError], None]], Producer]
     on_failure: Callable[[BaseException], None]
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     clock: ClockMs = monotonic_ms
-    _producer: ProducerPort | None = field(default=None, init=False)
+    max_records: int = MAX_RECORDS
+    max_bytes: int = MAX_BYTES
+    _producer: Producer | None = field(default=None, init=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(log), init=False)
     _next_look: asyncio.TimerHandle | None = field(default=None, init=False)
@@ -156,7 +138,6 @@ class Publisher:
 
     @property
     def on_the_way(self) -> int:
-        """Number of records in flight."""
         return len(self._on_the_way)
 
     def start(self) -> None:
@@ -233,13 +214,13 @@ class Publisher:
     def _refusal(self, topic: str, size_bytes: int, now_ms: int) -> GatewayError | None:
         """Why this topic gets no more records; None if it does."""
         # A record may be of any size if nothing else of its topic, or at all, is in flight.
-        of_topic, limits = self._of_topic.get(topic, {}), self.limits
+        of_topic = self._of_topic.get(topic, {})
         if of_topic and (
-            2 * len(of_topic) >= limits.max_records or 2 * (self._bytes_of_topic[topic] + size_bytes) > limits.max_bytes
+            2 * len(of_topic) >= self.max_records or 2 * (self._bytes_of_topic[topic] + size_bytes) > self.max_bytes
         ):
             return busy_with_tenant()
         if self._on_the_way and (
-            len(self._on_the_way) >= limits.max_records or self._bytes + size_bytes > limits.max_bytes
+            len(self._on_the_way) >= self.max_records or self._bytes + size_bytes > self.max_bytes
         ):
             return busy()
         if self._has_failed or self._is_late(of_topic, now_ms) or self.is_stalled(now_ms):
@@ -321,7 +302,6 @@ class Publisher:
 
 
 def _error_of(error: KafkaError, request_id: str) -> GatewayError:
-    """Error of a failed delivery."""
     if error.code() in UNCERTAIN_DELIVERY_ERRORS:
         return not_confirmed(request_id)
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

@@ -6,7 +6,6 @@ are in Postgres. An instance that gets a partition back resumes at its last posi
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -21,6 +20,7 @@ from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
 from producers.gateway.pipeline.reader_thread import ReaderThread
+from producers.gateway.pipeline.submitter import Submitter
 
 log = get_logger(__name__)
 
@@ -34,36 +34,15 @@ _START_TIMEOUT_S = 20.0
 _CLASSIC_SESSION_TIMEOUT_MS = 6_000
 
 
-class ReplySink(Protocol):
-    """Receiver of replies and partition changes. Called in the event loop."""
-
-    def owned(self, partitions: frozenset[int], partition_count: int) -> None:
-        """Exactly these of ``partition_count`` partitions are read from now on; may be empty."""
-        ...
-
-    def lost(self, partitions: frozenset[int]) -> None:
-        """Replies in these may be missed from now on. Called before the ``owned`` without them."""
-        ...
-
-    def replies(self, replies: list[InferenceReply]) -> None:
-        """These replies were read."""
-        ...
-
-
 class ReplyReader(ReaderThread[InferenceReply, InferenceReply]):
-    """One group member.
-
-    Args:
-        on_replies: called with all replies read, on a thread of the reader and before the sink; must be fast and must
-            not raise.
-        on_failure: see ``ReaderThread``.
-    """
+    """One group member. ``on_replies`` is called with all replies read, on a thread of the reader and before the sink;
+    it must be fast and must not raise."""
 
     def __init__(
         self,
         settings: Settings,
         codec: Codec,
-        sink: ReplySink,
+        sink: Submitter,
         on_replies: Callable[[list[InferenceReply]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:

@@ -1,11 +1,10 @@
-"""Kafka implementation of ``producers.gateway.ports.Submitter``."""
+"""Submit requests to Kafka, and wait for their replies."""
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 from uuid import uuid4
 
 from fairlane import cloud_events, metrics
@@ -23,16 +22,13 @@ from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
 from fairlane_server.kafka.reply_partition import new_request_id, partition_of
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.pipeline.call_context import CallContext, present
-from producers.gateway.pipeline.chunk_reader import Chunk
+from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, reject_early
 from producers.gateway.pipeline.pending import Pending, WaitingCall
-from producers.gateway.pipeline.publisher import draining
+from producers.gateway.pipeline.publisher import AsyncPublisher, draining
 from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
-
-FindReply = Callable[[str, str], Awaitable[InferenceReply | None]]
-"""Finds the recorded reply by tenant and request id; None if there is none. May raise GatewayError."""
 
 LOOK_UPS = 8
 """Concurrent look-ups of all calls of a process."""
@@ -40,24 +36,10 @@ LOOK_UPS = 8
 _LOOK_UP_TIMEOUT_S = 3.0
 
 
-class RecordPublisher(Protocol):
-    """The part of ``Publisher`` used here."""
+class PendingReply:
+    """An accepted request: its publish was acknowledged."""
 
-    async def publish(self, topic: str, request_id: str, value: bytes, headers: KafkaHeaders) -> None: ...
-
-
-class TenantChunks(Protocol):
-    """The part of ``ChunkReader`` used here."""
-
-    async def follow(self, tenant: str) -> bool: ...
-
-    def leave(self, tenant: str) -> None: ...
-
-
-class KafkaPendingReply:
-    """Kafka implementation of ``producers.gateway.ports.PendingReply``."""
-
-    def __init__(self, call: WaitingCall, submitter: "KafkaSubmitter", caller: CallContext | None) -> None:
+    def __init__(self, call: WaitingCall, submitter: "Submitter", caller: CallContext | None) -> None:
         self._call = call
         self._submitter = submitter
         self._caller = caller
@@ -69,6 +51,7 @@ class KafkaPendingReply:
         return self._call.request_id
 
     async def reply(self, timeout_s: float) -> InferenceReply:
+        """The final reply; may be called again. Raises TimeoutError: the request goes on and can be looked up."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self._call.reply is None:
             await self._news(deadline_s)
@@ -76,12 +59,19 @@ class KafkaPendingReply:
         return self._call.reply
 
     async def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]:
+        """Text deltas of a request with ``parameters.stream``; ends when the final reply has arrived.
+
+        Raises TimeoutError: no delta for ``timeout_s``; the request goes on. Together the deltas are the reply's whole
+        text, whatever chunks were lost.
+        """
         if self._call.text is None:
             raise ValueError("parameters.stream: the request did not ask for a stream")
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        now_s = asyncio.get_running_loop().time
+        deadline_s = now_s() + timeout_s
         while True:
             if (delta := self._call.take()) is not None:
                 yield delta
+                deadline_s = now_s() + timeout_s
             elif self._call.reply is not None:
                 self._note(self._call.reply)
                 return
@@ -91,9 +81,10 @@ class KafkaPendingReply:
                 except TimeoutError:
                     if self._call.is_given_up or not self._call.still_comes():
                         raise
-                    deadline_s = asyncio.get_running_loop().time() + timeout_s
+                    deadline_s = now_s() + timeout_s
 
     async def cancel(self) -> None:
+        """Cancel the request. Its one final reply still comes."""
         if self._call.reply is None:
             try:
                 await self._submitter.cancel(self._call.tenant, self.request_id)
@@ -101,6 +92,7 @@ class KafkaPendingReply:
                 self._submitter.lines.warning("cancel_not_published", request_id=self.request_id, code=error.code)
 
     def forget(self) -> None:
+        """Stop waiting; the request goes on. Must be called in the end, and may be called again."""
         self._submitter.leave(self._call)
 
     async def _news(self, deadline_s: float) -> None:
@@ -143,22 +135,17 @@ class KafkaPendingReply:
 
 
 @dataclass(slots=True)
-class KafkaSubmitter:
-    """Submits requests from one event loop. Also the sink of the reply reader.
-
-    Args:
-        registry: returns the current tenants and models.
-        load: latest load.
-        find_reply: finds replies that this instance has not read.
-    """
+class Submitter:
+    """Submits requests from one event loop. Also the sink of the reply reader. ``find_reply`` finds replies that this
+    instance has not read, by tenant and request id; it may raise GatewayError."""
 
     codec: Codec
-    publisher: RecordPublisher
-    chunks: TenantChunks
+    publisher: AsyncPublisher
+    chunks: ChunkReader
     pending: Pending
     registry: Callable[[], RegistrySnapshot]
     load: LatestLoad
-    find_reply: FindReply
+    find_reply: Callable[[str, str], Awaitable[InferenceReply | None]]
     clock: ClockMs = now_ms
     look_ups: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOK_UPS))
     lines: LimitedLog = field(default_factory=lambda: LimitedLog(log))
@@ -169,12 +156,21 @@ class KafkaSubmitter:
     # For routes
 
     def new_request_id(self) -> str:
+        """A new request id whose reply is routed to this instance."""
         if not self._owned:
             # No partition to route to: the reply is looked up where it is recorded.
             return str(uuid4())
         return new_request_id(self._owned, self._partition_count)
 
-    async def submit(self, tenant: str, request: InferenceRequest) -> KafkaPendingReply:
+    async def submit(self, tenant: str, request: InferenceRequest) -> PendingReply:
+        """Publish to the tenant's request topic and return when the publish is acknowledged.
+
+        The request's ``request_id`` must come from ``new_request_id``: it routes the reply.
+
+        Raises:
+            GatewayError: the request is invalid or would be rejected anyway, too much is in flight here (429, 503), or
+                Kafka does not take it (503). Nothing was accepted, unless the code is ``UNCERTAIN``.
+        """
         if self.is_draining:
             raise draining()
         refusal = reject_early(tenant, request, self.registry(), self.load, self.clock())
@@ -195,9 +191,10 @@ class KafkaSubmitter:
             raise
         if caller is not None:
             caller.request_id = request.request_id
-        return KafkaPendingReply(call, self, caller)
+        return PendingReply(call, self, caller)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
+        """Cancel a request by its id, whichever instance accepted it. Raises GatewayError: 400, 503."""
         if not is_request_id(request_id):
             raise GatewayError(400, Code.INVALID, "must be the id of a request", field="request_id")
         value = self.codec.encode(CancelRequest(request_id, tenant))
@@ -221,10 +218,12 @@ class KafkaSubmitter:
     # For the readers
 
     def owned(self, partitions: frozenset[int], partition_count: int) -> None:
+        """Exactly these of ``partition_count`` partitions are read from now on; may be empty."""
         self._owned, self._partition_count = partitions, partition_count
         metrics.GATEWAY_REPLY_PARTITIONS.set(len(partitions))
 
     def lost(self, partitions: frozenset[int]) -> None:
+        """Replies in these may be missed from now on. Called before the ``owned`` without them."""
         self._owned -= partitions
         if calls := self.pending.lose(partitions):
             log.warning("calls_look_up_their_reply", calls=calls, partitions=sorted(partitions))

@@ -71,15 +71,9 @@ def status_of(
     accepted: AcceptedRequest | None = None,
     kept_since_ms: int = 0,
 ) -> RequestStatus | None:
-    """State of a request; None if nothing is known of it.
-
-    Args:
-        request_id: its id.
-        history: everything recorded under the id, for one tenant.
-        seen: its reply, if known from elsewhere.
-        accepted: its acceptance by the gateway, if known.
-        kept_since_ms: older replies have been removed, while decisions and costs are retained longer.
-    """
+    """State of a request; None if nothing is known of it. ``seen`` is its reply and ``accepted`` its acceptance, if
+    known from elsewhere. Replies older than ``kept_since_ms`` have been removed, while decisions and costs are retained
+    longer."""
     if seen is not None and all(one.reply.source != seen.reply.source for one in history.replies):
         history = replace(history, replies=(*history.replies, seen))
     places = tell(history)

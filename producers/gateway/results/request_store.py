@@ -1,12 +1,14 @@
 """Recorded requests: by id, and pages of ended ones, newest first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from fairlane.names import is_name
 from fairlane.outcomes import Outcome
-from fairlane.records import LabelScore, Output, TokenLogprob, TopLogprob
+from fairlane.records import Output
 from fairlane_server.postgres.pool import DeadlinePool, Question, rows_for
 from fairlane_server.postgres.request_history import (
     DECISIONS,
@@ -45,6 +47,10 @@ AND (replied_at_ms, request_id, source_topic, source_partition, source_offset) <
 """
 
 
+# Non-finite numbers are stored as text.
+_OUTPUT = TypeAdapter(Output)
+
+
 @dataclass(frozen=True, slots=True)
 class EndedCursor:
     """Position of an ended request in the order of its tenant's; unique."""
@@ -66,41 +72,16 @@ class EndedFilter:
     until_ms: int | None = None
 
 
-class RequestStore(Protocol):
-    """Recorded requests of one tenant at a time. Every query raises StoreError and TimeoutError."""
-
-    async def open(self) -> None:
-        """Start to connect; Postgres may be unavailable."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
-    async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
-        """Newest reply to an id, with its output; replies of requests that ran come first."""
-        ...
-
-    async def history(self, tenant: str, request_id: str) -> History:
-        """Everything recorded of an id, without outputs."""
-        ...
-
-    async def ended(
-        self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
-    ) -> Sequence[RecordedReply]:
-        """A page of ended requests, newest first, without outputs: the first page, or the one after ``behind``."""
-        ...
-
-
-class PgRequestStore:
-    """``RequestStore`` over the recorder's tables. Pages have connections of their own, so that a long search does not
-    block look-ups by id."""
+class RequestStore:
+    """Requests in the recorder's tables, of one tenant at a time. Every query raises StoreError and TimeoutError. Pages
+    have connections of their own, so that a long search does not block look-ups by id."""
 
     def __init__(self, dsn: str) -> None:
         self._look_ups = DeadlinePool(dsn, _NAME, _LOOK_UP_CONNECTIONS)
         self._pages = DeadlinePool(dsn, f"{_NAME}-pages", _PAGE_CONNECTIONS)
 
     async def open(self) -> None:
+        """Start to connect; Postgres may be unavailable."""
         await self._look_ups.open()
         await self._pages.open()
 
@@ -109,13 +90,15 @@ class PgRequestStore:
         await self._pages.close()
 
     async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
+        """Newest reply to an id, with its output; replies of requests that ran come first."""
         (rows,) = await self._ask(tenant, [(_REPLY, (tenant, request_id))])
         if not rows:
             return None
         *columns, output = rows[0]
-        return recorded_reply(tuple(columns), None if output is None else output_of(output))
+        return recorded_reply(tuple(columns), None if output is None else _OUTPUT.validate_python(output))
 
     async def history(self, tenant: str, request_id: str) -> History:
+        """Everything recorded of an id, without outputs."""
         # Replies are read first: the decisions before a reply are recorded by the time they are read.
         of_id = request_id, MOST_ROWS
         asks = [(REPLIES, of_id), (USAGE, of_id), (DECISIONS, of_id)]
@@ -125,6 +108,7 @@ class PgRequestStore:
     async def ended(
         self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
     ) -> Sequence[RecordedReply]:
+        """A page of ended requests, newest first, without outputs: the first page, or the one after ``behind``."""
         question = ended_question(tenant, wanted, behind, most)
         (rows,) = await rows_for(self._pages, _checked(tenant), [question], PAGE_TIMEOUT_S)
         return [recorded_reply(row) for row in rows]
@@ -153,24 +137,6 @@ def ended_question(tenant: str, wanted: EndedFilter, behind: EndedCursor | None,
         place = (behind.source_topic, behind.source_partition, behind.source_offset)
         parameters += [behind.replied_at_ms, behind.replied_at_ms, behind.request_id, *place]
     return " ".join([*parts, _NEWEST_FIRST]).encode(), (*parameters, most)
-
-
-def output_of(stored: Mapping[str, Any]) -> Output:
-    """Output as the recorder stored it; non-finite numbers are stored as text."""
-    embeddings, scores = stored.get("embeddings"), stored.get("scores")
-    labels, logprobs = stored.get("labels"), stored.get("logprobs")
-    return Output(
-        text=stored.get("text"),
-        embeddings=None if embeddings is None else tuple(tuple(map(float, vector)) for vector in embeddings),
-        scores=None if scores is None else tuple(map(float, scores)),
-        labels=None if labels is None else tuple(LabelScore(one["label"], float(one["score"])) for one in labels),
-        logprobs=None if logprobs is None else tuple(map(_token, logprobs)),
-    )
-
-
-def _token(stored: Mapping[str, Any]) -> TokenLogprob:
-    top = tuple(TopLogprob(other["token"], float(other["logprob"])) for other in stored["top"])
-    return TokenLogprob(stored["token"], float(stored["logprob"]), top)
 
 
 def _checked(tenant: str) -> str:

@@ -5,32 +5,29 @@ from functools import partial
 from random import random
 from typing import TypeVar
 
-from redis.asyncio import Redis
-
 from fairlane.backoff import Backoff, jittered_ms
 from fairlane.clock import ClockMs, monotonic_ms, now_ms
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, InferenceRequest
-from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheName, request_key
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
 from producers.gateway.results.cache_entries import (
-    MOST_ENTRY_BYTES,
     AcceptedRequest,
+    Arrivals,
+    RecentReplies,
     WriteQueue,
     decode_accepted,
     decode_reply,
-    encode_accepted,
     encode_reply,
+    encoder,
     size_of_reply,
 )
-from producers.gateway.results.recent_replies import Arrivals, RecentReplies
 from producers.gateway.results.request_status import RequestStatus, status_of
-from producers.gateway.results.request_store import EndedCursor, EndedFilter, PgRequestStore, RequestStore
+from producers.gateway.results.request_store import EndedCursor, EndedFilter, RequestStore
 from producers.gateway.tenant_bounds import TenantMap, TenantSlots
 from producers.openai_api.errors import UNAVAILABLE, GatewayError, was_not_run
 
@@ -58,12 +55,13 @@ class Results:
     def __init__(
         self, cache: RedisCache, store: RequestStore, clock_ms: ClockMs = now_ms, kept_s: int = 86_400
     ) -> None:
-        self._cache = cache
+        self.cache = cache
         self._writes = WriteQueue(cache)
         self._recent = RecentReplies()
         self._store = store
         self._clock_ms = clock_ms
-        self._kept_s = kept_s
+        self.kept_ms = 1_000 * kept_s
+        """Retention of replies in Postgres."""
         self._look_ups, self._pages = CircuitBreaker(_BREAKER), CircuitBreaker(_BREAKER)
         self._look_up_slots = TenantSlots(MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT, _busy)
         self._page_slots = TenantSlots(MOST_PAGES, MOST_PAGES_OF_TENANT, _busy)
@@ -82,16 +80,6 @@ class Results:
         """Write queued entries and close the store. The caller closes Redis."""
         await self._writes.close()
         await self._store.close()
-
-    @property
-    def kept_ms(self) -> int:
-        """Retention of replies in Postgres, in milliseconds."""
-        return 1_000 * self._kept_s
-
-    @property
-    def is_cache_available(self) -> bool:
-        """Whether Redis answered recently."""
-        return self._cache.is_available
 
     @property
     def is_store_available(self) -> bool:
@@ -128,7 +116,7 @@ class Results:
         accepted = AcceptedRequest(request_id, request.model, request.task, self._clock_ms())
         self._accepted.put(tenant, request_id, accepted)
         key = request_key(CacheName.ACCEPTED, tenant, request_id)
-        self._writes.put(key, _ACCEPTED_BYTES, partial(encode_accepted, accepted))
+        self._writes.put(key, _ACCEPTED_BYTES, partial(encoder.encode, accepted))
 
     async def find_reply(self, tenant: str, request_id: str) -> InferenceReply | None:
         """As ``find``, without the time."""
@@ -159,7 +147,7 @@ class Results:
         if recent is not None:
             return recent
         key = request_key(CacheName.RESULT, tenant, request_id)
-        return await self._cache.get(key, lambda payload: decode_reply(key, request_id, payload))
+        return await self.cache.get(key, lambda payload: decode_reply(key, request_id, payload))
 
     async def status(self, tenant: str, request_id: str) -> RequestStatus | None:
         """Status of a request of this tenant; None if there is none. Raises GatewayError as ``find``."""
@@ -174,7 +162,7 @@ class Results:
         accepted = self._accepted.get(tenant, request_id)
         if accepted is None and seen is None and not (history.decisions or history.replies):
             key = request_key(CacheName.ACCEPTED, tenant, request_id)
-            accepted = await self._cache.get(key, lambda payload: decode_accepted(request_id, payload))
+            accepted = await self.cache.get(key, lambda payload: decode_accepted(request_id, payload))
         kept_since_ms = self._clock_ms() - self.kept_ms
         return status_of(request_id, history, seen, accepted, kept_since_ms)
 
@@ -206,13 +194,6 @@ class Results:
             raise
         breaker.succeeded()
         return answer
-
-
-def make_results(settings: Settings, redis: "Redis | None") -> Results:
-    """``Results`` from settings, not opened yet. Raises ValueError: POSTGRES_DSN is not a connection string."""
-    timeout_s = settings.gateway_redis_timeout_s
-    cache = RedisCache(redis, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
-    return Results(cache, PgRequestStore(settings.postgres_dsn.get_secret_value()), kept_s=settings.results_ttl_s)
 
 
 def _unavailable() -> GatewayError:

@@ -18,8 +18,8 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import CacheUse, InferenceReply, TokenUsage
 from producers.gateway.edge import access_log, error_responses
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.limits.call_limits import refusal
 from producers.gateway.limits.rate_buckets import Allowance
+from producers.gateway.limits.rate_limits import refusal
 from producers.gateway.pipeline.call_context import note_object, present
 from producers.gateway.pipeline.publisher import not_confirmed
 from producers.openai_api.errors import GatewayError, client_gone, error_of, waited_too_long

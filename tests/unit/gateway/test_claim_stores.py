@@ -9,8 +9,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from fairlane_server.redis.availability import RedisAvailability
-from producers.gateway.claim_stores import RedisClaims
-from producers.gateway.idempotency import Idempotency
+from producers.gateway.idempotency import Idempotency, RedisClaims
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.openai_kit import ScriptedSubmitter
 from tests.kit.waiting import PATIENCE_S

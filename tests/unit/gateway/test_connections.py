@@ -14,7 +14,15 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 from websockets.sync.client import connect
 
-from producers.gateway.edge.connections import Connection, Connections
+from producers.gateway.edge.connections import (
+    CloseReason,
+    Connection,
+    Connections,
+    ConnectionTimeouts,
+    Inflow,
+    Outflow,
+    ReceiveStage,
+)
 from producers.gateway.edge.limited_protocol import (
     MOST_HEAD_BYTES,
     MOST_HEADERS,
@@ -22,7 +30,6 @@ from producers.gateway.edge.limited_protocol import (
     MOST_PIPELINED_BYTES,
     LimitedProtocol,
 )
-from producers.gateway.edge.timeouts import CloseReason, ConnectionTimeouts, Inflow, Outflow, ReceiveStage
 from tests.kit.edge_kit import cut, drip, edge, everything
 from tests.kit.waiting import PATIENCE_S, eventually
 

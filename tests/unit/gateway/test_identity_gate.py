@@ -19,21 +19,19 @@ from fairlane.logs import redact
 from fairlane.settings import Settings
 from fairlane_server.api_keys.api_key import Role, Scope, new_key
 from fairlane_server.circuit_breaker import CircuitBreaker
+from fairlane_server.postgres.pool import DeadlinePool
+from producers.gateway.app import authenticator
+from producers.gateway.edge.access_log import CallLog
 from producers.gateway.identity.api_keys import KeyVerifier
-from producers.gateway.identity.assembly import assemble
 from producers.gateway.identity.authentication import (
     MOST_CHARACTERS,
-    AuthenticatedCall,
     Authenticator,
-    RateLimitHeaders,
 )
-from producers.gateway.identity.identity import Identity, permit, require
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer, permit, require
 from producers.gateway.identity.jwks import KeySet
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
-from producers.gateway.identity.tokens import TokenPolicy, TokenVerifier
-from producers.gateway.limits.call_limits import CallLimits, owners_of, span_text
-from producers.gateway.limits.rate_buckets import FailedKeys, RatePolicy
-from producers.gateway.limits.rate_limits import LocalRateLimits
+from producers.gateway.identity.tokens import TokenVerifier
+from producers.gateway.limits.rate_buckets import RatePolicy
+from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, owners_of, span_text
 from producers.openai_api.errors import GatewayError
 from tests.kit.identity_kit import (
     AUDIENCE,
@@ -53,21 +51,21 @@ TENANT_BURST = 20
 class Bench:
     """Routes behind a gate."""
 
-    def __init__(self, *, with_tokens: bool = True) -> None:
+    def __init__(self, *, with_tokens: bool = True, behind_proxy: bool = False) -> None:
         self.clock = Clock()
         self.store = MemoryIdentityStore()
         self.worked = 0
-        keys = KeyVerifier(self.store, 300_000, self.clock, self.clock, CircuitBreaker(), FailedKeys(1.0))
-        policy, key_set = TokenPolicy(ISSUER, AUDIENCE), KeySet(FakeIssuer(), self.clock)
-        tokens = TokenVerifier(policy, key_set, self.store, 300_000, self.clock, CircuitBreaker())
-        self.authenticator = Authenticator(keys, tokens if with_tokens else None, self.clock)
-        self.limits = CallLimits(
+        keys = KeyVerifier(self.store, 300_000, self.clock, self.clock, CircuitBreaker(), 1.0)
+        key_set = KeySet(FakeIssuer(), self.clock)
+        tokens = TokenVerifier(ISSUER, AUDIENCE, 30.0, key_set, self.store, 300_000, self.clock, CircuitBreaker())
+        limits = CallLimits(
             LocalRateLimits(self.clock),
             RatePolicy(rate_per_s=1.0, burst=BURST),
             RatePolicy(1.0, TENANT_BURST),
             self.clock,
         )
-        self.gate = AuthenticatedCall(self.authenticator, self.limits)
+        proxies = (ip_network("10.0.0.0/8"),) if behind_proxy else ()
+        self.gate = Authenticator(keys, tokens if with_tokens else None, limits, self.clock, proxies)
         self.app = self._app()
 
     def _app(self) -> FastAPI:
@@ -100,7 +98,7 @@ class Bench:
 def run(use: Callable[[Bench, httpx.AsyncClient], Awaitable[None]], bench: Bench | None = None) -> None:
     async def within_a_loop() -> None:
         made = bench or Bench()
-        transport = httpx.ASGITransport(RateLimitHeaders(made.app))
+        transport = httpx.ASGITransport(CallLog(made.app))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             await use(made, client)
 
@@ -309,12 +307,14 @@ def test_every_refusal_is_counted_and_as_many_logged_as_anybody_reads() -> None:
         async def verify(self, _text: str, _address: str | None, /) -> Identity:
             raise RefusedError(AuthRefusal.WRONG_KEY, "0123456789abcdef")
 
-    authenticator = Authenticator(Refusing(), None, clock)
+    gate = Bench().gate
+    gate._keys, gate._log._clock = Refusing(), clock  # type: ignore[assignment]  # a double
+    shown = HTTPConnection({"type": "http", "headers": [(b"x-api-key", new_key().text.encode())]})
 
     async def try_keys(times: int) -> None:
         for _ in range(times):
             with pytest.raises(GatewayError):
-                await authenticator.authenticate(None, new_key().text)
+                await gate.identify(shown)
 
     with structlog.testing.capture_logs() as lines:
         asyncio.run(try_keys(10_000))
@@ -412,8 +412,8 @@ def test_wrong_keys_of_one_caller_behind_a_balancer_are_not_those_of_another() -
         assert refused.value.status == 429
         assert (await show(key.text, b"203.0.113.10")).tenant == "acme"
 
-    bench = Bench()
-    gate = AuthenticatedCall(bench.authenticator, bench.limits, (ip_network("10.0.0.0/8"),))
+    bench = Bench(behind_proxy=True)
+    gate = bench.gate
     asyncio.run(use())
 
 
@@ -423,16 +423,16 @@ def test_wrong_keys_of_one_caller_behind_a_balancer_are_not_those_of_another() -
 def test_it_is_put_together_from_the_settings() -> None:
     async def run_it() -> None:
         dsn = "postgresql://fairlane:hush@127.0.0.1:1/fairlane"
-        parts = assemble(Settings(postgres_dsn=dsn), None, None)
-        assert parts.tokens is None
+        pool = DeadlinePool(dsn, "tests", 1)
+        assert authenticator(Settings(postgres_dsn=dsn), pool, None, None)._tokens is None
         whole = Settings(
             postgres_dsn=dsn, jwt_issuer=ISSUER, jwt_audience=AUDIENCE, jwt_jwks_url="https://login.example/jwks"
         )
-        assert assemble(whole, None, None).tokens is not None
+        assert authenticator(whole, pool, None, None)._tokens is not None
         trusting = Settings(postgres_dsn=dsn, gateway_trusted_proxies="10.0.0.0/8")
-        assert assemble(trusting, None, None).gate._trusted_proxies == (ip_network("10.0.0.0/8"),)
+        assert authenticator(trusting, pool, None, None)._trusted_proxies == (ip_network("10.0.0.0/8"),)
         with pytest.raises(ValueError, match="JWT_JWKS_URL"):
-            assemble(whole.model_copy(update={"jwt_jwks_url": "http://login.example/jwks"}), None, None)
+            authenticator(whole.model_copy(update={"jwt_jwks_url": "http://login.example/jwks"}), pool, None, None)
 
     asyncio.run(run_it())
 

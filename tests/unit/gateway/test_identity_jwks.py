@@ -15,10 +15,8 @@ from producers.gateway.identity.jwks import (
     LONGEST_STALE_MS,
     REFRESH_MS,
     REST_MS,
-    HttpKeySetSource,
     KeySet,
     KeySetSource,
-    KeySetUnavailableError,
 )
 from producers.gateway.identity.signing_keys import MOST_KEYS, KeySetError, parse_key_set
 from tests.kit.identity_kit import Clock, FakeIssuer, ec_key, http_server, key_set, public_jwk, rsa_key, with_body
@@ -103,7 +101,7 @@ class Bench:
         """None: it cannot be said."""
         try:
             return await self.keys.key(key_id) is not None
-        except KeySetUnavailableError:
+        except KeySetError:
             return None
 
 
@@ -198,17 +196,17 @@ def test_an_issuer_that_publishes_nonsense_is_away() -> None:
 )
 def test_an_address_that_anybody_on_the_way_could_answer_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="JWT_JWKS_URL") as caught:
-        HttpKeySetSource(url)
+        KeySetSource(url)
     assert "hush" not in str(caught.value)
 
 
 def test_addresses_that_are_taken() -> None:
     for url in ("https://login.example/jwks.json", "http://127.0.0.1:8080/", "http://[::1]/jwks", "http://localhost/"):
-        HttpKeySetSource(url)
+        KeySetSource(url)
 
 
 def fetched(url: str, timeout_s: float = 60.0, most_bytes: int = 100_000) -> bytes:
-    return asyncio.run(HttpKeySetSource(url, timeout_s, most_bytes).fetch())
+    return asyncio.run(KeySetSource(url, timeout_s, most_bytes).fetch())
 
 
 def test_the_document_is_fetched() -> None:
@@ -222,10 +220,10 @@ def test_a_source_gives_the_document_or_says_that_it_is_away(kind: str) -> None:
     document = key_set(RSA)
     issuer = FakeIssuer(document)
     with http_server(lambda handler: with_body(handler, document, 500 if issuer.is_away else 200)) as url:
-        source: KeySetSource = issuer if kind == "fake" else HttpKeySetSource(url, timeout_s=60.0)
+        source: KeySetSource = issuer if kind == "fake" else KeySetSource(url, timeout_s=60.0)
         assert asyncio.run(source.fetch()) == document
         issuer.is_away = True
-        with pytest.raises(KeySetUnavailableError):
+        with pytest.raises(KeySetError):
             asyncio.run(source.fetch())
 
 
@@ -237,7 +235,7 @@ def test_any_other_answer_is_none_and_nobody_is_sent_elsewhere(status: int) -> N
         asked.append(handler.path)
         with_body(handler, key_set(RSA), status)
 
-    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match=str(status)):
+    with http_server(answer) as url, pytest.raises(KeySetError, match=str(status)):
         fetched(url)
     assert asked == ["/jwks.json"]
 
@@ -254,7 +252,7 @@ def test_an_endless_document_is_not_read_to_its_end() -> None:
         except OSError:
             pass
 
-    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match="bytes"):
+    with http_server(answer) as url, pytest.raises(KeySetError, match="bytes"):
         fetched(url)
     assert len(sent) < 10_000
 
@@ -271,12 +269,12 @@ def test_a_document_that_trickles_is_not_waited_for() -> None:
         except OSError:
             pass
 
-    with http_server(answer) as url, pytest.raises(KeySetUnavailableError, match="TimeoutError"):
+    with http_server(answer) as url, pytest.raises(KeySetError, match="TimeoutError"):
         fetched(url, timeout_s=0.3)
 
 
 def test_nobody_listens() -> None:
     with http_server(with_body) as url:
         pass
-    with pytest.raises(KeySetUnavailableError):
+    with pytest.raises(KeySetError):
         fetched(url)

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from fairlane_server.api_keys.api_key import Role, Scope, looks_like_key, new_key, parse_key
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.answer_cache import Recent
-from producers.gateway.identity.api_keys import KeyVerifier
-from producers.gateway.identity.identity import Identity
-from producers.gateway.identity.key_store import StoredKey, StoreUnavailableError
+from fairlane_server.store_error import StoreError
+from producers.gateway.identity.api_keys import KeyVerifier, StoredKey
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.identity.lookups import (
     FRESH_MS,
     FULL_GRACE_MS,
@@ -22,15 +21,15 @@ from producers.gateway.identity.lookups import (
     MOST_UNDER_WAY,
     MOST_UNKNOWN_IN_FLIGHT,
     Lookups,
+    Recent,
 )
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
-from producers.gateway.limits.rate_buckets import FailedKeys
+from producers.gateway.limits.rate_buckets import RatePolicy
 from tests.kit.identity_kit import Clock, MemoryIdentityStore
 from tests.kit.waiting import eventually_async
 
 T = TypeVar("T")
 GRACE_MS = 300_000
-FAILURES = FailedKeys(1.0).policy
+FAILURES = RatePolicy(1.0, 10)
 
 
 class Bench:
@@ -39,7 +38,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = Clock()
         self.store = MemoryIdentityStore()
-        self.verifier = KeyVerifier(self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker(), FailedKeys(1.0))
+        self.verifier = KeyVerifier(self.store, GRACE_MS, self.clock, self.clock, CircuitBreaker(), 1.0)
 
     async def refusal(self, text: str) -> AuthRefusal:
         with pytest.raises(RefusedError) as caught:
@@ -250,7 +249,7 @@ class SlowStore(MemoryIdentityStore):
 def test_who_comes_together_asks_once_and_a_caller_that_leaves_disturbs_nobody() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), 1.0)
         key = store.create("acme").text
         callers = [asyncio.create_task(verifier.verify(key)) for _ in range(20)]
         await asyncio.sleep(0)
@@ -269,7 +268,7 @@ def test_who_comes_together_asks_once_and_a_caller_that_leaves_disturbs_nobody()
 def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), 1.0)
         key = store.create("acme").text
         store.go_on.set()
         await verifier.verify(key)
@@ -293,7 +292,7 @@ def test_guesses_are_bounded_and_do_not_keep_out_who_is_known() -> None:
 def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), 1.0)
         keys = [store.create("acme") for _ in range(MOST_UNDER_WAY + 1)]
         store.go_on.set()
         for key in keys:
@@ -326,7 +325,7 @@ def test_a_revoked_key_does_not_pass_for_longer_because_many_are_looked_up() -> 
 def test_who_has_an_older_answer_does_not_wait_for_a_slow_store() -> None:
     async def run_it() -> None:
         store, clock = SlowStore(), Clock()
-        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), FailedKeys(1.0))
+        verifier = KeyVerifier(store, GRACE_MS, clock, clock, CircuitBreaker(), 1.0)
         key, stranger = store.create("acme"), store.create("acme")
         store.go_on.set()
         await verifier.verify(key.text)
@@ -360,11 +359,11 @@ def test_a_failure_of_ours_is_nobodys_key() -> None:
             return 7
 
         async def is_away() -> int | None:
-            raise StoreUnavailableError("away")
+            raise StoreError("away")
 
         with pytest.raises(ZeroDivisionError):
             await lookups.find("a", breaks)
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(StoreError):
             await lookups.find("a", is_away)
         assert await lookups.find("a", works) == 7
         await lookups.close()
@@ -430,7 +429,7 @@ def test_strangers_of_one_origin_take_some_of_the_places() -> None:
 
         flood = [asyncio.create_task(lookups.find(("a", n), ask, "a")) for n in range(MOST_STRANGERS_OF_ORIGIN)]
         await asyncio.sleep(0)
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(StoreError):
             await lookups.find("one more", ask, "a")
         other = asyncio.create_task(lookups.find("one of another", ask, "b"))
         await asyncio.sleep(0)

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from fairlane.clock import now_ms
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
-from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.lookups import FRESH_MS
-from producers.gateway.identity.refusals import AuthRefusal, RefusedError, answer
-from producers.gateway.identity.tokens import MOST_CHARACTERS, TokenPolicy, TokenVerifier
+from producers.gateway.identity.tokens import MOST_CHARACTERS, TokenVerifier
 from tests.kit.identity_kit import (
     AUDIENCE,
     ISSUER,
@@ -50,9 +49,10 @@ class Bench:
         self.issuer = issuer or FakeIssuer()
         self.store = MemoryIdentityStore()
         self.clock = Clock()
-        policy = TokenPolicy(ISSUER, AUDIENCE, LEEWAY_S)
         keys = KeySet(self.issuer, self.clock)
-        self.verifier = TokenVerifier(policy, keys, self.store, 300_000, self.clock, CircuitBreaker())
+        self.verifier = TokenVerifier(
+            ISSUER, AUDIENCE, LEEWAY_S, keys, self.store, 300_000, self.clock, CircuitBreaker()
+        )
 
     async def outcome(self, shown: str) -> Identity | AuthRefusal:
         try:

@@ -1,6 +1,6 @@
 """When memory is given back."""
 
-from producers.gateway.memory import TrimWatch, trim
+from producers.gateway.edge.body_limit import TrimWatch, trim
 
 
 def test_memory_goes_back_once_after_a_peak() -> None:

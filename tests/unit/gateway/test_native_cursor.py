@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.gateway.native.history_routes import MOST_CURSOR_CHARS, cursor_of, place_of
+from producers.gateway.native.routes import MOST_CURSOR_CHARS, cursor_of, place_of
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.openai_api.errors import GatewayError
 

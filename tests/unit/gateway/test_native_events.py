@@ -17,10 +17,8 @@ from fairlane.client.reassembly import TextDelta
 from fairlane.outcomes import Decision
 from fairlane.records import InferenceRequest, RequestInput
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.native.deps import EventPolicy
-from producers.gateway.native.event_routes import MOST_WORDS
-from producers.gateway.native.follow import EventName, follow
-from producers.gateway.native.unclaimed_streams import KeptStreams
+from producers.gateway.native.deps import EventPolicy, KeptStreams
+from producers.gateway.native.events import MOST_WORDS, EventName, follow
 from tests.kit.native_kit import ID, KEY, OTHER_KEY, QUESTION, WORK_KEY, Bench, decided, recorded, served
 from tests.kit.native_socket import client, following, said, socket
 from tests.kit.openai_kit import Gate, Script, ScriptedWaiting
@@ -299,7 +297,7 @@ def test_a_text_is_kept_for_a_while_alone() -> None:
         waiting = ScriptedWaiting(
             InferenceRequest(ID, "m", "generate", RequestInput(prompt="q")), recorded(1).reply, Script()
         )
-        kept.keep("acme", waiting)
+        kept.keep("acme", waiting)  # type: ignore[arg-type]  # a double
         assert kept.claim("globex", waiting.request_id) is None
         await eventually_async(lambda: waiting.forgotten, what="the end of its time")
         assert not waiting.cancelled

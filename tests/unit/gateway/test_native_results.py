@@ -16,8 +16,14 @@ from fairlane_server.caching.entries import CacheName, request_key, seal
 from fairlane_server.postgres import pool
 from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.results import request_store
-from producers.gateway.results.cache_entries import WriteQueue, decode_reply, encode_reply, size_of_reply
-from producers.gateway.results.recent_replies import KEEP_MS, RecentReplies
+from producers.gateway.results.cache_entries import (
+    KEEP_MS,
+    RecentReplies,
+    WriteQueue,
+    decode_reply,
+    encode_reply,
+    size_of_reply,
+)
 from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.results import (
     MOST_LOOK_UPS,
@@ -42,7 +48,7 @@ def wrote(result: str, cache: str = "result") -> float:
 
 def elsewhere(bench: Bench) -> Results:
     """Another instance, with the same servers."""
-    return Results(bench.results._cache, bench.store)
+    return Results(bench.results.cache, bench.store)
 
 
 @pytest.fixture
@@ -268,7 +274,7 @@ def test_what_is_too_much_is_dropped_and_nobody_waits(bench: Bench) -> None:
 
     async def test(_http: httpx.AsyncClient) -> None:
         bench.redis.before = held.wait
-        queue = WriteQueue(bench.results._cache, most=10, most_bytes=1_000)
+        queue = WriteQueue(bench.results.cache, most=10, most_bytes=1_000)
         queue.start()
         dropped = wrote("dropped")
         kept = [queue.put(KEY, 50, lambda: b"entry") for _ in range(30)]

@@ -10,8 +10,7 @@ from websockets.exceptions import ConnectionClosed
 from fairlane.outcomes import Decision
 from producers.gateway.identity.identity import Identity, Role
 from producers.gateway.native.deps import EventPolicy
-from producers.gateway.native.event_routes import watched
-from producers.gateway.native.follow import Event, EventName
+from producers.gateway.native.events import Event, EventName, watched
 from producers.openai_api.errors import GatewayError
 from tests.kit.native_kit import Bench, authenticate, decided, recorded, served
 from tests.kit.native_socket import following, said, socket

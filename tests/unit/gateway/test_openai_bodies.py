@@ -12,14 +12,13 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
-from starlette.responses import Response
 
 from fairlane.records import Output
+from producers.gateway.edge.error_responses import install
 from producers.gateway.openai.batch_deps import BatchDeps
 from producers.gateway.openai.batches import router
 from producers.openai_api.body import parse
-from producers.openai_api.errors import GatewayError, error_response, param_of, speaks_openai
+from producers.openai_api.errors import GatewayError, param_of, speaks_openai
 from producers.openai_api.request_models import ChatBody, CompletionBody, EmbeddingBody, chat_request
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, Script, ScriptedSubmitter, authenticate, build
 
@@ -56,10 +55,7 @@ def batches() -> FastAPI:
 
     made = FastAPI()
 
-    @made.exception_handler(GatewayError)
-    async def answer(_request: Request, error: GatewayError) -> Response:
-        return error_response(error)
-
+    install(made)
     made.include_router(router(BatchDeps(authenticate, "", "", partitions)))
     return made
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import InferenceReply
-from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.idempotency import MOST_KEY_CHARS, Idempotency, KeyClaim, is_key
+from producers.gateway.idempotency import MOST_KEY_CHARS, Idempotency, KeyClaim, LocalClaims, checked_key
 from producers.openai_api.errors import UNCERTAIN, GatewayError
 from tests.kit.claim_store_suite import ClaimStoreSuite, OpenStore
 from tests.kit.openai_kit import EMBEDDER, KEY, MODEL, OTHER_KEY, Gate, Script, ScriptedSubmitter, build
@@ -249,8 +248,11 @@ def test_no_tenant_pushes_out_the_claims_of_another() -> None:
 
 
 def test_keys() -> None:
-    assert all(map(is_key, ("a", "7f2c-1", "x" * MOST_KEY_CHARS, "with space")))
-    assert not any(map(is_key, ("", "x" * (MOST_KEY_CHARS + 1), "ä", "a\n")))
+    for key in (None, "a", "7f2c-1", "x" * MOST_KEY_CHARS, "with space"):
+        assert checked_key(key) == key
+    for key in ("", "x" * (MOST_KEY_CHARS + 1), "ä", "a\n"):
+        with pytest.raises(GatewayError):
+            checked_key(key)
 
 
 class Caller:

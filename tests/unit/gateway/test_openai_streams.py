@@ -1,8 +1,7 @@
 """Streams on the wire: what is held back, what keeps them alive, how they fail, and who is told to stop."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import Output
-from producers.gateway.openai.streams import Deltas
 from tests.kit.openai_kit import KEY, MODEL, Gate, Script, ScriptedSubmitter, build, serving
 from tests.kit.openai_suite import QUESTION
 from tests.kit.waiting import PATIENCE_S, eventually
@@ -200,27 +198,3 @@ def left(url: str, *, stream: bool) -> None:
     timeout = httpx.Timeout(PATIENCE_S, read=KEEP_ALIVE_S / 5)
     with httpx.Client(base_url=url, timeout=timeout) as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/chat/completions", json=body, headers=HEADERS)
-
-
-class WaitingInPieces:
-    """Its deltas are given up after each piece; who asks again gets the next."""
-
-    def __init__(self, *pieces: str) -> None:
-        self._pieces = iter(pieces)
-
-    async def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]:
-        for piece in self._pieces:
-            yield TextDelta(piece)
-            break
-        raise TimeoutError
-
-
-def test_a_stream_goes_on_as_long_as_something_comes() -> None:
-    async def run() -> None:
-        deltas = Deltas(WaitingInPieces("a", "b"), 60.0)  # type: ignore[arg-type]  # the part that is used
-        assert [await deltas.next(60.0), await deltas.next(60.0)] == [TextDelta("a"), TextDelta("b")]
-        with pytest.raises(TimeoutError):
-            await deltas.next(60.0)
-        await deltas.close()
-
-    asyncio.run(run())

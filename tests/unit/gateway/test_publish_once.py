@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
-from producers.gateway.claim_stores import LocalClaims
-from producers.gateway.idempotency import Idempotency, Published, publish_once
+from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.pipeline.call_context import CallContext as HttpCaller
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.publisher import away, not_confirmed
-from producers.gateway.ports import PendingReply
+from producers.gateway.pipeline.submitter import PendingReply
+from producers.gateway.sending import Published, SendingDeps, publish_once
 from producers.openai_api.errors import GatewayError
-from tests.kit.openai_kit import Script, ScriptedWaiting
+from tests.kit.openai_kit import Script, ScriptedWaiting, authenticate
 
 REQUEST = InferenceRequest("", "chat", "generate", RequestInput(prompt="p"))
 
@@ -34,7 +34,7 @@ class Kafka:
         if self.error is not None:
             raise self.error
         self.published.append(request.request_id)
-        return ScriptedWaiting(request, InferenceReply(request.request_id, tenant, "ok"), Script())
+        return ScriptedWaiting(request, InferenceReply(request.request_id, tenant, "ok"), Script())  # type: ignore[return-value]  # a double
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         raise NotImplementedError
@@ -47,7 +47,13 @@ class Caller:
         self.kafka = Kafka()
         self.replies: dict[str, InferenceReply] = {}
         self.known: list[str] = []
-        self._idempotency = Idempotency(LocalClaims(), self._find)
+        self._deps = SendingDeps(
+            self.kafka,  # type: ignore[arg-type]  # a double
+            authenticate,
+            Idempotency(LocalClaims(), self._find),
+            60.0,
+            self._know,
+        )
 
     async def _find(self, _tenant: str, request_id: str) -> InferenceReply | None:
         return self.replies.get(request_id)
@@ -58,9 +64,7 @@ class Caller:
 
     async def send(self) -> Published:
         request = replace(REQUEST, request_id=self.kafka.new_request_id())
-        return await publish_once(
-            self.kafka, self._idempotency, self._know, "acme", "/v1/requests", "key-1", b"body", request
-        )
+        return await publish_once(self._deps, "acme", "/v1/requests", "key-1", b"body", request)
 
     async def refused(self, error: GatewayError) -> None:
         self.kafka.error = error

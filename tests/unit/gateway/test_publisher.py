@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from fairlane.client.ports import KafkaHeaders
+from fairlane.client.ports import DeliveryReport, KafkaHeaders
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
-from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, DeliveryReport, Publisher, PublishLimits
+from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, AsyncPublisher
 from producers.openai_api.errors import UNAVAILABLE, UNCERTAIN, GatewayError
 from tests.kit.waiting import eventually_async
 
-LIMITS = PublishLimits(8, 2_000)
+MAX_RECORDS, MAX_BYTES = 8, 2_000
 Report = tuple[DeliveryReport, KafkaError | None]
 
 
@@ -60,18 +60,19 @@ class Bench:
     failures: list[BaseException] = field(default_factory=list)
     now_ms: int = 1_000
 
-    def run(self, test: Callable[[Publisher], Awaitable[None]]) -> None:
+    def run(self, test: Callable[[AsyncPublisher], Awaitable[None]]) -> None:
         async def main() -> None:
             def made(on_error: Callable[[KafkaError], None]) -> Producer:
                 self.producer.on_error = on_error
                 return self.producer
 
-            publisher = Publisher(
-                made,
-                LIMITS,
+            publisher = AsyncPublisher(
+                made,  # type: ignore[arg-type]  # a double
                 self.failures.append,
                 CircuitBreaker(BreakerPolicy(failures=2)),
                 lambda: self.now_ms,
+                MAX_RECORDS,
+                MAX_BYTES,
             )
             publisher.start()
             try:
@@ -83,12 +84,12 @@ class Bench:
 
 
 def publish(
-    publisher: Publisher, number: int = 1, size: int = 10, topic: str = "requests.acme"
+    publisher: AsyncPublisher, number: int = 1, size: int = 10, topic: str = "requests.acme"
 ) -> "asyncio.Future[None]":
     return asyncio.ensure_future(publisher.publish(topic, f"id-{number}", b"x" * size, []))
 
 
-async def refused(publisher: Publisher, topic: str = "requests.acme") -> GatewayError:
+async def refused(publisher: AsyncPublisher, topic: str = "requests.acme") -> GatewayError:
     with pytest.raises(GatewayError) as raised:
         await publisher.publish(topic, "id-9", b"x", [])
     return raised.value
@@ -105,7 +106,7 @@ async def outcome_of(call: "asyncio.Future[None]") -> GatewayError | None:
 def test_it_returns_when_the_record_is_acknowledged() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         calls = [publish(publisher, number) for number in range(3)]
         await asyncio.sleep(0)
         assert not any(call.done() for call in calls)
@@ -121,7 +122,7 @@ def test_it_returns_when_the_record_is_acknowledged() -> None:
 def test_when_waiting_ends_nobody_knows_what_became_of_what_is_on_its_way() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         call = publish(publisher)
         await asyncio.sleep(0)
         publisher.end_waiting()
@@ -146,7 +147,7 @@ def test_when_waiting_ends_nobody_knows_what_became_of_what_is_on_its_way() -> N
 def test_what_may_be_in_the_log_is_told_with_its_id(code: int, expected: str) -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         call = publish(publisher)
         await asyncio.sleep(0)
         bench.producer.report(code)
@@ -162,7 +163,7 @@ def test_what_may_be_in_the_log_is_told_with_its_id(code: int, expected: str) ->
 def test_what_is_too_large_for_its_topic_is_the_callers_mistake() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         call = publish(publisher)
         await asyncio.sleep(0)
         bench.producer.report(KafkaError.MSG_SIZE_TOO_LARGE)
@@ -176,7 +177,7 @@ def test_what_is_too_large_for_its_topic_is_the_callers_mistake() -> None:
 def test_more_than_fits_is_refused_at_once_and_the_room_comes_back() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         calls = [publish(publisher, number, topic=f"requests.{number % 4}") for number in range(8)]
         await asyncio.sleep(0)
         assert (await refused(publisher)).code == "overloaded"
@@ -198,7 +199,7 @@ def test_more_than_fits_is_refused_at_once_and_the_room_comes_back() -> None:
 def test_one_topic_has_half_of_the_room_and_the_others_the_rest() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         calls = [publish(publisher, number) for number in range(4)]
         await asyncio.sleep(0)
         error = await refused(publisher)
@@ -224,7 +225,7 @@ def test_one_topic_has_half_of_the_room_and_the_others_the_rest() -> None:
 def test_a_record_that_is_alone_may_be_of_any_size() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         call = publish(publisher, size=5_000)
         await asyncio.sleep(0)
         bench.producer.report()
@@ -236,7 +237,7 @@ def test_a_record_that_is_alone_may_be_of_any_size() -> None:
 def test_nothing_is_sent_while_the_oldest_record_waits_for_too_long() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         call = publish(publisher)
         await asyncio.sleep(0)
         bench.now_ms += 3_000
@@ -253,7 +254,7 @@ def test_nothing_is_sent_while_the_oldest_record_waits_for_too_long() -> None:
 def test_a_process_that_did_not_look_for_a_while_looks_before_it_refuses() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         call = publish(publisher)
         await asyncio.sleep(0)
         bench.now_ms += 3_000
@@ -271,7 +272,7 @@ def test_a_topic_that_stalls_alone_is_refused_alone() -> None:
     bench = Bench()
     mine, theirs = "requests.acme", "requests.globex"
 
-    async def acknowledged(publisher: Publisher) -> None:
+    async def acknowledged(publisher: AsyncPublisher) -> None:
         call = publish(publisher, topic=theirs)
         await asyncio.sleep(0)
         bench.producer.sent.reverse()
@@ -279,7 +280,7 @@ def test_a_topic_that_stalls_alone_is_refused_alone() -> None:
         bench.producer.sent.reverse()
         await call
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         stuck = [publish(publisher, number, topic=mine) for number in range(2)]
         await asyncio.sleep(0)
         for _ in range(3):
@@ -315,7 +316,7 @@ def test_a_topic_that_stalls_alone_is_refused_alone() -> None:
 def test_after_records_were_given_up_one_is_tried_now_and_then() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         calls = [publish(publisher, number) for number in range(2)]
         await asyncio.sleep(0)
         for _ in range(2):
@@ -339,7 +340,7 @@ def test_after_records_were_given_up_one_is_tried_now_and_then() -> None:
 def test_a_refused_topic_closes_nothing_for_others() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         for _ in range(3):
             call = publish(publisher)
             await asyncio.sleep(0)
@@ -354,7 +355,7 @@ def test_a_refused_topic_closes_nothing_for_others() -> None:
 def test_what_the_producer_does_not_take_is_not_accepted(error: Exception) -> None:
     bench = Bench(Producer(refuses=error))
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         assert (await refused(publisher)).status == 503
         assert publisher.on_the_way == 0
 
@@ -364,7 +365,7 @@ def test_what_the_producer_does_not_take_is_not_accepted(error: Exception) -> No
 def test_a_caller_who_is_gone_does_not_disturb_the_others() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         gone, here = publish(publisher, 1), publish(publisher, 2)
         await asyncio.sleep(0)
         gone.cancel()
@@ -380,7 +381,7 @@ def test_a_caller_who_is_gone_does_not_disturb_the_others() -> None:
 def test_room_that_is_free_and_was_not_looked_for_is_found() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         calls = [publish(publisher, number) for number in range(4)]
         await asyncio.sleep(0)
         bench.producer.report()
@@ -398,7 +399,7 @@ def test_room_that_is_free_and_was_not_looked_for_is_found() -> None:
 def test_a_producer_that_dies_is_told_and_nobody_waits_for_it() -> None:
     bench = Bench()
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         bench.producer.dies = KafkaException(KafkaError(KafkaError._FATAL))
         await eventually_async(lambda: bench.failures, what="the failure")
         assert (await refused(publisher)).code == UNAVAILABLE
@@ -410,7 +411,7 @@ def test_a_producer_that_dies_is_told_and_nobody_waits_for_it() -> None:
 def test_a_fatal_error_of_the_connection_is_told_and_another_is_not() -> None:
     bench = Bench()
 
-    async def test(_publisher: Publisher) -> None:
+    async def test(_publisher: AsyncPublisher) -> None:
         bench.producer.errors = [
             KafkaError(KafkaError._FATAL, "fenced", fatal=True),
             KafkaError(KafkaError._ALL_BROKERS_DOWN),
@@ -426,7 +427,7 @@ def test_the_end_waits_for_what_is_on_its_way() -> None:
     bench = Bench()
     calls: list[asyncio.Future[None]] = []
 
-    async def test(publisher: Publisher) -> None:
+    async def test(publisher: AsyncPublisher) -> None:
         calls.append(publish(publisher))
         await asyncio.sleep(0)
         bench.producer.report()

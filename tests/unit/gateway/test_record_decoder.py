@@ -15,8 +15,8 @@ from fairlane.codec import Codec
 from fairlane.records import InferenceReply, ReplyChunk
 from fairlane.schema_files import committed_schemas
 from fairlane.schema_registry import RegistryError
-from producers.gateway.pipeline import record_decoder
-from producers.gateway.pipeline.record_decoder import REGISTRY_UNAVAILABLE, RecordDecoder
+from producers.gateway.pipeline import reader_thread
+from producers.gateway.pipeline.reader_thread import REGISTRY_UNAVAILABLE, RecordDecoder
 from tests.kit.waiting import eventually
 
 TOPIC = "gateway.replies"
@@ -160,7 +160,7 @@ def test_what_turns_out_to_be_no_schema_is_passed_over(world: World) -> None:
 
 
 def test_no_more_is_held_back_than_may(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_decoder, "MOST_HELD", 3)
+    monkeypatch.setattr(reader_thread, "MOST_HELD", 3)
     with passed_over(REGISTRY_UNAVAILABLE, 2):
         for number in range(5):
             world.read(world.encoded(number, NEW_ID))

@@ -31,7 +31,7 @@ def test_whoever_asks_waits_as_long_as_the_setting_says() -> None:
             for asked in (
                 gateway._results.find_seen("acme", "r-1"),
                 gateway._native.idempotency.begin("acme", "/v1/requests", "k", b"", "r-1"),
-                gateway._identity.gate._limits._limits.take(["acme"], RatePolicy(1.0, 1)),
+                gateway._authenticator._limits._limits.take(["acme"], RatePolicy(1.0, 1)),
                 gateway._watch._answers(),
             )
         ]

@@ -123,7 +123,7 @@ class Bench:
 
     def run(self, test: Callable[[], Awaitable[None]]) -> None:
         async def within() -> None:
-            reader = ReplyReader(Settings(), self.codec, self.sink, self.seen.extend, self.failures.append)
+            reader = ReplyReader(Settings(), self.codec, self.sink, self.seen.extend, self.failures.append)  # type: ignore[arg-type]  # a double
             reader.start()
             try:
                 await eventually_async(lambda: self.sink.told[-1:] == [BOTH], what="both partitions")

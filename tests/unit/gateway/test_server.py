@@ -18,15 +18,14 @@ from websockets.exceptions import ConnectionClosed
 from fairlane.outcomes import Decision
 from fairlane.schema_files import default_codec
 from producers.gateway import server as gateway_server
-from producers.gateway.claim_stores import LocalClaims
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
-from producers.gateway.idempotency import Idempotency
-from producers.gateway.openai.deps import OpenAIDeps
+from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.openai.router import router
+from producers.gateway.openai.streams import OpenAIDeps
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import Pending
-from producers.gateway.pipeline.submitter import KafkaSubmitter
+from producers.gateway.pipeline.submitter import Submitter
 from producers.gateway.server import GatewayServer
 from tests.kit.native_kit import ID, Bench, decided
 from tests.kit.native_socket import following, said, socket
@@ -45,8 +44,14 @@ class Gateway:
         self.failure: BaseException | None = None
         self.log = Log()
         recorded = Recorded()
-        self.submitter = KafkaSubmitter(
-            default_codec(), self.log, Chunks(), Pending(8), RegistrySnapshot, LatestLoad(), recorded.find
+        self.submitter = Submitter(
+            default_codec(),
+            self.log,  # type: ignore[arg-type]  # a double
+            Chunks(),  # type: ignore[arg-type]  # a double
+            Pending(8),
+            RegistrySnapshot,
+            LatestLoad(),
+            recorded.find,
         )
         self.submitter.owned(frozenset(range(6)), 6)
         self.calls: CallLog | None = None
@@ -133,7 +138,7 @@ def serving(gateway: Gateway | Followed, drain_timeout_s: float) -> Iterator[tup
     config = uvicorn.Config(
         gateway.app, port=0, ws="websockets-sansio", lifespan="off", log_config=None, timeout_graceful_shutdown=1
     )
-    server = GatewayServer(config, gateway, drain_timeout_s)
+    server = GatewayServer(config, gateway, drain_timeout_s)  # type: ignore[arg-type]  # a double
     thread = threading.Thread(target=server.run, name="gateway", daemon=True)
     thread.start()
     try:
@@ -181,7 +186,7 @@ def test_a_signal_handler_only_sets_flags() -> None:
             self.drained += 1
 
     gateway = Counted()
-    server = GatewayServer(uvicorn.Config(gateway.app, log_config=None), gateway, TIMEOUT_S)
+    server = GatewayServer(uvicorn.Config(gateway.app, log_config=None), gateway, TIMEOUT_S)  # type: ignore[arg-type]  # a double
     server.handle_exit(signal.SIGTERM, None)
     assert gateway.drained == 0
     # With no call to wait for, the next look ends it.
@@ -197,7 +202,7 @@ class StuckServer(GatewayServer):
     """Its event loop heeds nothing until it is let go; whether it had started before."""
 
     def __init__(self, *, is_started: bool) -> None:
-        super().__init__(uvicorn.Config("nothing", log_config=None), Gateway(), 30.0)
+        super().__init__(uvicorn.Config("nothing", log_config=None), Gateway(), 30.0)  # type: ignore[arg-type]  # a double
         self.started = is_started
         self.is_running = threading.Event()
         self.let_go = threading.Event()

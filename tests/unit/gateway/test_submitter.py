@@ -28,7 +28,7 @@ from producers.gateway.pipeline.call_context import CallContext, present
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Pending, WaitingCall
 from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, not_confirmed
-from producers.gateway.pipeline.submitter import KafkaSubmitter
+from producers.gateway.pipeline.submitter import PendingReply, Submitter
 from producers.openai_api.errors import GatewayError
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.kit.waiting import eventually_async
@@ -51,12 +51,12 @@ class Bench:
     recorded: Recorded = field(default_factory=Recorded)
     max_calls: int = 8
 
-    def run(self, test: Callable[[KafkaSubmitter], Awaitable[None]]) -> None:
+    def run(self, test: Callable[[Submitter], Awaitable[None]]) -> None:
         async def main() -> None:
-            submitter = KafkaSubmitter(
+            submitter = Submitter(
                 default_codec(),
-                self.log,
-                self.chunks,
+                self.log,  # type: ignore[arg-type]  # a double
+                self.chunks,  # type: ignore[arg-type]  # a double
                 Pending(self.max_calls),
                 lambda: REGISTRY,
                 LatestLoad(),
@@ -68,7 +68,7 @@ class Bench:
         asyncio.run(main())
 
 
-def request(submitter: KafkaSubmitter, **fields: Any) -> InferenceRequest:
+def request(submitter: Submitter, **fields: Any) -> InferenceRequest:
     return replace(REQUEST, **({"request_id": submitter.new_request_id()} | fields))
 
 
@@ -76,7 +76,7 @@ def reply(request_id: str, tenant: str = "acme", text: str = "one two") -> Infer
     return InferenceReply(request_id, tenant, "ok", output=Output(text=text))
 
 
-async def refused(submitter: KafkaSubmitter, tenant: str = "acme", **fields: Any) -> GatewayError:
+async def refused(submitter: Submitter, tenant: str = "acme", **fields: Any) -> GatewayError:
     with pytest.raises(GatewayError) as raised:
         await submitter.submit(tenant, request(submitter, **fields))
     assert len(submitter.pending) == 0, "nobody waits for what was not accepted"
@@ -86,7 +86,7 @@ async def refused(submitter: KafkaSubmitter, tenant: str = "acme", **fields: Any
 def test_a_request_is_published_as_its_tenants_and_answered_here() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         caller = CallContext(trace=(PARENT,))
         present.set(caller)
         asked = request(submitter, tenant=None, reply_to=None)
@@ -111,7 +111,7 @@ def test_a_request_is_published_as_its_tenants_and_answered_here() -> None:
 def test_what_would_be_refused_is_not_published() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         assert (await refused(submitter, "nobody")).status == 403
         assert (await refused(submitter, model="none")).code == Code.UNKNOWN_MODEL
         assert (await refused(submitter, priority="urgent")).field == "priority"
@@ -126,7 +126,7 @@ def test_what_would_be_refused_is_not_published() -> None:
 def test_a_gateway_that_drains_takes_nothing_new_and_answers_what_it_took() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter)
         waiting = await submitter.submit("acme", asked)
         submitter.is_draining = True
@@ -142,7 +142,7 @@ def test_a_gateway_that_drains_takes_nothing_new_and_answers_what_it_took() -> N
 def test_no_more_calls_are_taken_than_may_wait() -> None:
     bench = Bench(max_calls=2)
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         waiting = await submitter.submit("acme", request(submitter))
         with pytest.raises(GatewayError) as raised:
             await submitter.submit("acme", request(submitter))
@@ -161,7 +161,7 @@ def test_no_more_calls_are_taken_than_may_wait() -> None:
 def test_who_was_not_published_does_not_wait() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         bench.log.error = not_confirmed("id")
         error = await refused(submitter, parameters=Parameters(stream=True))
         assert error.request_id == "id"
@@ -173,7 +173,7 @@ def test_who_was_not_published_does_not_wait() -> None:
 def test_waiting_ends_with_its_time_and_the_request_goes_on() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter)
         waiting = await submitter.submit("acme", asked)
         with pytest.raises(TimeoutError):
@@ -188,7 +188,7 @@ def test_when_waiting_ends_it_ends_for_all_at_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("producers.gateway.pipeline.submitter._LOOK_UP_TIMEOUT_S", 10 * WAIT_S)
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter)
         waiting = await submitter.submit("acme", asked)
         lost = await submitter.submit("acme", request(submitter))
@@ -220,7 +220,7 @@ def test_when_waiting_ends_it_ends_for_all_at_once(monkeypatch: pytest.MonkeyPat
 def test_a_reply_in_a_partition_that_moved_is_looked_up() -> None:
     bench = Bench(recorded=Recorded(failures=1))
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter)
         waiting = await submitter.submit("acme", asked)
         call = asyncio.ensure_future(waiting.reply(WAIT_S))
@@ -238,7 +238,7 @@ def test_look_ups_that_fail_are_told_in_a_few_lines() -> None:
     """Postgres is away, and every call that lost its partition asks it."""
     bench = Bench(recorded=Recorded(failures=1_000_000), max_calls=200)
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         calls = [await submitter.submit("acme", request(submitter)) for _ in range(100)]
         submitter.lost(OWNED)
         with capture_logs() as lines:
@@ -257,7 +257,7 @@ def test_look_ups_that_fail_are_told_in_a_few_lines() -> None:
 def test_a_reply_is_taken_from_wherever_it_comes_first() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter)
         waiting = await submitter.submit("acme", asked)
         submitter.lost(OWNED)
@@ -273,7 +273,7 @@ def test_a_reply_is_taken_from_wherever_it_comes_first() -> None:
 def test_an_id_that_was_made_elsewhere_is_looked_up_from_the_beginning() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         mine = request(submitter)
         submitter.owned(frozenset(), PARTITIONS)
         waiting = await submitter.submit("acme", mine)
@@ -288,7 +288,7 @@ def test_an_id_that_was_made_elsewhere_is_looked_up_from_the_beginning() -> None
 def test_text_comes_in_pieces_and_ends_with_the_reply() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter, parameters=Parameters(stream=True))
         waiting = await submitter.submit("acme", asked)
         assert bench.chunks.streams == 1
@@ -309,7 +309,7 @@ def test_a_stream_that_was_not_taken_in_time_is_waited_for_as_long_as_text_comes
     bench = Bench()
     piece = "x" * MOST_UNTAKEN_CHARS
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter, parameters=Parameters(stream=True))
         still_comes = WaitingCall.still_comes
 
@@ -328,10 +328,35 @@ def test_a_stream_that_was_not_taken_in_time_is_waited_for_as_long_as_text_comes
     bench.run(test)
 
 
+def test_each_piece_of_a_stream_may_take_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    async def test(submitter: Submitter) -> None:
+        asked = request(submitter, parameters=Parameters(stream=True))
+        waiting = await submitter.submit("acme", asked)
+        deadlines: list[float] = []
+
+        async def news(_waiting: PendingReply, deadline_s: float) -> None:
+            if len(deadlines) == 3:
+                raise TimeoutError
+            submitter.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, len(deadlines), "piece "))])
+            deadlines.append(deadline_s)
+
+        monkeypatch.setattr(PendingReply, "_news", news)
+        deltas = waiting.deltas(WAIT_S)
+        assert [(await anext(deltas)).text for _ in range(3)] == ["piece "] * 3
+        assert deadlines == sorted(set(deadlines))
+        with pytest.raises(TimeoutError):
+            await anext(deltas)
+        waiting.forget()
+
+    bench.run(test)
+
+
 def test_a_stream_without_chunks_has_its_text_in_one_piece() -> None:
     bench = Bench(chunks=Chunks(follows=False))
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter, parameters=Parameters(stream=True))
         waiting = await submitter.submit("acme", asked)
         submitter.replies([reply(asked.request_id)])
@@ -345,7 +370,7 @@ def test_a_stream_without_chunks_has_its_text_in_one_piece() -> None:
 def test_a_cancel_goes_where_the_request_went() -> None:
     bench = Bench()
 
-    async def test(submitter: KafkaSubmitter) -> None:
+    async def test(submitter: Submitter) -> None:
         asked = request(submitter)
         waiting = await submitter.submit("acme", asked)
         await waiting.cancel()
@@ -364,7 +389,7 @@ def test_a_cancel_goes_where_the_request_went() -> None:
     bench.run(test)
 
 
-async def submitter_with(submitter: KafkaSubmitter, bench: Bench) -> Any:
+async def submitter_with(submitter: Submitter, bench: Bench) -> Any:
     """A call that was accepted before Kafka went away."""
     error, bench.log.error = bench.log.error, None
     waiting = await submitter.submit("acme", request(submitter))

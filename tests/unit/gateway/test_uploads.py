@@ -11,13 +11,13 @@ import pytest
 from anyio import to_thread
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from fairlane_server.api_keys.api_key import Role
 from producers.backfill.batches import QuotaReachedError, StoredFile
 from producers.backfill.files import LocalFile
 from producers.backfill.ports import UnavailableError
+from producers.gateway.edge.error_responses import install
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai import batch_deps
 from producers.gateway.openai.batch_deps import (
@@ -30,7 +30,6 @@ from producers.gateway.openai.batch_deps import (
 )
 from producers.gateway.openai.batches import router
 from producers.gateway.openai.files import stored_name
-from producers.openai_api.errors import GatewayError, error_response
 from tests.kit.waiting import eventually
 
 TENANT = "acme"
@@ -92,16 +91,12 @@ def http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient
     async def authenticate(request: Request) -> Identity:
         return Identity(request.headers.get("tenant", TENANT), "key", Role.TENANT)
 
-    async def refused(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, GatewayError)
-        return error_response(error)
-
     for name, value in {"coming": {}, "files": [], "waiting": [], "answers": Event()}.items():
         monkeypatch.setattr(Kept, name, value, raising=False)
     Kept.answers.set()
     monkeypatch.setattr(batch_deps, "BatchStore", Kept)
     app = FastAPI()
-    app.add_exception_handler(GatewayError, refused)
+    install(app)
     limits = FileLimits(most_files=8, ttl_s=TTL_S)
     app.include_router(router(BatchDeps(authenticate, "", str(tmp_path), lambda: 1, lambda: NOW_MS, limits)))
     with TestClient(app, base_url="http://gateway", raise_server_exceptions=False) as client:

@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.observed import ends_of
+from benchmarks.load import ends_of
 from benchmarks.processes import peak_bytes
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT, simulated_model

@@ -19,7 +19,7 @@ from random import Random
 from time import perf_counter
 from typing import Protocol, Self
 
-from benchmarks.observed import make_work_item
+from benchmarks.load import make_work_item
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
 from benchmarks.trace import MAX_CONTEXT_TOKENS, RequestSize, TraceRow, TraceSampler, load_trace

@@ -5,15 +5,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
 
 import yaml
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from benchmarks.waiting import wait_while
 from deploy.local import probes
 from deploy.local.ports import PortClaims
 from deploy.local.services import HOST, MODELS_FILE, Service, Step
@@ -23,6 +23,7 @@ from fairlane.settings import Settings
 from fairlane_server.processes.restarts import RestartPolicy
 
 _CREATE_TIMEOUT_S = 30.0
+_LOOK_S = 0.02
 _STOP_TIMEOUT_S = 30.0
 _READY_TIMEOUT_S = 60.0
 _COMMAND_TIMEOUT_S = 60.0
@@ -35,6 +36,20 @@ _NO_LIMITS = {
 """One key makes all the calls of a benchmark."""
 # Deliberate kills every few seconds must not count as a crash loop.
 _KILLED_ON_PURPOSE = RestartPolicy(window_s=3.0)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    """Return as soon as ``condition()`` is true. Raises TimeoutError when it is not within ``timeout_s``."""
+    wait_while(lambda: None if condition() else "", timeout_s, what)
+
+
+def wait_while(problem: Callable[[], str | None], timeout_s: float, what: str) -> None:
+    """Return as soon as there is no problem. Raises TimeoutError, with the last one, after ``timeout_s``."""
+    deadline = monotonic() + timeout_s
+    while (found := problem()) is not None:
+        if monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come about within {timeout_s:g} s{found and f': {found}'}")
+        sleep(_LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 import faust
 from confluent_kafka import Producer
 
-from benchmarks.observed import make_work_item
+from benchmarks.load import make_work_item
 from benchmarks.simulated_pool import POOL
 from fairlane.kafka_config import idempotent_producer
 from fairlane.names import dispatcher_group, tenant_of_request_topic

@@ -10,7 +10,7 @@ from time import monotonic
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.cluster import cluster
-from benchmarks.observed import REQUEST_TIMEOUT_MS, ends_of, make_request
+from benchmarks.load import REQUEST_TIMEOUT_MS, ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import open_window
 from deploy.local.services import Service

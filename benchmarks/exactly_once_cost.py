@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.dispatch_rate import output_rate
-from benchmarks.observed import ends_of, make_request, make_work_item
+from benchmarks.load import ends_of, make_request, make_work_item
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from fairlane.kafka_config import idempotent_producer
 from fairlane.models import load_models

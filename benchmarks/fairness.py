@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.cluster import cluster
 from benchmarks.faults.rig import owners, wait_owned
-from benchmarks.load import LoadGenerator, Offered, plan
-from benchmarks.observed import completions, waits
+from benchmarks.load import LoadGenerator, Offered, completions, plan, waits
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import (
     jain_index,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.observed import REQUEST_TIMEOUT_MS
+from benchmarks.load import REQUEST_TIMEOUT_MS
 from benchmarks.result import Figure, Result
 from deploy.demo.documents import FOLDER, HANDBOOK, Question, ingest, load_questions, replaced, submit
 from deploy.demo.workload import LANGUAGE_MODEL, text_of

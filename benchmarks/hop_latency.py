@@ -10,7 +10,7 @@ from time import perf_counter
 from confluent_kafka import Consumer, Producer
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.observed import ends_of, make_request
+from benchmarks.load import ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import INSTANT_SERVICES
 from deploy.local.services import Service

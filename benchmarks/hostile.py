@@ -12,12 +12,10 @@ from time import monotonic, sleep
 
 from confluent_kafka import Producer
 
-from benchmarks.attacks import raw_produce
-from benchmarks.attacks.batches import Written, batch, gzip_of_zeros
-from benchmarks.attacks.neighbour import Neighbour
 from benchmarks.cluster import Cluster, cluster, create_topics
-from benchmarks.observed import make_request
+from benchmarks.load import Neighbour, make_request
 from benchmarks.processes import peak_bytes, reset_peak
+from benchmarks.record_batches import Written, batch, gzip_of_zeros, produce_batch
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
 from benchmarks.simulated_pool import INSTANT_SERVICES
@@ -57,7 +55,7 @@ class Sender:
         self._settings = settings
 
     def batch(self, data: bytes) -> None:
-        raw_produce.produce(self._servers, self.topic, data)
+        produce_batch(self._servers, self.topic, data)
 
     def records(self, values: Sequence[bytes], compression: str = "none") -> None:
         producer = self._producers.get(compression)

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.load import LoadGenerator, Offered, Planned, plan
-from benchmarks.observed import latency_percentile_ms, submitted_within
+from benchmarks.load import LoadGenerator, Offered, Planned, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import POOL, FairnessPolicy, SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace

@@ -10,8 +10,16 @@ from contextlib import contextmanager
 from statistics import fmean, median
 
 from benchmarks.cluster import cluster
-from benchmarks.load import LoadGenerator, Offered, plan
-from benchmarks.observed import Observed, completions, goodput_tokens, refusal_times_ms, submitted_within
+from benchmarks.load import (
+    LoadGenerator,
+    Observed,
+    Offered,
+    completions,
+    goodput_tokens,
+    plan,
+    refusal_times_ms,
+    submitted_within,
+)
 from benchmarks.processes import resident_bytes
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, jain_index, percentile, served_tokens, within

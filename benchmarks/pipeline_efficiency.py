@@ -20,8 +20,7 @@ from time import perf_counter
 import yaml
 
 from benchmarks.cluster import cluster
-from benchmarks.load import LoadGenerator, Planned
-from benchmarks.observed import REQUEST_TIMEOUT_MS, Observed
+from benchmarks.load import REQUEST_TIMEOUT_MS, LoadGenerator, Observed, Planned
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT
 from benchmarks.vllm_direct import DirectVllm, check_python

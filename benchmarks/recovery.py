@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.observed import make_request
+from benchmarks.load import make_request
 from benchmarks.result import Figure, Result
 from deploy.local.services import Service
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer

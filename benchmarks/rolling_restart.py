@@ -14,15 +14,13 @@ from dataclasses import dataclass
 
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import Cluster, cluster, wait_until
 from benchmarks.faults.rig import Member, members
-from benchmarks.load import LoadGenerator, Offered, plan
-from benchmarks.observed import Observed, latency_percentile_ms, submitted_within
+from benchmarks.load import LoadGenerator, Observed, Offered, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, least_within
 from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, fixed_batch_engine
 from benchmarks.trace import TraceRow, TraceSampler
-from benchmarks.waiting import wait_until
 from deploy.local.services import Service
 from fairlane.clock import now_ms
 from fairlane.kafka_config import connection

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.dispatch_rate import output_rate, publish_backlog
-from benchmarks.observed import ends_of
+from benchmarks.load import ends_of
 from benchmarks.result import MEDIAN_OF_REPETITIONS, REPETITIONS, Figure, Result, median_of
 from benchmarks.simulated_pool import POOL, UNBOUNDED, open_window
 from deploy.local.services import Service

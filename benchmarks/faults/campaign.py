@@ -6,10 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 
+from benchmarks.cluster import wait_while
 from benchmarks.faults.plan import Fault, Target
 from benchmarks.faults.rig import Rig
 from benchmarks.faults.traffic import Traffic
-from benchmarks.waiting import wait_while
 
 Say = Callable[[str], None]
 

@@ -16,10 +16,10 @@ from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.cluster import wait_until, wait_while
 from benchmarks.faults.deployed import Deployment
 from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
 from benchmarks.load import QUIET
-from benchmarks.waiting import wait_until, wait_while
 from deploy.local import procfs
 from deploy.local.process import ProcessView, State
 from deploy.local.procfs import ProcessId

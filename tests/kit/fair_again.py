@@ -9,7 +9,7 @@ equal weights: what waited is read again, some of each tenant's in turn. Hence a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.observed import Observed
+from benchmarks.load import Observed
 from benchmarks.service_curve import Completion, Interval, largest_gap, restored_after_ms, within
 from benchmarks.simulated_pool import SimulatedPool
 from benchmarks.trace import TraceSampler

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.attacks.neighbour import Neighbour
+from benchmarks.load import Neighbour
 from benchmarks.service_curve import percentile
 from fairlane import names
 from fairlane.schema_files import committed_schemas

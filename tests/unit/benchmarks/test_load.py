@@ -12,14 +12,18 @@ import pytest
 
 from benchmarks import fairness, isolation
 from benchmarks.faults.rig import are_shared
-from benchmarks.load import MAX_LAG_MS, LoadGenerator, Offered, plan, text_of
-from benchmarks.observed import (
+from benchmarks.load import (
+    MAX_LAG_MS,
+    LoadGenerator,
     Observed,
+    Offered,
     completions,
     goodput_tokens,
     latency_percentile_ms,
+    plan,
     refusal_times_ms,
     submitted_within,
+    text_of,
     waits,
 )
 from benchmarks.overload import growth, sampled_rss_mib

@@ -1,4 +1,4 @@
-"""A stack of real parts for one benchmark, in a temporary folder, and further services beside it."""
+"""What benchmarks run on: a stack of real parts in a temporary folder, services beside it, an engine of its own."""
 
 import json
 import os
@@ -14,14 +14,20 @@ from time import monotonic, sleep
 import yaml
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from benchmarks.simulated_pool import MODEL
 from deploy.local import probes
 from deploy.local.ports import PortClaims
 from deploy.local.services import HOST, MODELS_FILE, Service, Step
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
+from fairlane.models import load_models
+from fairlane.records import ModelVersion
 from fairlane.settings import Settings
 from fairlane_server.processes.restarts import RestartPolicy
+from inference_consumers.engines.protocol import Engine
+from inference_consumers.engines.registry import create_engine
 
+MODELS_DIR = Path(".fairlane/models")
 _CREATE_TIMEOUT_S = 30.0
 _LOOK_S = 0.02
 _STOP_TIMEOUT_S = 30.0
@@ -187,6 +193,22 @@ def _setup(
     return (
         (*steps, Step("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True)) if tables else steps
     )
+
+
+def shipped_model(name: str = MODEL) -> ModelVersion:
+    """A model of the project's own models.yaml."""
+    return next(one for one in load_models(MODELS_FILE) if one.model == name)
+
+
+@contextmanager
+def shipped_engine(model: ModelVersion, device: str | None = None) -> Iterator[Engine]:
+    """The model's engine in this process, loaded; on the device that ``DEVICE`` names by default."""
+    engine = create_engine(model, MODELS_DIR, 0, device=device or os.environ.get("DEVICE", "auto"))
+    try:
+        engine.load()
+        yield engine
+    finally:
+        engine.close()
 
 
 def create_topics(settings: Settings, names: Sequence[str]) -> None:

@@ -54,7 +54,7 @@ def run() -> Result:
 def _measure() -> dict[str, float]:
     services = [
         Service("fairlane", ("-m", "stream_processors.dispatcher")),
-        *(Service(kind, ("-m", "benchmarks.dispatch_baselines", kind, *_TOPICS)) for kind in ("send", "codec")),
+        *(Service(kind, ("-m", "benchmarks.baselines", kind, *_TOPICS)) for kind in ("send", "codec")),
     ]
     rates = {}
     for service in services:

@@ -13,7 +13,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from benchmarks.bare_route import PATH as BARE_PATH
+from benchmarks.baselines import ROUTE_PATH
 from benchmarks.cluster import Cluster, HttpService, cluster
 from benchmarks.http_load import Measured, Order, load
 from benchmarks.processes import cpu_s
@@ -63,10 +63,10 @@ def run() -> Result:
         running = stack.enter_context(
             cluster([], parts=("kafka", "redis", "postgres"), tenants=(TENANT,), topics=(BARE_TOPIC,))
         )
-        bare = running.http_service("bare", "-m", "benchmarks.bare_route", "{port}", BARE_TOPIC)
+        bare = running.http_service("bare", "-m", "benchmarks.baselines", "route", "{port}", BARE_TOPIC)
         sides = (
             Side("gateway", PATH, stack.enter_context(running.gateway(TENANT))),
-            Side("bare", BARE_PATH, stack.enter_context(bare)),
+            Side("bare", ROUTE_PATH, stack.enter_context(bare)),
         )
         for side in sides:
             loaded(side, WARM_UP_S, connections=CONNECTIONS)

@@ -55,7 +55,7 @@ class _Chain:
 def run() -> Result:
     """Three repetitions; the ratio of the medians."""
     bare = [
-        Service(f"bare-{number}", ("-m", "benchmarks.bare_chain", source, target, f"bare-{number}"))
+        Service(f"bare-{number}", ("-m", "benchmarks.baselines", "chain", source, target, f"bare-{number}"))
         for number, (source, target) in enumerate(pairwise(_BARE_TOPICS), 1)
     ]
     with cluster([*INSTANT_SERVICES, *bare], topics=_BARE_TOPICS) as running:

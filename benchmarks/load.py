@@ -49,6 +49,8 @@ _DELIVERY_TIMEOUT_MS = 120_000
 _LEDGER_TIMEOUT_S = 20.0
 _ANSWER_TIMEOUT_S = 60.0
 _MAX_WAITING_RECORDS = 500_000
+WARM_UP_S = 5.0
+"""Of each load; nothing that is submitted then counts."""
 QUIET = {"log_level": 0}
 """Client options of observers: a broker that is stopped on purpose is not logged."""
 MAX_LAG_MS = 500.0
@@ -332,6 +334,11 @@ class LoadGenerator:
             self._plans += 1
             self._take_next(monotonic(), self._plans, iter(planned))
         self._wake.set()
+
+    def interval(self, seconds: float) -> Interval:
+        """So many seconds of the last plan, after WARM_UP_S."""
+        start_ms = self.started_at_ms + round(WARM_UP_S * 1000)
+        return start_ms, start_ms + round(seconds * 1000)
 
     def cut(self) -> None:
         """Send nothing more of any plan: they count as published with what was sent so far."""

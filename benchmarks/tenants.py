@@ -68,7 +68,7 @@ def _measure(count: int, repetitions: int, requests: int) -> tuple[dict[str, flo
 def _rate(running: Cluster, kind: str, tenants: Sequence[str], requests: int, number: int) -> float:
     topics = [topic for tenant in tenants for topic in (requests_topic(tenant), backfill_topic(tenant))]
     arguments = {
-        "bare": ("-m", "benchmarks.dispatch_baselines", "bare", *topics),
+        "bare": ("-m", "benchmarks.baselines", "bare", *topics),
         "fairlane": ("-m", "stream_processors.dispatcher"),
     }[kind]
     # A group that never committed, and nothing that remembers the requests of the last time.

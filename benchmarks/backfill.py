@@ -15,7 +15,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import BenchStack, cluster
 from benchmarks.load import ends_of
 from benchmarks.processes import peak_bytes
 from benchmarks.result import Figure, Result
@@ -100,7 +100,7 @@ def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
     )
 
 
-def _job(running: Cluster, rows: int) -> dict[str, float]:
+def _job(running: BenchStack, rows: int) -> dict[str, float]:
     """The rate and the peak memory of a runner, from when it took the job until the output was whole."""
     source = running.folder / f"{rows}.jsonl"
     with source.open("w") as file:
@@ -135,7 +135,7 @@ def _job(running: Cluster, rows: int) -> dict[str, float]:
     return {"rows_per_s": rows / took_s, "peak_mib": peak / 1024**2}
 
 
-def _command(running: Cluster, *arguments: str) -> Any:
+def _command(running: BenchStack, *arguments: str) -> Any:
     found = subprocess.run(
         [sys.executable, "-m", "producers.backfill", *arguments, "--json"],
         env=running.environment,

@@ -68,7 +68,7 @@ class HttpService:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class BenchStack:
     """A running stack, the settings to reach it, and its folder."""
 
     stack: LocalStack
@@ -149,7 +149,7 @@ def cluster(
     env: Mapping[str, str] | None = None,
     models: Sequence[Mapping[str, object]] | None = None,
     policy: RestartPolicy = _KILLED_ON_PURPOSE,
-) -> Iterator[Cluster]:
+) -> Iterator[BenchStack]:
     """Start the parts and services with these tenants, given by name or as entries of tenants.yaml, and with these
     models, as entries of models.yaml, or else those of the project.
 
@@ -175,7 +175,7 @@ def cluster(
         )
         with stack:
             settings = Settings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
-            yield Cluster(stack, settings, folder, shared)
+            yield BenchStack(stack, settings, folder, shared)
 
 
 def _setup(

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import BenchStack, cluster
 from benchmarks.load import REQUEST_TIMEOUT_MS
 from benchmarks.result import Figure, Result
 from deploy.demo.documents import FOLDER, HANDBOOK, Question, ingest, load_questions, replaced, submit
@@ -121,7 +121,7 @@ def write_elsewhere(questions: Iterable[Question], folder: Path) -> None:
         (folder / file.name).write_text(text, encoding="utf-8")
 
 
-def _load(running: Cluster, questions: Sequence[Question]) -> None:
+def _load(running: BenchStack, questions: Sequence[Question]) -> None:
     elsewhere = running.folder / "elsewhere"
     write_elsewhere(questions, elsewhere)
     for tenant, folder in ((OWNER, FOLDER), (NEIGHBOUR, elsewhere)):
@@ -130,7 +130,7 @@ def _load(running: Cluster, questions: Sequence[Question]) -> None:
             raise RuntimeError(f"{tenant}'s documents were not loaded: {report}")
 
 
-def _ask(running: Cluster, questions: Sequence[Question]) -> list[Asked]:
+def _ask(running: BenchStack, questions: Sequence[Question]) -> list[Asked]:
     with ExitStack() as clients:
         owner, neighbour, stranger = (
             clients.enter_context(Client(tenant, settings=running.settings)) for tenant in (OWNER, NEIGHBOUR, STRANGER)

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 from confluent_kafka import Producer
 
-from benchmarks.cluster import Cluster, cluster, create_topics
+from benchmarks.cluster import BenchStack, cluster, create_topics
 from benchmarks.load import Neighbour, make_request
 from benchmarks.processes import peak_bytes, reset_peak
 from benchmarks.record_batches import Written, batch, gzip_of_zeros, produce_batch
@@ -152,7 +152,7 @@ def run(rounds: int = ROUNDS, seconds: float = SECONDS, only: str = "") -> Resul
 
 
 def _measured(
-    servers: Cluster, neighbour: Neighbour, pid: int, per_s: float, attack: Attack, rounds: int, seconds: float
+    servers: BenchStack, neighbour: Neighbour, pid: int, per_s: float, attack: Attack, rounds: int, seconds: float
 ) -> dict[str, float]:
     unread, hostile = (Sender(servers.settings, topic) for topic in (_UNREAD_TOPIC, requests_topic(_HOSTILE)))
     calm: list[float] = []

@@ -50,7 +50,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HttpLoadResult:
     """Result of an order.
 
     Attributes:
@@ -74,7 +74,7 @@ class Measured:
         return sum(count for status, count in self.statuses.items() if status != "202")
 
 
-def load(order: Order) -> Measured:
+def load(order: Order) -> HttpLoadResult:
     """Run an order in another process. Raises RuntimeError with its last words when it fails."""
     timeout_s = order.seconds + _CALL_TIMEOUT_S + _START_AND_END_S
     done = subprocess.run(
@@ -87,7 +87,7 @@ def load(order: Order) -> Measured:
     )
     if done.returncode:
         raise RuntimeError(f"the load generator failed: {done.stderr[-1_000:]}")
-    return Measured(**json.loads(done.stdout))
+    return HttpLoadResult(**json.loads(done.stdout))
 
 
 class _Load:
@@ -102,13 +102,13 @@ class _Load:
         self._late = Histogram()
         self._until_s = 0.0
 
-    async def run(self) -> Measured:
+    async def run(self) -> HttpLoadResult:
         used_s, started_s = process_time(), monotonic()
         self._until_s = started_s + self._order.seconds
         await (self._closed() if self._order.connections else self._open(started_s))
         elapsed_s, used_s = monotonic() - started_s, process_time() - used_s
         self._client.close()
-        return Measured(
+        return HttpLoadResult(
             per_s=self._statuses["202"] / elapsed_s,
             statuses=dict(self._statuses),
             p50_ms=self._took.percentile_ms(0.5) or 0.0,

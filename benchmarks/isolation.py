@@ -9,7 +9,7 @@ same alone, beside the flood, and beside it under fifo. One that is not served c
 
 from contextlib import AbstractContextManager
 
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import BenchStack, cluster
 from benchmarks.load import WARM_UP_S, LoadGenerator, Offered, Planned, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import POOL, FairnessPolicy, SimulatedPool, dispatchers
@@ -56,7 +56,7 @@ def run(seconds: float = SECONDS) -> Result:
     )
 
 
-def running(policy: FairnessPolicy, pool: SimulatedPool) -> AbstractContextManager[Cluster]:
+def running(policy: FairnessPolicy, pool: SimulatedPool) -> AbstractContextManager[BenchStack]:
     forbid = list(map(str, FORBIDDABLE))
     return cluster(
         [*dispatchers(policy), *pool.services()],
@@ -66,7 +66,7 @@ def running(policy: FairnessPolicy, pool: SimulatedPool) -> AbstractContextManag
     )
 
 
-def measure(servers: Cluster, pool: SimulatedPool, seconds: float, *, flood: bool) -> dict[str, float]:
+def measure(servers: BenchStack, pool: SimulatedPool, seconds: float, *, flood: bool) -> dict[str, float]:
     """The victim's requests of one run, on servers that have nothing to do."""
     planned = planned_load(pool, seconds, flood=flood)
     with LoadGenerator(servers.settings, (_VICTIM, _FLOODER)) as load:

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
 
-from benchmarks.service_curve import Completion, Interval, percentile
+from benchmarks.service_curve import Interval, ServedRequest, percentile
 from benchmarks.simulated_pool import MODEL
 from benchmarks.trace import RequestSize, TraceSampler
 from fairlane.clock import now_ms
@@ -155,9 +155,9 @@ class Observed:
         return self.seen_at_ms - self.submitted_at_ms if self.served else self.timeout_ms
 
 
-def completions(observed: Iterable[Observed]) -> list[Completion]:
+def completions(observed: Iterable[Observed]) -> list[ServedRequest]:
     """What was served, in order of time."""
-    served = (Completion(one.replied_at_ms, one.tenant, one.cost_tokens) for one in observed if one.served)
+    served = (ServedRequest(one.replied_at_ms, one.tenant, one.cost_tokens) for one in observed if one.served)
     return sorted(served, key=lambda one: one.at_ms)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.cluster import Cluster, cluster, wait_until
-from benchmarks.faults.rig import Member, members
+from benchmarks.cluster import BenchStack, cluster, wait_until
+from benchmarks.faults.rig import DescribedMember, members
 from benchmarks.load import WARM_UP_S, LoadGenerator, Observed, Offered, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, least_within
@@ -75,11 +75,11 @@ def run(calm_s: float = CALM_S, consumers: Sequence[str] = CONSUMERS) -> Result:
 class _Group:
     """The pool's group, by the broker's word."""
 
-    def __init__(self, running: Cluster) -> None:
+    def __init__(self, running: BenchStack) -> None:
         self._admin = AdminClient(connection(running.settings))
         self._name = pool_group(running.settings.group_prefix, POOL)
 
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, DescribedMember]:
         return {member.name: member for member in members(self._admin, self._name)}
 
     def shared_by(self, names: Sequence[str], but_not: str = "") -> bool:
@@ -91,7 +91,7 @@ class _Group:
         )
 
 
-def _restart(running: Cluster, group: _Group, name: str) -> tuple[float, float]:
+def _restart(running: BenchStack, group: _Group, name: str) -> tuple[float, float]:
     """Seconds from SIGTERM to the end of a consumer, and until it owned partitions again."""
     supervisor = running.stack.supervisor
     before, pid = group.members()[name], supervisor.process(name).pid

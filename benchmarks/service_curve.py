@@ -16,7 +16,7 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class ServedRequest:
     """A request that was served."""
 
     at_ms: int
@@ -24,13 +24,13 @@ class Completion:
     cost_tokens: float
 
 
-def within(completions: Sequence[Completion], interval: Interval) -> list[Completion]:
+def within(completions: Sequence[ServedRequest], interval: Interval) -> list[ServedRequest]:
     """What completed in the interval, in order of time."""
     start, end = interval
     return sorted((one for one in completions if start <= one.at_ms < end), key=lambda one: one.at_ms)
 
 
-def served_tokens(completions: Sequence[Completion], tenants: Sequence[str]) -> dict[str, float]:
+def served_tokens(completions: Sequence[ServedRequest], tenants: Sequence[str]) -> dict[str, float]:
     """Cost tokens by tenant, of all these tenants."""
     totals = dict.fromkeys(tenants, 0.0)
     for one in completions:
@@ -39,14 +39,14 @@ def served_tokens(completions: Sequence[Completion], tenants: Sequence[str]) -> 
     return totals
 
 
-def largest_gap(completions: Sequence[Completion], weights: Mapping[str, float]) -> float:
+def largest_gap(completions: Sequence[ServedRequest], weights: Mapping[str, float]) -> float:
     """The largest difference of normalised service between any two tenants over any part of the time covered.
 
     Args:
         completions: of an interval in which all these tenants stay backlogged, in order of time.
         weights: by tenant; who is not in it is left out.
     """
-    by_tenant: dict[str, list[Completion]] = {tenant: [] for tenant in weights}
+    by_tenant: dict[str, list[ServedRequest]] = {tenant: [] for tenant in weights}
     for one in completions:
         if one.tenant in by_tenant:
             by_tenant[one.tenant].append(one)
@@ -55,7 +55,7 @@ def largest_gap(completions: Sequence[Completion], weights: Mapping[str, float])
 
 
 def _gap_of_pair(
-    by_tenant: Mapping[str, Sequence[Completion]], weights: Mapping[str, float], first: str, second: str
+    by_tenant: Mapping[str, Sequence[ServedRequest]], weights: Mapping[str, float], first: str, second: str
 ) -> float:
     both = sorted((*by_tenant[first], *by_tenant[second]), key=lambda one: one.at_ms)
     difference = lowest = highest = 0.0
@@ -76,7 +76,7 @@ def largest_share_error(served: Mapping[str, float], weights: Mapping[str, float
 
 
 def restored_after_ms(
-    completions: Sequence[Completion], weights: Mapping[str, float], interval: Interval, bound_tokens: float
+    completions: Sequence[ServedRequest], weights: Mapping[str, float], interval: Interval, bound_tokens: float
 ) -> int:
     """Milliseconds into the interval from which on no difference is above the bound any more.
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 
 from benchmarks.result import Bound, Figure, Result
-from benchmarks.service_curve import Completion, Interval, largest_gap, percentile, within
+from benchmarks.service_curve import Interval, ServedRequest, largest_gap, percentile, within
 from benchmarks.simulated_pool import capacity_report
 from benchmarks.trace import RequestSize, load_trace
 from fairlane.names import priority_topic, requests_topic
@@ -87,8 +87,8 @@ class Observations:
             without a break since the sample before or since it began to wait.
     """
 
-    completions: dict[str, list[Completion]] = field(default_factory=lambda: {name: [] for name in Priority})
-    dispatches: dict[str, list[Completion]] = field(default_factory=lambda: {name: [] for name in Priority})
+    completions: dict[str, list[ServedRequest]] = field(default_factory=lambda: {name: [] for name in Priority})
+    dispatches: dict[str, list[ServedRequest]] = field(default_factory=lambda: {name: [] for name in Priority})
     latencies_ms: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in Priority})
     offered: int = 0
     shed: Counter[str] = field(default_factory=Counter)
@@ -178,7 +178,7 @@ class Simulation:
         if not queues[request.pool].waiting(request.tenant, request.priority_class).requests:
             self._emptied.add((request.tenant, request.priority_class))
         if not turn.is_late:
-            dispatch = Completion(now_ms, request.tenant, request.cost_tokens)
+            dispatch = ServedRequest(now_ms, request.tenant, request.cost_tokens)
             self.seen.dispatches[request.priority_class].append(dispatch)
 
     def _late(self, request: SimulatedRequest, now_ms: int) -> None:
@@ -219,7 +219,7 @@ class Simulation:
         self._busy[consumer] = False
         self._start(consumer, now_ms)
         for request, work in batch:
-            completion = Completion(now_ms, request.tenant, request.cost_tokens)
+            completion = ServedRequest(now_ms, request.tenant, request.cost_tokens)
             self.seen.completions[request.priority_class].append(completion)
             self.seen.latencies_ms[request.priority_class].append(now_ms - request.submitted_at_ms)
             if now_ms <= request.deadline_at_ms:
@@ -352,7 +352,7 @@ def _figures(policy: Policy, seen: Observations, fleet: ConsumerFleet, seconds: 
 
 
 def _gap(
-    served: Mapping[str, Sequence[Completion]], seen: Observations, specs: Mapping[str, TenantSpec], largest: float
+    served: Mapping[str, Sequence[ServedRequest]], seen: Observations, specs: Mapping[str, TenantSpec], largest: float
 ) -> Gap:
     """Between any two of the busiest tenants within a class, over any time in which both had something of that class
     waiting without a break. ``served`` by class, at dispatch or at completion; ``largest``: cost of a request."""
@@ -442,6 +442,6 @@ def draw(
     pyplot.close(figure)
 
 
-def _curve(completions: Sequence[Completion], tenant: str) -> tuple[list[float], list[float]]:
+def _curve(completions: Sequence[ServedRequest], tenant: str) -> tuple[list[float], list[float]]:
     own = [one for one in completions if one.tenant == tenant]
     return [one.at_ms / 60_000 for one in own], [total / 1e6 for total in accumulate(one.cost_tokens for one in own)]

@@ -7,7 +7,7 @@ two programs' ratios.
 
 from collections.abc import Sequence
 
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import BenchStack, cluster
 from benchmarks.dispatch_rate import output_rate, publish_backlog
 from benchmarks.load import ends_of
 from benchmarks.result import MEDIAN_OF_REPETITIONS, REPETITIONS, Figure, Result, median_of
@@ -65,7 +65,7 @@ def _measure(count: int, repetitions: int, requests: int) -> tuple[dict[str, flo
         )
 
 
-def _rate(running: Cluster, kind: str, tenants: Sequence[str], requests: int, number: int) -> float:
+def _rate(running: BenchStack, kind: str, tenants: Sequence[str], requests: int, number: int) -> float:
     topics = [topic for tenant in tenants for topic in (requests_topic(tenant), backfill_topic(tenant))]
     arguments = {
         "bare": ("-m", "benchmarks.baselines", "bare", *topics),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import psycopg
 from confluent_kafka import Consumer, Message
 
-from benchmarks.faults.deployed import Deployment
+from benchmarks.faults.rig import Deployment
 from deploy.demo.checks import check, committed_records
 from fairlane import names
 from fairlane.committed import resume_points
@@ -24,7 +24,7 @@ _COUNT_ROWS = "SELECT count(*) FROM results WHERE tenant = ANY(%s)"
 
 
 @dataclass(slots=True)
-class Findings:
+class PromiseReport:
     """What a run came to; ``problems`` is empty when the promise was kept.
 
     Attributes:
@@ -47,7 +47,7 @@ class Findings:
 
 def examine(
     deployed: Deployment, expected: Mapping[str, str], *, postgres_dsn: str | None, timeout_s: float
-) -> Findings:
+) -> PromiseReport:
     """Read everything and compare.
 
     Args:
@@ -56,7 +56,7 @@ def examine(
         postgres_dsn: where the recorder writes; None if there is no recorder.
         timeout_s: how long the recorder may take to catch up.
     """
-    findings = Findings(len(expected))
+    findings = PromiseReport(len(expected))
     given_again = _examine_replies(deployed, expected, findings)
     work = _examine_work(deployed, expected, given_again, findings)
     _examine_settled(deployed, work, findings)
@@ -65,7 +65,7 @@ def examine(
     return findings
 
 
-def _examine_replies(deployed: Deployment, expected: Mapping[str, str], findings: Findings) -> set[str]:
+def _examine_replies(deployed: Deployment, expected: Mapping[str, str], findings: PromiseReport) -> set[str]:
     """Returns the ids of requests that got an earlier answer again."""
     final: dict[str, list[InferenceReply]] = {}
     for record in _records(deployed, [names.replies_topic(tenant) for tenant in deployed.tenants]):
@@ -89,7 +89,7 @@ def _examine_replies(deployed: Deployment, expected: Mapping[str, str], findings
 
 
 def _examine_work(
-    deployed: Deployment, expected: Mapping[str, str], given_again: Set[str], findings: Findings
+    deployed: Deployment, expected: Mapping[str, str], given_again: Set[str], findings: PromiseReport
 ) -> list[Message]:
     """One work item per request that was to run, and one more each time that a consumer handed it back; one usage event
     per work item, and per answer that was given again."""
@@ -123,7 +123,7 @@ def _examine_work(
     return work
 
 
-def _examine_settled(deployed: Deployment, work: Sequence[Message], findings: Findings) -> None:
+def _examine_settled(deployed: Deployment, work: Sequence[Message], findings: PromiseReport) -> None:
     """Committed offsets and done sets cover every record of both hops."""
     requests = _records(deployed, deployed.source_topics)
     for group, records in ((deployed.dispatcher_group, requests), (deployed.work_group, work)):
@@ -155,7 +155,7 @@ def undone(committed: CommitPoint | None, offsets: Iterable[int]) -> list[int]:
 
 
 def _examine_rows(
-    deployed: Deployment, expected: Mapping[str, str], findings: Findings, dsn: str, timeout_s: float
+    deployed: Deployment, expected: Mapping[str, str], findings: PromiseReport, dsn: str, timeout_s: float
 ) -> None:
     """Postgres equals the reply topics: a row for each reply, its outcome, seen once."""
     found = check(deployed.settings, dsn, deployed.tenants, expected.keys(), timeout_s)

@@ -7,7 +7,7 @@ other member takes over. An engine is struck while it works, by its consumer's m
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -17,21 +17,33 @@ from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.cluster import wait_until, wait_while
-from benchmarks.faults.deployed import Deployment
-from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
+from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, FaultTarget
 from benchmarks.load import QUIET
 from deploy.local import procfs
 from deploy.local.process import ProcessView, State
 from deploy.local.procfs import ProcessId
 from deploy.local.run_record import RunRecord
 from deploy.local.stack import LocalStack
-from fairlane import names
+from fairlane.codec import Codec
 from fairlane.kafka_config import connection
-from fairlane.names import backfill_topic, priority_topic, recorder_group, replies_topic, requests_topic
+from fairlane.names import (
+    backfill_topic,
+    dispatcher_group,
+    pool_group,
+    priority_topic,
+    recorder_group,
+    replies_topic,
+    requests_topic,
+    returned_topic,
+)
 from fairlane.outcomes import Priority, Task
-from fairlane.settings import Settings
+from fairlane.records import ModelVersion
+from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings, Settings
 
 _TIMEOUT_S = 10.0
+_HTTP_TIMEOUT_S = 2.0
+_ENGINE_MODULE = "inference_consumers.engine_process"
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -40,7 +52,47 @@ Owners = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Deployment:
+    """The pipeline of a fault run. All models are of one pool: one group must settle all work items."""
+
+    settings: KafkaSettings
+    tenants: tuple[str, ...]
+    models: tuple[ModelVersion, ...]
+    group_prefix: str
+    codec: Codec = field(default_factory=default_codec)
+
+    @property
+    def pool(self) -> str:
+        """Raises ValueError when there are more."""
+        (pool,) = {model.pool for model in self.models}
+        return pool
+
+    @property
+    def dispatcher_group(self) -> str:
+        """The group that settles requests."""
+        return dispatcher_group(self.group_prefix)
+
+    @property
+    def work_group(self) -> str:
+        """The group that settles work items."""
+        return pool_group(self.group_prefix, self.pool)
+
+    @property
+    def source_topics(self) -> list[str]:
+        """Topics that its dispatchers read: requests, offline requests, and work handed back by consumers."""
+        return [
+            *(requests_topic(tenant) for tenant in self.tenants),
+            *(backfill_topic(tenant) for tenant in self.tenants),
+            returned_topic(self.pool),
+        ]
+
+    def model_for(self, task: str) -> ModelVersion:
+        """The first that does this task."""
+        return next(model for model in self.models if task in model.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
     """One member; ``name`` is its INSTANCE_ID, ``member_id`` is another after every restart."""
 
     name: str
@@ -48,7 +100,7 @@ class Member:
     partitions: frozenset[Place]
 
 
-def members(admin: AdminClient, group: str) -> list[Member]:
+def members(admin: AdminClient, group: str) -> list[DescribedMember]:
     """The members of a stable group. Empty while it is rebalancing or the broker does not know it or does not answer.
 
     A member that was killed or stopped is included, with its partitions, until its session times out.
@@ -57,7 +109,7 @@ def members(admin: AdminClient, group: str) -> list[Member]:
     if described is None or described.state != ConsumerGroupState.STABLE:
         return []
     return [
-        Member(
+        DescribedMember(
             member.client_id,
             member.member_id,
             frozenset(
@@ -85,7 +137,7 @@ def owners(settings: Settings, tenants: Sequence[str]) -> Owners:
     tenant_of = {requests_topic(tenant): tenant for tenant in tenants}
     return {
         member.member_id: frozenset(tenant_of[topic] for topic, _ in member.partitions if topic in tenant_of)
-        for member in members(AdminClient(connection(settings)), names.dispatcher_group(settings.group_prefix))
+        for member in members(AdminClient(connection(settings)), dispatcher_group(settings.group_prefix))
     }
 
 
@@ -116,10 +168,6 @@ def _described(admin: AdminClient, group: str) -> Any:
         return None
 
 
-_HTTP_TIMEOUT_S = 2.0
-_ENGINE_MODULE = "inference_consumers.engine_process"
-
-
 class Rig:
     """A running stack under fire."""
 
@@ -138,7 +186,7 @@ class Rig:
             deployed.work_group: cast.consumers,
             self._recorders: (cast.recorder,),
         }
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, DescribedMember] = {}
         self._dead: set[str] = set()
         self._dead_pids: dict[str, int | None] = {}
         self._engines: dict[str, ProcessId] = {}
@@ -162,7 +210,7 @@ class Rig:
 
         By the broker's word; a dead member still counts there until its session times out, and is told apart by its id.
         """
-        found: dict[str, Member] = {}
+        found: dict[str, DescribedMember] = {}
         for group, expected in self._groups.items():
             if group == self._recorders and self.cast.recorder not in victims:
                 continue
@@ -197,14 +245,14 @@ class Rig:
         unready = self.unready(fault.victims)
         if unready is not None:
             return unready
-        if fault.target is Target.ENGINE and not all(map(self._engine_works, fault.victims)):
+        if fault.target is FaultTarget.ENGINE and not all(map(self._engine_works, fault.victims)):
             return f"no engine of {fault.victims} works"
         self.struck.append(fault)
         for name in fault.victims:
-            if fault.target is Target.BROKER:
+            if fault.target is FaultTarget.BROKER:
                 self._dead_pids[name] = self.stack.supervisor.process(name).pid
                 self.stack.supervisor.restart(name)
-            elif fault.target is Target.ENGINE:
+            elif fault.target is FaultTarget.ENGINE:
                 self._engines[name].send(fault.sign)
             else:
                 pid = self.stack.supervisor.kill(name, fault.sign)
@@ -218,14 +266,14 @@ class Rig:
         """What a blow needs after it: who is paused wakes when the others have all its partitions; an engine's consumer
         has another one; who was asked to end has ended, and the broker answers again."""
         for name in fault.victims:
-            if fault.target is Target.ENGINE:
+            if fault.target is FaultTarget.ENGINE:
                 self._wait_other_engine(name, timeout_s)
             elif fault.sign is PAUSE:
                 self._wake_after_the_session(name, timeout_s)
             elif fault.sign is END:
                 view = self.stack.supervisor.wait_ready(name, timeout_s, other_than_pid=self._dead_pids[name])
                 # A broker says by its status that it was a signal.
-                if view.last_exit != 0 and fault.target is not Target.BROKER:
+                if view.last_exit != 0 and fault.target is not FaultTarget.BROKER:
                     self.badly_ended.append(f"{name} ended with {view.last_exit} on SIGTERM")
 
     def _wake_after_the_session(self, name: str, timeout_s: float) -> None:
@@ -293,4 +341,4 @@ class Rig:
 
 
 def _is_service(fault: Fault) -> bool:
-    return fault.target not in (Target.ENGINE, Target.BROKER)
+    return fault.target not in (FaultTarget.ENGINE, FaultTarget.BROKER)

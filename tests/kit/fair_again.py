@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.load import Observed
-from benchmarks.service_curve import Completion, Interval, largest_gap, restored_after_ms, within
+from benchmarks.service_curve import Interval, ServedRequest, largest_gap, restored_after_ms, within
 from benchmarks.simulated_pool import SimulatedPool
 from benchmarks.trace import TraceSampler
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, service_gap_bound
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def judge(
-    served: Sequence[Completion], weights: Mapping[str, float], before: Interval, after: Interval, allowed: float
+    served: Sequence[ServedRequest], weights: Mapping[str, float], before: Interval, after: Interval, allowed: float
 ) -> Verdict:
     """The fault stands between the two intervals; all these tenants wait all the time in both."""
     return Verdict(

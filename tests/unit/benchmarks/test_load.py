@@ -28,7 +28,7 @@ from benchmarks.load import (
 )
 from benchmarks.overload import growth, sampled_mib
 from benchmarks.processes import resident_bytes
-from benchmarks.service_curve import Completion
+from benchmarks.service_curve import ServedRequest
 from benchmarks.simulated_pool import SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.names import backfill_topic, requests_topic
@@ -108,7 +108,11 @@ def test_only_what_came_in_time_is_good() -> None:
     found = [_SERVED, late, outside, _REFUSED, _EXPIRED, _WAITING]
 
     assert goodput_tokens(found, (1_000, 2_000)) == 30
-    assert completions(found) == [Completion(1_400, "a", 30), Completion(1_400, "a", 30), Completion(2_000, "a", 30)]
+    assert completions(found) == [
+        ServedRequest(1_400, "a", 30),
+        ServedRequest(1_400, "a", 30),
+        ServedRequest(2_000, "a", 30),
+    ]
     assert refusal_times_ms(found) == [12]
     assert submitted_within(found, (1_500, 2_000)) == [outside]
 

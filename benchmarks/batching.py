@@ -22,7 +22,7 @@ from benchmarks.cluster import MODELS_DIR, shipped_engine, shipped_model
 from benchmarks.load import make_work_item
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
-from benchmarks.trace import MAX_CONTEXT_TOKENS, TraceRow, TraceSampler, load_trace
+from benchmarks.trace import MAX_CONTEXT_TOKENS, TraceSampler, load_trace
 from fairlane.names import priority_topic
 from fairlane.outcomes import Outcome, Priority, Task
 from fairlane.ownership import Claim, PartitionId
@@ -37,6 +37,7 @@ from fairlane.records import (
 from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Engine, EngineItem, ItemOutcome, Outcomes, RunCost, Success
+from producers.replay.trace import TraceRow
 from stream_processors.dispatcher.scheduling.cost import CostModel
 
 NAME = "batching"

@@ -247,9 +247,8 @@ def plan(
     codec = codec or default_codec()
     planned: list[Planned] = []
     for one in offered:
-        draw = sampler.steady_arrivals if one.steady else sampler.arrivals
         burst = (number / one.burst for number in range(one.burst))
-        arrivals = (*burst, *draw(one.rate_per_s, seconds - one.start_s))
+        arrivals = (*burst, *sampler.arrivals(one.rate_per_s, seconds - one.start_s, steady=one.steady))
         planned += [_planned(one, one.start_s + at_s, sampler.size(), codec, model) for at_s in arrivals]
     return sorted(planned, key=lambda record: record.at_s)
 

@@ -19,12 +19,13 @@ from benchmarks.load import WARM_UP_S, LoadGenerator, Observed, Offered, latency
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, least_within
 from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, fixed_batch_engine
-from benchmarks.trace import TraceRow, TraceSampler
+from benchmarks.trace import TraceSampler
 from deploy.local.services import Service
 from fairlane.clock import now_ms
 from fairlane.kafka_config import connection
 from fairlane.names import pool_group, priority_topic
 from fairlane.outcomes import Priority
+from producers.replay.trace import TraceRow
 
 NAME = "rolling-restart"
 CALM_S = 30.0

@@ -75,25 +75,6 @@ def largest_share_error(served: Mapping[str, float], weights: Mapping[str, float
     return max(abs(served[tenant] / total / (weights[tenant] / weight) - 1) for tenant in weights)
 
 
-def restored_after_ms(
-    completions: Sequence[ServedRequest], weights: Mapping[str, float], interval: Interval, bound_tokens: float
-) -> int:
-    """Milliseconds into the interval from which on no difference is above the bound any more.
-
-    The whole interval's length when that never happens. Found by bisection: dropping the beginning of an interval
-    never makes its largest difference larger.
-    """
-    start, end = interval
-    low, high = start, end
-    while low < high:
-        middle = (low + high) // 2
-        if largest_gap(within(completions, (middle, end)), weights) <= bound_tokens:
-            high = middle
-        else:
-            low = middle + 1
-    return low - start
-
-
 def longest_common_wait(waits: Mapping[str, Sequence[Interval]], interval: Interval) -> Interval:
     """The longest part of the interval in which every tenant has something waiting all the time; empty if none.
 

@@ -17,10 +17,10 @@ from benchmarks.service_curve import (
     least_within,
     longest_common_wait,
     percentile,
-    restored_after_ms,
     served_tokens,
     within,
 )
+from tests.kit.fair_again import restored_after_ms
 
 _TENANTS = ("a", "b", "c")
 _WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}

@@ -110,7 +110,7 @@ _REPORT_EVERY_S = 0.25
 
 
 @contextmanager
-def open_window(settings: KafkaSettings, pool: str = POOL) -> Iterator[None]:
+def open_window(settings: KafkaSettings) -> Iterator[None]:
     """Report the capacity of a consumer with more room than a benchmark sends, for benchmarks of the dispatcher alone.
 
     Without it the dispatcher's rate would be that of an empty window; with simulated consumers, theirs. The first
@@ -119,26 +119,24 @@ def open_window(settings: KafkaSettings, pool: str = POOL) -> Iterator[None]:
     producer = Producer(idempotent_producer(settings))
     stopping = threading.Event()
 
-    def report() -> None:
-        roomy = capacity_report("open-window", pool, MODEL, 1e9, 1_000_000, 1_000_000_000, now_ms())
-        producer.produce(CONTROL_CAPACITY, default_codec().encode(roomy), roomy.instance_id)
+    acknowledged = threading.Event()
 
     def keep_reporting() -> None:
         while not stopping.wait(_REPORT_EVERY_S):
-            report()
-            producer.poll(0)
+            roomy = capacity_report("open-window", POOL, MODEL, 1e9, 1_000_000, 1_000_000_000, now_ms())
+            producer.produce(CONTROL_CAPACITY, default_codec().encode(roomy), roomy.instance_id)
+            if not producer.flush(_REPORT_EVERY_S):
+                acknowledged.set()
 
-    report()
-    if producer.flush(10):
-        raise TimeoutError("a capacity report was not acknowledged within 10 s")
     thread = threading.Thread(target=keep_reporting, name="open-window", daemon=True)
     thread.start()
+    if not acknowledged.wait(10):
+        raise TimeoutError("a capacity report was not acknowledged within 10 s")
     try:
         yield
     finally:
         stopping.set()
         thread.join()
-        producer.flush(10)
 
 
 def capacity_report(

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -105,9 +104,17 @@ def members(admin: AdminClient, group: str) -> list[DescribedMember]:
 
     A member that was killed or stopped is included, with its partitions, until its session times out.
     """
-    described = _described(admin, group)
-    if described is None or described.state != ConsumerGroupState.STABLE:
-        return []
+    return _settled_members(admin, group) or []
+
+
+def _settled_members(admin: AdminClient, group: str) -> list[DescribedMember] | None:
+    """None while the group is rebalancing or the broker does not answer."""
+    try:
+        described = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S)
+    except KafkaException:
+        return None
+    if described.state not in (ConsumerGroupState.STABLE, ConsumerGroupState.EMPTY):
+        return None
     return [
         DescribedMember(
             member.client_id,
@@ -119,17 +126,6 @@ def members(admin: AdminClient, group: str) -> list[DescribedMember]:
         )
         for member in described.members
     ]
-
-
-def is_without(admin: AdminClient, group: str, name: str) -> bool:
-    """Whether the group is settled without this member. False if the broker does not answer."""
-    described = _described(admin, group)
-    settled = (ConsumerGroupState.STABLE, ConsumerGroupState.EMPTY)
-    return (
-        described is not None
-        and described.state in settled
-        and all(member.client_id != name for member in described.members)
-    )
 
 
 def owners(settings: Settings, tenants: Sequence[str]) -> Owners:
@@ -158,14 +154,6 @@ def are_shared(found: Owners, tenants: Sequence[str], dispatchers: int) -> bool:
     """Whether this number of dispatchers shares all of these tenants, and each has some."""
     counts = [len(own) for own in found.values()]
     return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
-
-
-def _described(admin: AdminClient, group: str) -> Any:
-    """What the broker says of it; None when it does not answer."""
-    try:
-        return admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S)
-    except KafkaException:
-        return None
 
 
 class Rig:
@@ -201,8 +189,9 @@ class Rig:
     @property
     def ended_by_themselves(self) -> int:
         """How many of these were not struck: a fenced service ends, and is started again."""
-        blows = (fault for fault in self.struck if fault.sign in (KILL, END) and _is_service(fault))
-        return self.deaths - sum(len(fault.victims) for fault in blows)
+        others = (FaultTarget.ENGINE, FaultTarget.BROKER)
+        fatal = (fault for fault in self.struck if fault.sign in (KILL, END) and fault.target not in others)
+        return self.deaths - sum(len(fault.victims) for fault in fatal)
 
     def unowned(self, victims: Sequence[str] = ()) -> str | None:
         """Why not all dispatchers and all consumers, as they run now, share all partitions of their groups, and the
@@ -278,8 +267,13 @@ class Rig:
 
     def _wake_after_the_session(self, name: str, timeout_s: float) -> None:
         group = next(group for group, expected in self._groups.items() if name in expected)
+
+        def ended() -> bool:
+            found = _settled_members(self._admin, group)
+            return found is not None and all(member.name != name for member in found)
+
         try:
-            wait_until(lambda: is_without(self._admin, group, name), timeout_s, f"the end of {name}'s session")
+            wait_until(ended, timeout_s, f"the end of {name}'s session")
         finally:
             self.stack.supervisor.kill(name, signal.SIGCONT)
 
@@ -294,7 +288,7 @@ class Rig:
     def _engine_works(self, consumer: str) -> bool:
         """Remembers which process it is."""
         engine = self._engine_of(consumer)
-        if engine is None or not self._metric(consumer, "fairlane_running_items", model=self._model):
+        if engine is None or not self._running_items(consumer):
             return False
         self._engines[consumer] = engine
         return True
@@ -308,18 +302,17 @@ class Rig:
                 return child
         return None
 
-    def _metric(self, service: str, name: str, **labels: str) -> float:
-        """The sum of its samples with these labels; 0 while the service does not answer."""
+    def _running_items(self, consumer: str) -> float:
+        """Of the model under fire, by the consumer's metrics; 0 while it does not answer."""
         record = RunRecord.load(self.stack.data_dir.processes_file)
         urls = {} if record is None else {one.name: one.health_url for one in record.processes}
-        url = (urls.get(service) or "").removesuffix("/health/ready") + "/metrics"
+        url = (urls.get(consumer) or "").removesuffix("/health/ready") + "/metrics"
         with suppress(URLError, TimeoutError, ConnectionError), urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:  # noqa: S310 - our own address
-            families = text_string_to_metric_families(answer.read().decode())
             return sum(
                 sample.value
-                for family in families
+                for family in text_string_to_metric_families(answer.read().decode())
                 for sample in family.samples
-                if sample.name == name and labels.items() <= sample.labels.items()
+                if sample.name == "fairlane_running_items" and sample.labels.get("model") == self._model
             )
         return 0.0
 
@@ -338,7 +331,3 @@ class Rig:
         known = self._admin.list_topics(timeout=_HTTP_TIMEOUT_S * 5).topics
         work = [priority_topic(deployed.pool, priority) for priority in Priority]
         return {(topic, partition) for topic in work for partition in known[topic].partitions}
-
-
-def _is_service(fault: Fault) -> bool:
-    return fault.target not in (FaultTarget.ENGINE, FaultTarget.BROKER)

@@ -106,7 +106,7 @@ def _job(running: BenchStack, rows: int) -> dict[str, float]:
     with source.open("w") as file:
         row = {"model": MODEL, "prompt": _PROMPT, "max_tokens": _MAX_TOKENS}
         file.writelines(json.dumps({"id": number, **row}) + "\n" for number in range(rows))
-    submitted = _command(running, "submit", str(source), f"{source}.out", "--tenant", _TENANT)
+    submitted = running.command("producers.backfill", "submit", str(source), f"{source}.out", "--tenant", _TENANT)
     process = subprocess.Popen(
         [sys.executable, "-m", "producers.backfill", "run", submitted["job_id"], "--json"],
         env=running.environment,
@@ -128,23 +128,11 @@ def _job(running: BenchStack, rows: int) -> dict[str, float]:
     finally:
         process.kill()
         process.wait()
-    done = _command(running, "status", submitted["job_id"])
+    done = running.command("producers.backfill", "status", submitted["job_id"])
     if done["rows"]["ok"] != rows:
         raise RuntimeError(f"{done['rows']['ok']} of {rows} rows were answered: {done['status']}, {done['reason']}")
     took_s = (done["ended_at_ms"] - done["started_at_ms"]) / 1000
     return {"rows_per_s": rows / took_s, "peak_mib": peak / 1024**2}
-
-
-def _command(running: BenchStack, *arguments: str) -> Any:
-    found = subprocess.run(
-        [sys.executable, "-m", "producers.backfill", *arguments, "--json"],
-        env=running.environment,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=True,
-    )
-    return json.loads(found.stdout)
 
 
 def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:

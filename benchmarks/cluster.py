@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import yaml
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
@@ -32,7 +33,7 @@ _CREATE_TIMEOUT_S = 30.0
 _LOOK_S = 0.02
 _STOP_TIMEOUT_S = 30.0
 _READY_TIMEOUT_S = 60.0
-_COMMAND_TIMEOUT_S = 60.0
+_COMMAND_TIMEOUT_S = 600.0
 _NO_LIMITS = {
     "GATEWAY_KEY_RATE_PER_S": "1000000",
     "GATEWAY_KEY_BURST": "1000000",
@@ -117,25 +118,26 @@ class BenchStack:
     @contextmanager
     def gateway(self, tenant: str) -> Iterator[HttpService]:
         """The gateway without limits on keys, and the headers of a key of this tenant. Needs Postgres."""
+        arguments = ("keys", "create", "--tenant", tenant, "--name", "benchmark")
+        key = self.command("fairlane_server.cli", *arguments, env=self.stack.endpoints.migration_env)["api_key"]
         env = {"GATEWAY_PORT": "{port}", **_NO_LIMITS}
         with self.http_service("gateway-1", "-m", "producers.gateway", env=env) as service:
-            headers = {**service.headers, "Authorization": f"Bearer {self._api_key(tenant)}"}
+            headers = {**service.headers, "Authorization": f"Bearer {key}"}
             yield HttpService(service.url, service.pid, headers)
 
-    def _api_key(self, tenant: str) -> str:
-        """Create a key of the tenant. Raises RuntimeError with the command's standard error."""
-        command = ("-m", "fairlane_server.cli", "keys", "create", "--tenant", tenant, "--name", "benchmark", "--json")
+    def command(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
+        """What a command of the project prints as JSON. Raises RuntimeError with its standard error."""
         done = subprocess.run(
-            [sys.executable, *command],
-            env={**os.environ, **self.env, **self.stack.endpoints.migration_env},
+            [sys.executable, "-m", module, *arguments, "--json"],
+            env={**self.environment, **(env or {})},
             capture_output=True,
             text=True,
             timeout=_COMMAND_TIMEOUT_S,
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"no key was made: {done.stderr[-500:]}")
-        return str(json.loads(done.stdout)["api_key"])
+            raise RuntimeError(f"{module} {arguments[0]} failed: {done.stderr[-500:]}")
+        return json.loads(done.stdout)
 
 
 @contextmanager
@@ -165,10 +167,22 @@ def cluster(
             models_file.write_text(yaml.safe_dump({"models": [dict(model) for model in models]}))
         files = {"TENANTS_FILE": str(tenants_file), "MODELS_FILE": str(models_file)}
         shared = {**files, "LOG_LEVEL": "WARNING", **(env or {})}
+        command = ("-m", "fairlane_server.cli")
+        of_tenants, of_models = ("--tenants-file", str(tenants_file)), ("--models-file", str(models_file))
+        ours = (*topics, *(f"{topic}={count}" for topic, count in (partitions or {}).items()))
+        setup = [
+            Step("setup-topics", (*command, "topics", "apply", *of_tenants, *of_models), after=("kafka",)),
+            Step("setup-models", (*command, "models", "apply", *of_models), after=("setup-topics",)),
+            Step("setup-tenants", (*command, "tenants", "apply", *of_tenants), after=("setup-models",)),
+        ]
+        if ours:
+            setup.append(Step("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)))
+        if "postgres" in parts:
+            setup.append(Step("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True))
         stack = LocalStack(
             data_dir=folder / "stack",
             parts=parts,
-            setup=_setup(str(tenants_file), str(models_file), topics, partitions or {}, tables="postgres" in parts),
+            setup=setup,
             services=[Service(one.name, one.arguments, {**shared, **one.env}) for one in services],
             environ={},
             policy=policy,
@@ -176,23 +190,6 @@ def cluster(
         with stack:
             settings = Settings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
             yield BenchStack(stack, settings, folder, shared)
-
-
-def _setup(
-    tenants_file: str, models_file: str, topics: Sequence[str], partitions: Mapping[str, int], *, tables: bool
-) -> tuple[Step, ...]:
-    command = ("-m", "fairlane_server.cli")
-    ours = (*topics, *(f"{name}={count}" for name, count in partitions.items()))
-    tenants, models = ("--tenants-file", tenants_file), ("--models-file", models_file)
-    steps = (
-        Step("setup-topics", (*command, "topics", "apply", *tenants, *models), after=("kafka",)),
-        *((Step("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)),) if ours else ()),
-        Step("setup-models", (*command, "models", "apply", *models), after=("setup-topics",)),
-        Step("setup-tenants", (*command, "tenants", "apply", *tenants), after=("setup-models",)),
-    )
-    return (
-        (*steps, Step("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True)) if tables else steps
-    )
 
 
 def shipped_model(name: str = MODEL) -> ModelVersion:

@@ -54,18 +54,10 @@ class PlainLoop(TransactionLoop):
         return batch.settlements
 
 
-class _BenchApp(ConsumerApp):
-    """The consumer with the loop under test."""
-
-    def __init__(self, settings: Settings, loop_type: type[TransactionLoop]) -> None:
-        super().__init__(settings, _POOL)
-        self._loop_type = loop_type
-
+class _PlainApp(ConsumerApp):
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
-        if self._loop_type is TransactionLoop:
-            return super()._transactions(ownership)
         producer = Producer(idempotent_producer(self._settings) | {"linger.ms": 0})
-        return self._loop_type(producer, ownership, on_fatal=self._fail)
+        return PlainLoop(producer, ownership, on_fatal=self._fail)
 
 
 def run() -> Result:
@@ -74,8 +66,8 @@ def run() -> Result:
         _publish(running.settings)
 
         def measure(number: int) -> dict[str, float]:
-            plain = _rate(running.settings, PlainLoop, f"plain-{number}")
-            transactional = _rate(running.settings, TransactionLoop, f"transactional-{number}")
+            plain = _rate(running.settings, _PlainApp, f"plain-{number}")
+            transactional = _rate(running.settings, ConsumerApp, f"transactional-{number}")
             return {"transactional_per_s": transactional, "plain_per_s": plain, "ratio": transactional / plain}
 
         runs = repeated(measure)
@@ -92,7 +84,7 @@ def run() -> Result:
     )
 
 
-def _rate(settings: Settings, loop_type: type[TransactionLoop], group: str) -> float:
+def _rate(settings: Settings, app_type: type[ConsumerApp], group: str) -> float:
     """Items per second by the broker's timestamps of the replies."""
     own = settings.model_copy(
         update={
@@ -106,7 +98,7 @@ def _rate(settings: Settings, loop_type: type[TransactionLoop], group: str) -> f
             "simulated_decode_tokens_per_s": _NO_TIME_TOKENS_PER_S,
         }
     )
-    app = _BenchApp(own, loop_type)
+    app = app_type(own, _POOL)
     ends = ends_of(settings, [replies_topic(tenant) for tenant in _TENANTS])
     thread = threading.Thread(target=app.run_here, name=group)
     thread.start()

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
 
 from benchmarks.service_curve import Interval, ServedRequest, percentile
 from benchmarks.simulated_pool import MODEL
-from benchmarks.trace import RequestSize, TraceSampler
+from benchmarks.trace import TraceSampler
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
@@ -39,8 +38,6 @@ from fairlane.records import (
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
-_WORD = "load"
-"""Four bytes are a token to the simulated engine, and to the dispatcher that estimates."""
 _TICK_S = 0.004
 _IDLE_S = 0.05
 _METADATA_TIMEOUT_S = 10.0
@@ -235,41 +232,29 @@ class Planned:
         return cls(at_s, topic, codec.encode(request), Observed(request.request_id, tenant, timeout_ms, 0))
 
 
-def plan(
-    offered: Iterable[Offered],
-    seconds: float,
-    sampler: TraceSampler,
-    codec: Codec | None = None,
-    *,
-    model: str = MODEL,
-) -> list[Planned]:
+def plan(offered: Iterable[Offered], seconds: float, sampler: TraceSampler, *, model: str = MODEL) -> list[Planned]:
     """The records of all tenants for so many seconds, in the order in which they are due."""
-    codec = codec or default_codec()
     planned: list[Planned] = []
     for one in offered:
         burst = (number / one.burst for number in range(one.burst))
-        arrivals = (*burst, *sampler.arrivals(one.rate_per_s, seconds - one.start_s, steady=one.steady))
-        planned += [_planned(one, one.start_s + at_s, sampler.size(), codec, model) for at_s in arrivals]
+        for at_s in (*burst, *sampler.arrivals(one.rate_per_s, seconds - one.start_s, steady=one.steady)):
+            size = sampler.size()
+            # With a new id, whatever the seed: a repeated id is a duplicate.
+            request = make_request(
+                model=model,
+                input=RequestInput(prompt=text_of(size.prompt_tokens)),
+                parameters=Parameters(max_tokens=size.output_tokens),
+                priority=str(one.priority),
+                timeout_ms=one.timeout_ms,
+            )
+            due_s = one.start_s + at_s
+            planned.append(Planned.of(request, one.tenant, default_codec(), due_s, backfill=one.backfill))
     return sorted(planned, key=lambda record: record.at_s)
 
 
-def _planned(offered: Offered, at_s: float, size: RequestSize, codec: Codec, model: str) -> Planned:
-    request = InferenceRequest(
-        # Never the same twice, whatever the seed: a repeated id is a duplicate.
-        request_id=str(uuid.uuid4()),
-        model=model,
-        task=str(Task.GENERATE),
-        input=RequestInput(prompt=text_of(size.prompt_tokens)),
-        parameters=Parameters(max_tokens=size.output_tokens),
-        priority=str(offered.priority),
-        timeout_ms=offered.timeout_ms,
-    )
-    return Planned.of(request, offered.tenant, codec, at_s, backfill=offered.backfill)
-
-
 def text_of(tokens: int) -> str:
-    """A text of so many tokens, as the simulated engine counts them."""
-    return _WORD * tokens
+    """A text of so many tokens: four bytes are one to the simulated engine, and to the dispatcher that estimates."""
+    return "load" * tokens
 
 
 class LoadGenerator:
@@ -317,9 +302,7 @@ class LoadGenerator:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Stop at once; what is still planned is not sent."""
         self._stopping.set()
         self._wake.set()

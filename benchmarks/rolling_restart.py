@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.cluster import BenchStack, cluster, wait_until
-from benchmarks.faults.rig import DescribedMember, members
+from benchmarks.faults.rig import members
 from benchmarks.load import WARM_UP_S, LoadGenerator, Observed, Offered, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, least_within
@@ -60,12 +60,13 @@ def run(calm_s: float = CALM_S, consumers: Sequence[str] = CONSUMERS) -> Result:
         cluster(services, tenants=tenants, partitions=partitions) as running,
         LoadGenerator(running.settings, _TENANTS) as load,
     ):
-        group = _Group(running)
-        wait_until(lambda: group.shared_by(CONSUMERS), _LONGEST_RESTART_S, "partitions for every consumer")
-        load.start(plan(_offered(), seconds, TraceSampler(_EQUAL, _SEED, scale=1.0)))
+        wait_until(lambda: _ids(running), _LONGEST_RESTART_S, "partitions for every consumer")
+        rate = LOAD * len(CONSUMERS) * BATCH_ITEMS * 1000 / BATCH_MS / len(_TENANTS)
+        offered = [Offered(tenant, rate, steady=True, timeout_ms=_TIMEOUT_MS) for tenant in _TENANTS]
+        load.start(plan(offered, seconds, TraceSampler(_EQUAL, _SEED, scale=1.0)))
         calm = load.interval(calm_s)
         wait_until(lambda: now_ms() >= calm[1], WARM_UP_S + calm_s + 10, "the end of the calm")
-        restarts = {name: _restart(running, group, name) for name in consumers}
+        restarts = {name: _restart(running, name) for name in consumers}
         restless = (calm[1], now_ms())
         load.cut()
         load.wait_published(_ANSWER_TIMEOUT_S)
@@ -73,29 +74,19 @@ def run(calm_s: float = CALM_S, consumers: Sequence[str] = CONSUMERS) -> Result:
         return _result(load.observed(), calm, restless, restarts, load.checked_lag_ms())
 
 
-class _Group:
-    """The pool's group, by the broker's word."""
-
-    def __init__(self, running: BenchStack) -> None:
-        self._admin = AdminClient(connection(running.settings))
-        self._name = pool_group(running.settings.group_prefix, POOL)
-
-    def members(self) -> dict[str, DescribedMember]:
-        return {member.name: member for member in members(self._admin, self._name)}
-
-    def shared_by(self, names: Sequence[str], but_not: str = "") -> bool:
-        """Whether these have equally many of all partitions; ``but_not`` is the id of a former member."""
-        found = self.members()
-        each = len(Priority) * _PARTITIONS // len(names)
-        return found.keys() == set(names) and all(
-            len(member.partitions) == each and member.member_id != but_not for member in found.values()
-        )
+def _ids(running: BenchStack) -> dict[str, str]:
+    """By the broker's word, the member id of each consumer; empty unless all have equally many of all partitions."""
+    admin, group = AdminClient(connection(running.settings)), pool_group(running.settings.group_prefix, POOL)
+    found = members(admin, group)
+    each = len(Priority) * _PARTITIONS // len(CONSUMERS)
+    shared = len(found) == len(CONSUMERS) and all(len(member.partitions) == each for member in found)
+    return {member.name: member.member_id for member in found} if shared else {}
 
 
-def _restart(running: BenchStack, group: _Group, name: str) -> tuple[float, float]:
+def _restart(running: BenchStack, name: str) -> tuple[float, float]:
     """Seconds from SIGTERM to the end of a consumer, and until it owned partitions again."""
     supervisor = running.stack.supervisor
-    before, pid = group.members()[name], supervisor.process(name).pid
+    before, pid = _ids(running)[name], supervisor.process(name).pid
     asked_at_ms = now_ms()
     supervisor.restart(name)
     wait_until(lambda: supervisor.process(name).pid != pid, _LONGEST_RESTART_S, f"the end of {name}")
@@ -103,16 +94,8 @@ def _restart(running: BenchStack, group: _Group, name: str) -> tuple[float, floa
     status = supervisor.process(name).last_exit
     if status != 0:
         raise RuntimeError(f"{name} ended with {status} on SIGTERM")
-    wait_until(
-        lambda: group.shared_by(CONSUMERS, but_not=before.member_id), _LONGEST_RESTART_S, f"partitions for {name}"
-    )
+    wait_until(lambda: _ids(running).get(name, before) != before, _LONGEST_RESTART_S, f"partitions for {name}")
     return (ended_at_ms - asked_at_ms) / 1000, (now_ms() - asked_at_ms) / 1000
-
-
-def _offered() -> list[Offered]:
-    capacity_per_s = len(CONSUMERS) * BATCH_ITEMS * 1000 / BATCH_MS
-    rate = LOAD * capacity_per_s / len(_TENANTS)
-    return [Offered(tenant, rate, steady=True, timeout_ms=_TIMEOUT_MS) for tenant in _TENANTS]
 
 
 def _phase(observed: Sequence[Observed], interval: Interval) -> dict[str, float]:

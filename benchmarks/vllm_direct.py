@@ -118,35 +118,33 @@ async def _serve(model: ModelVersion, models_dir: Path, answers: Any) -> None:
         answers.flush()
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             requests = msgspec.json.decode(line, type=list[InferenceRequest])
-            prompts = [_prompt(request, encoder, served) for request in requests]
+            prompts = []
+            for request in requests:
+                item = EngineItem(request.request_id, request.task, request.input, request.parameters)
+                prompt = prepare_text(item, encoder, served.limits)
+                if isinstance(prompt, Failure):
+                    raise TypeError(prompt.message)
+                prompts.append(prompt)
             answers.write(msgspec.json.encode(await _answer(engine, prompts)) + b"\n")
             answers.flush()
     finally:
         end_async_llm(engine)
 
 
-def _prompt(request: InferenceRequest, encoder: PromptEncoder, model: ServedModel) -> TextPrompt:
-    item = EngineItem(request.request_id, request.task, request.input, request.parameters)
-    prompt = prepare_text(item, encoder, model.limits)
-    if isinstance(prompt, Failure):
-        raise TypeError(prompt.message)
-    return prompt
-
-
 async def _answer(engine: Any, prompts: Sequence[TextPrompt]) -> Took:
-    started = perf_counter()
-    tokens = await asyncio.gather(*(_tokens(engine, str(number), one) for number, one in enumerate(prompts)))
-    return Took(perf_counter() - started, sum(tokens))
-
-
-async def _tokens(engine: Any, name: str, prompt: TextPrompt) -> int:
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
 
-    sampling = SamplingParams(max_tokens=prompt.max_tokens, temperature=0.0, output_kind=RequestOutputKind.FINAL_ONLY)
-    [answer] = [one async for one in engine.generate(tokens_input(prompt.token_ids), sampling, name)]
-    return len(answer.outputs[0].token_ids)
+    async def tokens(name: str, prompt: TextPrompt) -> int:
+        kind = RequestOutputKind.FINAL_ONLY
+        sampling = SamplingParams(max_tokens=prompt.max_tokens, temperature=0.0, output_kind=kind)
+        [answer] = [one async for one in engine.generate(tokens_input(prompt.token_ids), sampling, name)]
+        return len(answer.outputs[0].token_ids)
+
+    started = perf_counter()
+    counts = await asyncio.gather(*(tokens(str(number), one) for number, one in enumerate(prompts)))
+    return Took(perf_counter() - started, sum(counts))
 
 
 if __name__ == "__main__":

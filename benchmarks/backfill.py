@@ -19,8 +19,7 @@ from benchmarks.cluster import BenchStack, cluster
 from benchmarks.load import ends_of
 from benchmarks.processes import peak_bytes
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT, simulated_model
-from deploy.local.services import Service
+from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT, consumer, dispatcher, simulated_model
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import backfill_topic, replies_topic
 from fairlane.outcomes import Priority, Task
@@ -59,10 +58,7 @@ _ENGINE = {
 
 def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
     """A job of fewer rows, one of all rows, and the bare loops."""
-    services = [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), UNBOUNDED),
-        Service(f"consumer-{POOL}-1", ("-m", "inference_consumers", "--pool", POOL), _ENGINE),
-    ]
+    services = [dispatcher(env=UNBOUNDED), consumer(env=_ENGINE)]
     tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
     parts = ("kafka", "redis", "postgres")
     with cluster(services, parts=parts, tenants=tenants, topics=(_BARE_TOPIC,), models=(_MODEL,)) as running:

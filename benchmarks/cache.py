@@ -9,28 +9,24 @@ what one tenant has stored in all four caches, every other time with the owner's
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
 from cachetools import LRUCache
 from prometheus_client import REGISTRY
-from pydantic import SecretStr
 from redis.asyncio import Redis
 
+from benchmarks.cluster import stores
 from benchmarks.result import Figure, Result, median_of, repeated
 from benchmarks.retrieval import make_corpus, questions
-from deploy.local.stack import LocalStack
 from fairlane.clock import now_ms
 from fairlane.outcomes import RetrievalMode, Task
 from fairlane.records import InferenceRequest, Message, Output, RequestInput, Retrieval, TokenUsage
 from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheKey, embedding_key, retrieval_key
 from fairlane_server.caching.responses import CachedAnswer, response_key, semantic_group
-from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
@@ -107,13 +103,8 @@ def run() -> Result:
     """Measure three streams of questions, then the intruders, on one Postgres and one Redis."""
     settings = Settings()
     embedder = StaticEmbedder(settings.models_dir / settings.retrieval_embedder_path)
-    with (
-        TemporaryDirectory(prefix="fairlane-bench-") as folder,
-        LocalStack(data_dir=Path(folder) / "stack", parts=("postgres", "redis"), environ={}) as stack,
-    ):
-        dsn, owner_dsn = stack.endpoints.postgres_dsn, stack.endpoints.postgres_owner_dsn
-        redis_url = stack.endpoints.redis_url
-        upgrade(Settings(postgres_dsn=SecretStr(dsn), postgres_owner_dsn=SecretStr(owner_dsn)))
+    with stores("redis") as stack:
+        dsn, redis_url = stack.endpoints.postgres_dsn, stack.endpoints.redis_url
         asked = _fill(dsn, embedder)
         runs = repeated(lambda number: asyncio.run(_measure(dsn, redis_url, embedder, asked, number)))
         intruders = asyncio.run(cross_tenant_hits(redis_url, INTRUSIONS))

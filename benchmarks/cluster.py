@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pydantic import SecretStr
 
 from benchmarks.simulated_pool import MODEL
 from deploy.local import probes
@@ -24,6 +25,7 @@ from fairlane.kafka_config import connection
 from fairlane.models import load_models
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.processes.restarts import RestartPolicy
 from inference_consumers.engines.protocol import Engine
 from inference_consumers.engines.registry import create_engine
@@ -190,6 +192,18 @@ def cluster(
         with stack:
             settings = Settings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
             yield BenchStack(stack, settings, folder, shared)
+
+
+@contextmanager
+def stores(*parts: str) -> Iterator[LocalStack]:
+    """Postgres with its tables, and other parts without Kafka."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name,
+        LocalStack(data_dir=Path(name) / "stack", parts=("postgres", *parts), environ={}) as stack,
+    ):
+        owner_dsn = SecretStr(stack.endpoints.postgres_owner_dsn)
+        upgrade(Settings(postgres_dsn=SecretStr(stack.endpoints.postgres_dsn), postgres_owner_dsn=owner_dsn))
+        yield stack
 
 
 def shipped_model(name: str = MODEL) -> ModelVersion:

@@ -29,7 +29,7 @@ from benchmarks.faults.promise import PromiseReport, examine
 from benchmarks.faults.rig import Deployment, Rig
 from benchmarks.faults.traffic import CampaignLoad, Traffic, carry_out
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import simulated_model
+from benchmarks.simulated_pool import consumer, dispatcher, simulated_model
 from deploy.local.services import Service
 from fairlane.models import load_models
 from fairlane.outcomes import Task
@@ -69,10 +69,9 @@ def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, lo
     say(f"seed {seed}: {SEED_VARIABLE}={seed} makes the same choices again")
     dice = random.Random(seed)
     faults = long_plan(dice, CAST, FAULTS) if plan is None else plan(dice, CAST)
-    consume = ("-m", "inference_consumers", "--pool", _POOL)
     services = [
-        *(Service(name, ("-m", "stream_processors.dispatcher")) for name in CAST.dispatchers),
-        *(Service(name, consume) for name in CAST.consumers),
+        *(dispatcher(number) for number in range(1, len(CAST.dispatchers) + 1)),
+        *(consumer(number, pool=_POOL) for number in range(1, len(CAST.consumers) + 1)),
         Service(CAST.recorder, ("-m", "stream_processors.recorder")),
     ]
     running_stack = cluster(

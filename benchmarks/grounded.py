@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.cluster import BenchStack, cluster
+from benchmarks.cluster import BenchStack, cluster, shipped_model
 from benchmarks.load import REQUEST_TIMEOUT_MS
 from benchmarks.result import Figure, Result
+from benchmarks.simulated_pool import consumer, dispatcher
 from deploy.demo.documents import FOLDER, HANDBOOK, Question, ingest, load_questions, replaced, submit
 from deploy.demo.workload import LANGUAGE_MODEL, text_of
-from deploy.local.services import MODELS_FILE, Service
 from fairlane import Client
-from fairlane.models import load_models
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
 
@@ -66,11 +65,8 @@ def run_of(number: int, question: Question, replies: Mapping[str, InferenceReply
 
 def run(questions: Sequence[Question] | None = None) -> Result:
     """Each of the questions, all of the demo's by default, four times."""
-    model = next(one for one in load_models(MODELS_FILE) if one.model == LANGUAGE_MODEL)
-    services = (
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), _ENVIRONMENT),
-        Service("consumer-1", ("-m", "inference_consumers", "--pool", model.pool)),
-    )
+    model = shipped_model(LANGUAGE_MODEL)
+    services = (dispatcher(env=_ENVIRONMENT), consumer(pool=model.pool))
     with cluster(services, parts=("kafka", "postgres", "redis"), tenants=(OWNER, NEIGHBOUR, STRANGER)) as running:
         _load(running, load_questions())
         asked = _ask(running, load_questions() if questions is None else questions)

@@ -12,7 +12,6 @@ from benchmarks.cluster import cluster
 from benchmarks.load import (
     WARM_UP_S,
     LoadGenerator,
-    Observed,
     Offered,
     completions,
     goodput_tokens,
@@ -22,7 +21,7 @@ from benchmarks.load import (
 )
 from benchmarks.processes import resident_bytes
 from benchmarks.result import Figure, Result
-from benchmarks.service_curve import Interval, jain_index, percentile, served_tokens, within
+from benchmarks.service_curve import jain_index, percentile, served_tokens, within
 from benchmarks.simulated_pool import SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 
@@ -59,15 +58,6 @@ def run(seconds: float = SECONDS) -> Result:
         interval = load.interval(seconds)
         observed = load.observed()
         lag_ms = load.checked_lag_ms()
-    figures = _figures(observed, interval, pool.cost_tokens_per_s * seconds, memory_mib)
-    answered = sum(one.replies == 1 for one in observed)
-    run = {"requests": float(len(observed)), "answered": float(answered), "generator_lag_ms": lag_ms}
-    return Result(NAME, figures, (run,))
-
-
-def _figures(
-    observed: Sequence[Observed], interval: Interval, capacity_tokens: float, memory_mib: Sequence[float]
-) -> tuple[Figure, ...]:
     of_interval = submitted_within(observed, interval)
     replies = [one for one in of_interval if one.outcome]
     not_refused = [one for one in replies if not one.refused]
@@ -77,10 +67,10 @@ def _figures(
     latencies = [one.latency_ms for one in of_interval if one.served]
     served = served_tokens(within(completions(observed), interval), TENANTS)
     late = sum(one.late for one in replies)
-    return (
+    figures = (
         Figure(
             "tokens served in time divided by capacity",
-            goodput_tokens(observed, interval) / capacity_tokens,
+            goodput_tokens(observed, interval) / (pool.cost_tokens_per_s * seconds),
             "ratio",
             "at least",
             AIM_GOODPUT,
@@ -96,6 +86,9 @@ def _figures(
         Figure("p99 of the served", percentile(latencies, 0.99), "ms"),
         Figure("Jain index", jain_index(list(served.values())), "of 1"),
     )
+    answered = sum(one.replies == 1 for one in observed)
+    run = {"requests": float(len(observed)), "answered": float(answered), "generator_lag_ms": lag_ms}
+    return Result(NAME, figures, (run,))
 
 
 def growth(samples: Sequence[float]) -> float:

@@ -22,9 +22,9 @@ import yaml
 from benchmarks.cluster import MODELS_DIR, cluster, shipped_engine, shipped_model
 from benchmarks.load import REQUEST_TIMEOUT_MS, LoadGenerator, Observed, Planned
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT
+from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, consumer, dispatcher
 from benchmarks.vllm_direct import DirectVllm, check_python
-from deploy.local.services import MODELS_FILE, Service
+from deploy.local.services import MODELS_FILE
 from fairlane.records import InferenceRequest, ModelVersion, Parameters, RequestInput
 from fairlane.settings import Settings
 from inference_consumers.engines.protocol import EngineItem, Outcomes
@@ -61,7 +61,9 @@ def run() -> Result:
 def _run_torch() -> tuple[tuple[Figure, ...], tuple[dict[str, float], ...]]:
     model = shipped_model()
     with (
-        cluster(_services(model), tenants=[{"tenant": _TENANT, **UNBOUNDED_TENANT}]) as running,
+        cluster(
+            [dispatcher(env=UNBOUNDED), consumer(pool=model.pool)], tenants=[{"tenant": _TENANT, **UNBOUNDED_TENANT}]
+        ) as running,
         LoadGenerator(running.settings, (_TENANT,)) as load,
         shipped_engine(model) as engine,
     ):
@@ -103,7 +105,7 @@ def _run_vllm(python: Path) -> tuple[tuple[Figure, ...], tuple[dict[str, float],
     models = [{**entry, "engine": "vllm"} for entry in entries if entry["model"] == model.model]
     with (
         DirectVllm(python, model, MODELS_DIR) as direct,
-        cluster(_services(model), tenants=tenants, models=models) as running,
+        cluster([dispatcher(env=UNBOUNDED), consumer(pool=model.pool)], tenants=tenants, models=models) as running,
         LoadGenerator(running.settings, (_TENANT,)) as load,
     ):
         direct.wait_loaded()
@@ -146,13 +148,6 @@ def measure_vllm(
     took = direct.answer(requests)
     alone = took.completion_tokens / took.seconds
     return {"vllm_through_tokens_per_s": through, "vllm_direct_tokens_per_s": alone, "vllm_ratio": through / alone}
-
-
-def _services(model: ModelVersion) -> list[Service]:
-    return [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), UNBOUNDED),
-        Service("consumer-1", ("-m", "inference_consumers", "--pool", model.pool)),
-    ]
 
 
 def requests_for(

@@ -13,14 +13,14 @@ from time import monotonic, sleep
 from benchmarks.cluster import cluster, wait_until
 from benchmarks.load import LoadGenerator, Planned, make_request
 from benchmarks.result import Figure, Result
-from deploy.local.services import Service
+from benchmarks.simulated_pool import consumer, dispatcher
 from fairlane.schema_files import default_codec
 
 NAME = "recovery"
 AIM_S = 10.0
 KILLS = 10
 HOW = f"{KILLS} kills on one cluster, the worst of each kind"
-_DISPATCHER, _CONSUMER = "dispatcher-1", "consumer-generate-1"
+_DISPATCHER, _CONSUMER = "dispatcher-1", "consumer-1"
 _VICTIMS = {"dispatcher": (_DISPATCHER,), "consumer": (_CONSUMER,), "both": (_DISPATCHER, _CONSUMER)}
 _TENANTS = ("acme", "globex", "initech")
 _INTERVAL_S = 0.05
@@ -29,10 +29,7 @@ _TIMEOUT_S = 60.0
 
 def run(kills: int = KILLS) -> Result:
     """Ten kills in turn of a dispatcher, of a consumer, of both; the worst counts."""
-    services = [
-        Service(_DISPATCHER, ("-m", "stream_processors.dispatcher")),
-        Service(_CONSUMER, ("-m", "inference_consumers", "--pool", "generate", "--engine", "simulated")),
-    ]
+    services = [dispatcher(), consumer(env={"ENGINE": "simulated"})]
     random.seed(20)
     tenant_of: dict[str, str] = {}
     took_s: dict[str, list[float]] = {name: [] for name in _VICTIMS}

@@ -16,7 +16,6 @@ import asyncio
 import inspect
 import random
 import re
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -30,14 +29,12 @@ import numpy as np
 import psycopg
 import yaml
 
-from benchmarks.cluster import MODELS_DIR, shipped_engine, shipped_model
+from benchmarks.cluster import MODELS_DIR, shipped_engine, shipped_model, stores
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
-from deploy.local.stack import LocalStack
 from fairlane.outcomes import Task
 from fairlane.records import Parameters, RequestInput
 from fairlane.settings import Settings
-from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.retrieval.chunking import Chunker, Chunking
 from fairlane_server.retrieval.documents.document import ParsedDocument
 from fairlane_server.retrieval.embedder import Embedder, FloatArray
@@ -280,14 +277,10 @@ def run() -> Result:
     settings = Settings()
     embedder = StaticEmbedder(settings.models_dir / settings.retrieval_embedder_path)
     corpus = make_corpus(embedder, PASSAGES)
-    with (
-        tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name,
-        LocalStack(data_dir=Path(name) / "stack", parts=("postgres",), environ={}) as stack,
-    ):
-        dsn, owner_dsn = stack.endpoints.postgres_dsn, stack.endpoints.postgres_owner_dsn
-        upgrade(Settings(postgres_dsn=dsn, postgres_owner_dsn=owner_dsn))
+    with stores() as stack:
+        dsn = stack.endpoints.postgres_dsn
         tenants, figures = load(dsn, corpus, embedder)
-        figures["disk_mb"] = disk_mb(owner_dsn)
+        figures["disk_mb"] = disk_mb(stack.endpoints.postgres_owner_dsn)
         figures |= asyncio.run(_search(dsn, corpus, embedder, tenants, settings.retrieval_budget_ms))
         figures |= asyncio.run(_answer(dsn, embedder))
     about_embedders = asyncio.run(embedder_figures())

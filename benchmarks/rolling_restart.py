@@ -18,9 +18,8 @@ from benchmarks.faults.rig import members
 from benchmarks.load import WARM_UP_S, LoadGenerator, Observed, Offered, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, least_within
-from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, fixed_batch_engine
+from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, consumer, dispatcher, fixed_batch_engine
 from benchmarks.trace import TraceSampler
-from deploy.local.services import Service
 from fairlane.clock import now_ms
 from fairlane.kafka_config import connection
 from fairlane.names import pool_group, priority_topic
@@ -50,8 +49,8 @@ _EQUAL = (TraceRow(0.0, 50, 20), TraceRow(1.0, 50, 20))
 def run(calm_s: float = CALM_S, consumers: Sequence[str] = CONSUMERS) -> Result:
     """Restart these, one after the other, after so many seconds without any restart."""
     services = [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), UNBOUNDED),
-        *(Service(name, ("-m", "inference_consumers", "--pool", POOL), _ENGINE) for name in CONSUMERS),
+        dispatcher(env=UNBOUNDED),
+        *(consumer(number, _ENGINE) for number in range(1, len(CONSUMERS) + 1)),
     ]
     tenants = [{"tenant": tenant, **UNBOUNDED_TENANT} for tenant in _TENANTS]
     partitions = {priority_topic(POOL, priority): _PARTITIONS for priority in Priority}

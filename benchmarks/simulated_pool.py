@@ -31,6 +31,16 @@ _HELD_REQUESTS = 200_000
 _HELD_BYTES = 1 << 30
 
 
+def dispatcher(number: int = 1, env: Mapping[str, str] | None = None) -> Service:
+    """The service ``dispatcher-NUMBER``."""
+    return Service(f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), env or {})
+
+
+def consumer(number: int = 1, env: Mapping[str, str] | None = None, pool: str = POOL) -> Service:
+    """The service ``consumer-NUMBER``."""
+    return Service(f"consumer-{number}", ("-m", "inference_consumers", "--pool", pool), env or {})
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedPool:
     """So many engines that together serve ``cost_tokens_per_s``."""
@@ -52,10 +62,7 @@ class SimulatedPool:
 
     def services(self) -> list[Service]:
         """The consumers."""
-        return [
-            Service(f"consumer-{POOL}-{number}", ("-m", "inference_consumers", "--pool", POOL), self.env)
-            for number in range(1, self.consumers + 1)
-        ]
+        return [consumer(number, self.env) for number in range(1, self.consumers + 1)]
 
     def requests_per_s(self, mean_cost_tokens: float) -> float:
         """How many requests of this mean size it serves."""
@@ -64,12 +71,7 @@ class SimulatedPool:
 
 def dispatchers(policy: FairnessPolicy, count: int = 1, env: Mapping[str, str] | None = None) -> list[Service]:
     """Dispatchers under a fairness policy."""
-    return [
-        Service(
-            f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), {"FAIRNESS_POLICY": policy, **(env or {})}
-        )
-        for number in range(1, count + 1)
-    ]
+    return [dispatcher(number, {"FAIRNESS_POLICY": policy, **(env or {})}) for number in range(1, count + 1)]
 
 
 UNBOUNDED = {"MAX_QUEUE_SIZE": str(_HELD_REQUESTS), "MAX_QUEUE_BYTES": str(_HELD_BYTES)}
@@ -84,24 +86,22 @@ def simulated_model(model: str, task: Task, pool: str, **limits: int) -> dict[st
     return {**entry, "limits": limits}
 
 
-NO_ENGINE_TIME = {"SIMULATED_PREFILL_TOKENS_PER_S": "inf", "SIMULATED_DECODE_TOKENS_PER_S": "inf"}
-INSTANT_SERVICES = (
-    Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
-    Service(
-        f"consumer-{POOL}-1", ("-m", "inference_consumers", "--pool", POOL, "--engine", "simulated"), NO_ENGINE_TIME
-    ),
-)
+_NO_ENGINE_TIME = {
+    "ENGINE": "simulated",
+    "SIMULATED_PREFILL_TOKENS_PER_S": "inf",
+    "SIMULATED_DECODE_TOKENS_PER_S": "inf",
+}
+INSTANT_SERVICES = (dispatcher(), consumer(env=_NO_ENGINE_TIME))
 """A dispatcher and a consumer whose engine takes no time."""
 
 
 def fixed_batch_engine(batch_ms: float, batch_items: int) -> dict[str, str]:
     """Settings of a consumer whose batches all take the same time, whatever is in them."""
-    no_time_tokens_per_s = "1e12"
     return {
         "ENGINE": "simulated",
         "SIMULATED_BATCH_MS": str(batch_ms),
-        "SIMULATED_PREFILL_TOKENS_PER_S": no_time_tokens_per_s,
-        "SIMULATED_DECODE_TOKENS_PER_S": no_time_tokens_per_s,
+        "SIMULATED_PREFILL_TOKENS_PER_S": "1e12",
+        "SIMULATED_DECODE_TOKENS_PER_S": "1e12",
         "MAX_BATCH_SIZE": str(batch_items),
     }
 

@@ -9,8 +9,7 @@ from time import perf_counter
 
 from benchmarks.cluster import cluster, shipped_engine, shipped_model
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import MODEL
-from deploy.local.services import Service
+from benchmarks.simulated_pool import MODEL, consumer, dispatcher
 from fairlane import Client
 from fairlane.records import Parameters, RequestInput
 from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
@@ -37,12 +36,8 @@ class _FirstText(Outcomes):
 def run() -> Result:
     """Three repetitions; in each the difference of the medians over the same prompts."""
     model = shipped_model()
-    services = [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
-        Service("consumer-1", ("-m", "inference_consumers", "--pool", model.pool)),
-    ]
     with (
-        cluster(services) as running,
+        cluster([dispatcher(), consumer(pool=model.pool)]) as running,
         shipped_engine(model) as engine,
         Client(_TENANT, settings=running.settings) as client,
     ):

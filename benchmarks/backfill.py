@@ -67,13 +67,7 @@ def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
         bare_rows = min(rows, BARE_ROWS)
         through = _bare(running.settings, bare_rows, backfill_topic(_TENANT), replies_topic(_TENANT))
         alone = _bare(running.settings, bare_rows, _BARE_TOPIC, _BARE_TOPIC)
-    found = {
-        "rows_per_s": all_rows["rows_per_s"],
-        "through_per_s": through,
-        "alone_per_s": alone,
-        "peak_mib": all_rows["peak_mib"],
-        "peak_mib_of_fewer": fewer["peak_mib"],
-    }
+    found = {**all_rows, "through_per_s": through, "alone_per_s": alone, "peak_mib_of_fewer": fewer["peak_mib"]}
     return Result(
         NAME,
         (

@@ -100,24 +100,21 @@ async def pass_on_with_faust(settings: Settings, kind: str, topics: list[str]) -
     producer = Producer(idempotent_producer(settings) | {"queue.buffering.max.messages": 1_000_000})
     codec = default_codec()
 
-    async def send(stream: Any) -> None:
-        async for event in stream.noack().events():
-            await target.send(key=event.message.key, value=event.message.value)
-
-    async def decode_and_encode(stream: Any) -> None:
+    async def pass_on(stream: Any) -> None:
         async for event in stream.noack().events():
             message = event.message
-            request = codec.decode_as(InferenceRequest, message.value)
-            item = make_work_item(request, tenant_of_request_topic(message.topic), POOL, message.offset)
-            producer.produce(f"baseline.{kind}", value=codec.encode(item), key=message.key)
+            if kind == "send":
+                await target.send(key=message.key, value=message.value)
+                continue
+            value = message.value
+            if kind == "codec":
+                request = codec.decode_as(InferenceRequest, value)
+                tenant = tenant_of_request_topic(message.topic)
+                value = codec.encode(make_work_item(request, tenant, POOL, message.offset))
+            producer.produce(f"baseline.{kind}", value=value, key=message.key)
             producer.poll(0)
 
-    async def copy(stream: Any) -> None:
-        async for event in stream.noack().events():
-            producer.produce(f"baseline.{kind}", value=event.message.value, key=event.message.key)
-            producer.poll(0)
-
-    app.agent(source, name=kind)({"send": send, "codec": decode_and_encode, "bare": copy}[kind])
+    app.agent(source, name=kind)(pass_on)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -25,7 +25,7 @@ from benchmarks.faults.plan import (
     fault_seed,
     long_plan,
 )
-from benchmarks.faults.promise import PromiseReport, examine
+from benchmarks.faults.promise import examine
 from benchmarks.faults.rig import Deployment, Rig
 from benchmarks.faults.traffic import CampaignLoad, Traffic, carry_out
 from benchmarks.result import Figure, Result
@@ -96,19 +96,15 @@ def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, lo
             found = examine(deployed, traffic.expected, postgres_dsn=dsn, timeout_s=_RECORD_TIMEOUT_S)
             for problem in (*found.problems, *rig.badly_ended):
                 say(problem)
-            return _result(seed, found, outstanding, rig, traffic.longest_gap_s())
     except Exception as error:
         error.add_note(f"{SEED_VARIABLE}={seed} makes the same choices again")
         raise
-
-
-def _result(seed: int, found: PromiseReport, outstanding: Sequence[int], rig: Rig, longest_gap_s: float) -> Result:
     kinds = count_kinds(CAST, rig.struck)
     by_sign = {sign: sum(count for kind, count in kinds.items() if kind[0] is sign) for sign in (KILL, PAUSE, END)}
     by_target = {target: sum(count for kind, count in kinds.items() if kind[1] is target) for target in FaultTarget}
     run = {
         "seed": float(seed),
-        "longest_gap_s": longest_gap_s,
+        "longest_gap_s": traffic.longest_gap_s(),
         **{f"{sign.name} {target}": float(count) for (sign, target), count in sorted(kinds.items())},
     }
     return Result(
@@ -119,7 +115,7 @@ def _result(seed: int, found: PromiseReport, outstanding: Sequence[int], rig: Ri
             Figure("rows in Postgres that differ from the reply topics", found.rows, "", "at most", 0),
             Figure("kinds of broken promises in the log", len(found.problems), "", "at most", 0),
             Figure("ends on SIGTERM with another status than 0", len(rig.badly_ended), "", "at most", 0),
-            Figure("longest time without a reply", longest_gap_s, "s"),
+            Figure("longest time without a reply", traffic.longest_gap_s(), "s"),
             Figure("requests", found.requests, ""),
             Figure("faults and restarts of the broker", len(outstanding), ""),
             Figure("of these with work outstanding", sum(map(bool, outstanding)), ""),

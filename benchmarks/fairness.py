@@ -6,10 +6,12 @@ service difference is the largest between any two tenants over any part of that 
 two dispatchers, with weights 1, 2 and 4, and under vtc, which has no aim.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from benchmarks.cluster import cluster
-from benchmarks.faults.rig import owners, wait_owned
+from confluent_kafka.admin import AdminClient
+
+from benchmarks.cluster import cluster, wait_until
+from benchmarks.faults.rig import members
 from benchmarks.load import WARM_UP_S, LoadGenerator, Offered, completions, plan, waits
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import (
@@ -22,6 +24,9 @@ from benchmarks.service_curve import (
 )
 from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, FairnessPolicy, SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
+from fairlane.kafka_config import connection
+from fairlane.names import dispatcher_group, requests_topic
+from fairlane.settings import Settings
 
 NAME = "fairness"
 SECONDS = 60.0
@@ -108,12 +113,13 @@ def measure(
     entries = [{"tenant": tenant, "weight": weight, **UNBOUNDED_TENANT} for tenant, weight in weights.items()]
     services = [*dispatchers(policy, dispatcher_count, UNBOUNDED), *pool.services()]
     with cluster(services, tenants=entries) as running, LoadGenerator(running.settings, list(weights)) as load:
-        owned = wait_owned(running.settings, list(weights), dispatcher_count)
+        wait_until(lambda: owners(running.settings, weights, dispatcher_count), 60, "tenants for every dispatcher")
+        owned = owners(running.settings, weights, dispatcher_count)
         load.start(planned)
         load.wait_published(WARM_UP_S + seconds + 60)
         interval = load.interval(seconds)
         # Who owned tenants before and after had them in between, and alone could dispatch what they were served.
-        if owners(running.settings, list(weights)) != owned:
+        if not owned or owners(running.settings, weights, dispatcher_count) != owned:
             raise RuntimeError(f"{policy}: tenants changed their dispatcher during the run")
         observed = load.observed()
         lag_ms = load.checked_lag_ms()
@@ -134,6 +140,22 @@ def measure(
         "generator_lag_ms": lag_ms,
         **{f"served_{tenant}": tokens for tenant, tokens in served.items()},
     }
+
+
+def owners(settings: Settings, tenants: Collection[str], dispatchers: int) -> dict[str, frozenset[str]]:
+    """Tenants by the member id of their dispatcher, by the broker's word; empty unless they ``are_shared``."""
+    tenant_of = {requests_topic(tenant): tenant for tenant in tenants}
+    found = {
+        member.member_id: frozenset(tenant_of[topic] for topic, _ in member.partitions if topic in tenant_of)
+        for member in members(AdminClient(connection(settings)), dispatcher_group(settings.group_prefix))
+    }
+    return found if are_shared(found, tenants, dispatchers) else {}
+
+
+def are_shared(found: Mapping[str, frozenset[str]], tenants: Collection[str], dispatchers: int) -> bool:
+    """Whether this number of dispatchers shares all of these tenants, and each has some."""
+    counts = [len(own) for own in found.values()]
+    return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
 
 
 def offered(weights: Mapping[str, float], capacity_per_s: float, *, flood: bool) -> Sequence[Offered]:

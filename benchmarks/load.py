@@ -348,7 +348,7 @@ class LoadGenerator:
         """Wait for a reply to every request so far, by default of all tenants."""
         self._wait(lambda: self._missing(tenants) == 0, timeout_s, lambda: f"{self._missing(tenants)} replies")
 
-    def wait_replies(self, more: int, timeout_s: float) -> None:
+    def wait_replies(self, more: int, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
         """Wait until so many more requests than now are answered."""
         wanted = len(self.replied_at) + more
         self._wait(lambda: len(self.replied_at) >= wanted, timeout_s, lambda: f"{more} more replies")
@@ -541,10 +541,6 @@ class Neighbour(LoadGenerator):
     def mark(self) -> int:
         """A place among the latencies; see ``latencies_s``."""
         return len(self.replied_at)
-
-    def wait_for(self, more: int) -> None:
-        """Wait until so many more requests were answered."""
-        self.wait_replies(more, _ANSWER_TIMEOUT_S)
 
     def latencies_s(self, since: int = 0) -> list[float]:
         """Those from a mark on."""

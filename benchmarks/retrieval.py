@@ -57,6 +57,8 @@ RECALL_AIM, RATE_AIM = 0.95, 0.8
 _DATA = Path(__file__).with_name("data")
 _NAME = "documentation"
 _AT_ONCE = 8
+# Passages, words and their indexes.
+_DISK_MB = "SELECT sum(pg_total_relation_size(oid)) / 1e6 FROM pg_class WHERE relkind = 'r' AND relname ~ '^passage'"
 _DOCUMENTS_AT_A_TIME = 50
 _PATIENT_S = 10.0
 _MODULES: Mapping[str, Sequence[str]] = yaml.safe_load((_DATA / "stdlib_modules.yaml").read_text(encoding="utf-8"))
@@ -88,7 +90,11 @@ class StdlibQuestion:
 def read_questions(path: Path = _DATA / "stdlib_questions.yaml") -> tuple[StdlibQuestion, ...]:
     """The questions of the file. Raises KeyError for an entry that lacks something."""
     entries: Sequence[Mapping[str, str]] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return tuple([StdlibQuestion(entry["question"], _source(entry), entry["phrase"]) for entry in entries])
+    found = []
+    for entry in entries:
+        source = f"topic/{entry['topic']}" if "topic" in entry else f"module/{entry['module']}"
+        found.append(StdlibQuestion(entry["question"], source, entry["phrase"]))
+    return tuple(found)
 
 
 def documentation() -> dict[str, str]:
@@ -104,13 +110,12 @@ def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
-def _source(entry: Mapping[str, str]) -> str:
-    return f"topic/{entry['topic']}" if "topic" in entry else f"module/{entry['module']}"
-
-
 def sentences() -> list[list[str]]:
     """The sentences of each text, in order."""
-    texts = [_of_text(text) for text in (*topics.values(), *_docstrings())]
+    texts = []
+    for text in (*topics.values(), *_docstrings()):
+        parts = (squeezed(part) for part in re.split(r"(?<=[.:;!?])\s+|\n\s*\n", text))
+        texts.append([part for part in parts if len(part.split()) >= _MIN_WORDS])
     return [text for text in texts if len(text) > 1]
 
 
@@ -163,12 +168,6 @@ def _docstrings() -> Iterator[str]:
             if inspect.isclass(member):
                 own += [inspect.getdoc(one) or "" for one in vars(member).values() if inspect.isroutine(one)]
             yield "\n\n".join(own)
-
-
-def _of_text(text: str) -> list[str]:
-    parts = re.split(r"(?<=[.:;!?])\s+|\n\s*\n", text)
-    found = (" ".join(part.split()) for part in parts)
-    return [sentence for sentence in found if len(sentence.split()) >= _MIN_WORDS]
 
 
 def _few_of(rng: random.Random, text: Sequence[str]) -> Sequence[str]:
@@ -280,7 +279,9 @@ def run() -> Result:
     with stores() as stack:
         dsn = stack.endpoints.postgres_dsn
         tenants, figures = load(dsn, corpus, embedder)
-        figures["disk_mb"] = disk_mb(stack.endpoints.postgres_owner_dsn)
+        with psycopg.connect(stack.endpoints.postgres_owner_dsn, connect_timeout=5) as connection:
+            row = connection.execute(_DISK_MB).fetchone()
+        figures["disk_mb"] = float(row[0]) if row else 0.0
         figures |= asyncio.run(_search(dsn, corpus, embedder, tenants, settings.retrieval_budget_ms))
         figures |= asyncio.run(_answer(dsn, embedder))
     about_embedders = asyncio.run(embedder_figures())
@@ -305,14 +306,6 @@ def load(dsn: str, corpus: Corpus, embedder: StaticEmbedder) -> tuple[list[Tenan
             tenants.append(Tenant(store.get(tenant, _NAME), first, count))
             first += count
     return tenants, {"load_s": load_s, "build_s": build_s}
-
-
-def disk_mb(owner_dsn: str) -> float:
-    """What passages, words and their indexes take."""
-    query = "SELECT sum(pg_total_relation_size(oid)) / 1e6 FROM pg_class WHERE relkind = 'r' AND relname ~ '^passage'"
-    with psycopg.connect(owner_dsn, connect_timeout=5) as connection:
-        row = connection.execute(query).fetchone()
-    return float(row[0]) if row else 0.0
 
 
 def queries(corpus: Corpus, embedder: StaticEmbedder, tenants: Sequence[Tenant], count: int, seed: int) -> list[Query]:

@@ -9,7 +9,8 @@ between the first SIGTERM and the last consumer's partitions; latency is that of
 compared with the same load on the same consumers just before.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from confluent_kafka.admin import AdminClient
 
@@ -59,65 +60,19 @@ def run(calm_s: float = CALM_S, consumers: Sequence[str] = CONSUMERS) -> Result:
         cluster(services, tenants=tenants, partitions=partitions) as running,
         LoadGenerator(running.settings, _TENANTS) as load,
     ):
-        wait_until(lambda: _ids(running), _LONGEST_RESTART_S, "partitions for every consumer")
+        admin, group = AdminClient(connection(running.settings)), pool_group(running.settings.group_prefix, POOL)
+        wait_until(lambda: _ids(admin, group), _LONGEST_RESTART_S, "partitions for every consumer")
         rate = LOAD * len(CONSUMERS) * BATCH_ITEMS * 1000 / BATCH_MS / len(_TENANTS)
         offered = [Offered(tenant, rate, steady=True, timeout_ms=_TIMEOUT_MS) for tenant in _TENANTS]
         load.start(plan(offered, seconds, TraceSampler(_EQUAL, _SEED, scale=1.0)))
-        calm = load.interval(calm_s)
-        wait_until(lambda: now_ms() >= calm[1], WARM_UP_S + calm_s + 10, "the end of the calm")
-        restarts = {name: _restart(running, name) for name in consumers}
-        restless = (calm[1], now_ms())
+        calm_interval = load.interval(calm_s)
+        wait_until(lambda: now_ms() >= calm_interval[1], WARM_UP_S + calm_s + 10, "the end of the calm")
+        restarts = {name: _restart(running, partial(_ids, admin, group), name) for name in consumers}
+        restless_interval = (calm_interval[1], now_ms())
         load.cut()
         load.wait_published(_ANSWER_TIMEOUT_S)
         load.wait_answered(_ANSWER_TIMEOUT_S)
-        return _result(load.observed(), calm, restless, restarts, load.checked_lag_ms())
-
-
-def _ids(running: BenchStack) -> dict[str, str]:
-    """By the broker's word, the member id of each consumer; empty unless all have equally many of all partitions."""
-    admin, group = AdminClient(connection(running.settings)), pool_group(running.settings.group_prefix, POOL)
-    found = members(admin, group)
-    each = len(Priority) * _PARTITIONS // len(CONSUMERS)
-    shared = len(found) == len(CONSUMERS) and all(len(member.partitions) == each for member in found)
-    return {member.name: member.member_id for member in found} if shared else {}
-
-
-def _restart(running: BenchStack, name: str) -> tuple[float, float]:
-    """Seconds from SIGTERM to the end of a consumer, and until it owned partitions again."""
-    supervisor = running.stack.supervisor
-    before, pid = _ids(running)[name], supervisor.process(name).pid
-    asked_at_ms = now_ms()
-    supervisor.restart(name)
-    wait_until(lambda: supervisor.process(name).pid != pid, _LONGEST_RESTART_S, f"the end of {name}")
-    ended_at_ms = now_ms()
-    status = supervisor.process(name).last_exit
-    if status != 0:
-        raise RuntimeError(f"{name} ended with {status} on SIGTERM")
-    wait_until(lambda: _ids(running).get(name, before) != before, _LONGEST_RESTART_S, f"partitions for {name}")
-    return (ended_at_ms - asked_at_ms) / 1000, (now_ms() - asked_at_ms) / 1000
-
-
-def _phase(observed: Sequence[Observed], interval: Interval) -> dict[str, float]:
-    """What tenants saw in a part of the run."""
-    start, end = interval
-    mine = submitted_within(observed, interval)
-    seen = [one.seen_at_ms for one in observed if one.served]
-    return {
-        "requests": len(mine),
-        "p50_ms": latency_percentile_ms(mine, 0.5),
-        "p99_ms": latency_percentile_ms(mine, 0.99),
-        "replies_per_window": sum(start <= at < end for at in seen) / (end - start) * WINDOW_MS,
-        "least_in_window": least_within(seen, interval, WINDOW_MS),
-    }
-
-
-def _result(
-    observed: Sequence[Observed],
-    calm_interval: Interval,
-    restless_interval: Interval,
-    restarts: Mapping[str, tuple[float, float]],
-    lag_ms: float,
-) -> Result:
+        observed, lag_ms = load.observed(), load.checked_lag_ms()
     calm, restless = _phase(observed, calm_interval), _phase(observed, restless_interval)
     unserved = sum(not one.served for one in observed)
     least, least_calm = (phase["least_in_window"] / calm["replies_per_window"] for phase in (restless, calm))
@@ -147,3 +102,40 @@ def _result(
             },
         ),
     )
+
+
+def _ids(admin: AdminClient, group: str) -> dict[str, str]:
+    """By the broker's word, the member id of each consumer; empty unless all have equally many of all partitions."""
+    found = members(admin, group)
+    each = len(Priority) * _PARTITIONS // len(CONSUMERS)
+    shared = len(found) == len(CONSUMERS) and all(len(member.partitions) == each for member in found)
+    return {member.name: member.member_id for member in found} if shared else {}
+
+
+def _restart(running: BenchStack, ids: Callable[[], Mapping[str, str]], name: str) -> tuple[float, float]:
+    """Seconds from SIGTERM to the end of a consumer, and until it owned partitions again."""
+    supervisor = running.stack.supervisor
+    before, pid = ids()[name], supervisor.process(name).pid
+    asked_at_ms = now_ms()
+    supervisor.restart(name)
+    wait_until(lambda: supervisor.process(name).pid != pid, _LONGEST_RESTART_S, f"the end of {name}")
+    ended_at_ms = now_ms()
+    status = supervisor.process(name).last_exit
+    if status != 0:
+        raise RuntimeError(f"{name} ended with {status} on SIGTERM")
+    wait_until(lambda: ids().get(name, before) != before, _LONGEST_RESTART_S, f"partitions for {name}")
+    return (ended_at_ms - asked_at_ms) / 1000, (now_ms() - asked_at_ms) / 1000
+
+
+def _phase(observed: Sequence[Observed], interval: Interval) -> dict[str, float]:
+    """What tenants saw in a part of the run."""
+    start, end = interval
+    mine = submitted_within(observed, interval)
+    seen = [one.seen_at_ms for one in observed if one.served]
+    return {
+        "requests": len(mine),
+        "p50_ms": latency_percentile_ms(mine, 0.5),
+        "p99_ms": latency_percentile_ms(mine, 0.99),
+        "replies_per_window": sum(start <= at < end for at in seen) / (end - start) * WINDOW_MS,
+        "least_in_window": least_within(seen, interval, WINDOW_MS),
+    }

@@ -50,21 +50,17 @@ def largest_gap(completions: Sequence[ServedRequest], weights: Mapping[str, floa
     for one in completions:
         if one.tenant in by_tenant:
             by_tenant[one.tenant].append(one)
-    pairs = combinations(weights, 2)
-    return max((_gap_of_pair(by_tenant, weights, first, second) for first, second in pairs), default=0.0)
-
-
-def _gap_of_pair(
-    by_tenant: Mapping[str, Sequence[ServedRequest]], weights: Mapping[str, float], first: str, second: str
-) -> float:
-    both = sorted((*by_tenant[first], *by_tenant[second]), key=lambda one: one.at_ms)
-    difference = lowest = highest = 0.0
-    # What completes in the same millisecond, as the items of a batch do, has no order.
-    for _, together in groupby(both, key=lambda one: one.at_ms):
-        for one in together:
-            difference += one.cost_tokens / weights[one.tenant] * (1 if one.tenant == first else -1)
-        lowest, highest = min(lowest, difference), max(highest, difference)
-    return highest - lowest
+    largest = 0.0
+    for first, second in combinations(weights, 2):
+        both = sorted((*by_tenant[first], *by_tenant[second]), key=lambda one: one.at_ms)
+        difference = lowest = highest = 0.0
+        # What completes in the same millisecond, as the items of a batch do, has no order.
+        for _, together in groupby(both, key=lambda one: one.at_ms):
+            for one in together:
+                difference += one.cost_tokens / weights[one.tenant] * (1 if one.tenant == first else -1)
+            lowest, highest = min(lowest, difference), max(highest, difference)
+        largest = max(largest, highest - lowest)
+    return largest
 
 
 def largest_share_error(served: Mapping[str, float], weights: Mapping[str, float]) -> float:
@@ -94,11 +90,15 @@ def longest_common_wait(waits: Mapping[str, Sequence[Interval]], interval: Inter
                 break
         if covered < end:
             breaks.append((covered, end))
+
+    def length(one: Interval) -> int:
+        return one[1] - one[0]
+
     longest, free_from = (start, start), start
     for begin, stop in sorted((begin, stop) for begin, stop in breaks if begin < end):
-        longest = max(longest, (free_from, begin), key=_length)
+        longest = max(longest, (free_from, begin), key=length)
         free_from = max(free_from, stop)
-    return max(longest, (free_from, end), key=_length)
+    return max(longest, (free_from, end), key=length)
 
 
 def percentile(values: Sequence[float], part: float) -> float:
@@ -126,7 +126,3 @@ def jain_index(values: Sequence[float]) -> float:
     """1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe, 1984)."""
     squares = sum(value * value for value in values)
     return math.nan if not squares else sum(values) ** 2 / (len(values) * squares)
-
-
-def _length(interval: Interval) -> int:
-    return interval[1] - interval[0]

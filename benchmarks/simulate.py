@@ -299,38 +299,29 @@ def run(
     fleet = ConsumerFleet(consumers, sum(costs) / seconds / OVERLOAD / consumers, 2, 8_192)
     largest_request = max(costs)
     figures: list[Figure] = []
-    gaps: dict[Policy, Gap] = {}
+    gaps: dict[Policy, float] = {}
     seen: dict[Policy, Observations] = {}
     for policy in _POLICIES:
         simulation = Simulation(policy, specs, fleet, busiest)
         seen[policy] = simulation.run(_requests(names, demand, seconds, scale_up), round(seconds * 1000))
-        gaps[policy] = _gap(seen[policy].dispatches, seen[policy], specs, largest_request)
-        at_completion = _gap(seen[policy].completions, seen[policy], specs, largest_request)
+        gaps[policy], of_bound = _gap(seen[policy].dispatches, seen[policy], specs, largest_request)
+        at_completion, _ = _gap(seen[policy].completions, seen[policy], specs, largest_request)
         # The bound is drr's; the others are only compared with it.
         aim: tuple[Bound | None, float | None] = ("at most", 1.0) if policy == "drr" else (None, None)
         figures += [
-            Figure(f"{policy}: gap at dispatch", gaps[policy].tokens, "tokens"),
-            Figure(f"{policy}: gap at dispatch divided by drr's bound", gaps[policy].of_bound, "ratio", *aim),
-            Figure(f"{policy}: gap at completion, with what is in flight", at_completion.tokens, "tokens"),
+            Figure(f"{policy}: gap at dispatch", gaps[policy], "tokens"),
+            Figure(f"{policy}: gap at dispatch divided by drr's bound", of_bound, "ratio", *aim),
+            Figure(f"{policy}: gap at completion, with what is in flight", at_completion, "tokens"),
         ]
         figures += _figures(policy, seen[policy], fleet, seconds)
     bound = service_gap_bound(DEFAULT_QUANTUM_TOKENS, largest_request, 1, 1)
     figures.append(Figure("drr's bound of the gap at dispatch, weights 1 and 1", bound, "tokens"))
-    of_fifo = gaps["drr"].tokens / gaps["fifo"].tokens if gaps["fifo"].tokens else 1.0
+    of_fifo = gaps["drr"] / gaps["fifo"] if gaps["fifo"] else 1.0
     figures.append(Figure("gap at dispatch, drr divided by fifo", of_fifo, "ratio"))
     figures.append(Figure("wall time", monotonic() - started, "s", "at most", 120))
     if plot is not None:
         draw(plot, seen, busiest, specs, seconds)
     return Result(NAME, tuple(figures), ({figure.name: figure.value for figure in figures},))
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The largest difference of normalised service, and the largest of a difference divided by drr's bound for the same
-    two tenants."""
-
-    tokens: float
-    of_bound: float
 
 
 def _figures(policy: Policy, seen: Observations, fleet: ConsumerFleet, seconds: float) -> list[Figure]:
@@ -347,9 +338,10 @@ def _figures(policy: Policy, seen: Observations, fleet: ConsumerFleet, seconds: 
 
 def _gap(
     served: Mapping[str, Sequence[ServedRequest]], seen: Observations, specs: Mapping[str, TenantSpec], largest: float
-) -> Gap:
-    """Between any two of the busiest tenants within a class, over any time in which both had something of that class
-    waiting without a break. ``served`` by class, at dispatch or at completion; ``largest``: cost of a request."""
+) -> tuple[float, float]:
+    """The largest difference of normalised service between any two of the busiest tenants within a class, over any
+    time in which both had something of that class waiting without a break; and the largest of a difference divided by
+    drr's bound for the same two. ``served`` by class, at dispatch or at completion; ``largest``: cost of a request."""
     widest = of_bound = 0.0
     for (first, first_class), (second, second_class) in combinations(seen.backlogged, 2):
         if first_class != second_class:
@@ -360,7 +352,7 @@ def _gap(
         gap = max((largest_gap(within(both, interval), weights) for interval in waits), default=0.0)
         bound = service_gap_bound(DEFAULT_QUANTUM_TOKENS, largest, *weights.values())
         widest, of_bound = max(widest, gap), max(of_bound, gap / bound)
-    return Gap(widest, of_bound)
+    return widest, of_bound
 
 
 def _common_waits(first: Sequence[tuple[int, bool]], second: Sequence[tuple[int, bool]]) -> Iterator[Interval]:

@@ -5,7 +5,7 @@ other member takes over. An engine is struck while it works, by its consumer's m
 """
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.error import URLError
@@ -38,7 +38,7 @@ from fairlane.names import (
 from fairlane.outcomes import Priority, Task
 from fairlane.records import ModelVersion
 from fairlane.schema_files import default_codec
-from fairlane.settings import KafkaSettings, Settings
+from fairlane.settings import KafkaSettings
 
 _TIMEOUT_S = 10.0
 _HTTP_TIMEOUT_S = 2.0
@@ -46,8 +46,6 @@ _ENGINE_MODULE = "inference_consumers.engine_process"
 
 Place = tuple[str, int]
 """Topic and partition."""
-Owners = Mapping[str, frozenset[str]]
-"""Tenants by the member id of their dispatcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,34 +124,6 @@ def _settled_members(admin: AdminClient, group: str) -> list[DescribedMember] | 
         )
         for member in described.members
     ]
-
-
-def owners(settings: Settings, tenants: Sequence[str]) -> Owners:
-    """The dispatchers of these tenants. Empty while the group rebalances or the broker does not answer."""
-    tenant_of = {requests_topic(tenant): tenant for tenant in tenants}
-    return {
-        member.member_id: frozenset(tenant_of[topic] for topic, _ in member.partitions if topic in tenant_of)
-        for member in members(AdminClient(connection(settings)), dispatcher_group(settings.group_prefix))
-    }
-
-
-def wait_owned(settings: Settings, tenants: Sequence[str], dispatchers: int, timeout_s: float = 60.0) -> Owners:
-    """Wait until ``are_shared``, and return the owners. Raises TimeoutError."""
-    found: Owners = {}
-
-    def problem() -> str | None:
-        nonlocal found
-        found = owners(settings, tenants)
-        return None if are_shared(found, tenants, dispatchers) else str(found)
-
-    wait_while(problem, timeout_s, f"sharing {len(tenants)} tenants among {dispatchers} dispatchers")
-    return found
-
-
-def are_shared(found: Owners, tenants: Sequence[str], dispatchers: int) -> bool:
-    """Whether this number of dispatchers shares all of these tenants, and each has some."""
-    counts = [len(own) for own in found.values()]
-    return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
 
 
 class Rig:

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 from benchmarks.cluster import wait_while
 from benchmarks.faults.plan import Fault, FaultTarget
 from benchmarks.faults.rig import Deployment, Rig
-from benchmarks.load import LoadGenerator, Planned
+from benchmarks.load import LoadGenerator, Planned, make_request
 from fairlane.outcomes import CacheMode, Outcome, Priority, Task
 from fairlane.records import InferenceRequest, Parameters, RequestInput
 
@@ -74,10 +74,9 @@ class Traffic(LoadGenerator):
         """Mostly text to generate of any length, much to embed, some that may be answered from a cache, a few that the
         dispatcher itself must answer."""
         dice = self._random
-        request = InferenceRequest(
+        request = make_request(
             request_id=str(uuid.UUID(int=dice.getrandbits(128), version=4)),
             model=self._words,
-            task=str(Task.GENERATE),
             input=RequestInput(prompt="what is a watermark?"),
             parameters=Parameters(max_tokens=dice.randint(4, 24)),
             priority=str(dice.choice(list(Priority))),
@@ -87,13 +86,8 @@ class Traffic(LoadGenerator):
         if chance < _REFUSED_SHARE:
             return replace(request, model=_UNKNOWN_MODEL)
         if chance < _REFUSED_SHARE + _EMBED_SHARE:
-            return replace(
-                request,
-                model=self._vectors,
-                task=str(Task.EMBED),
-                input=RequestInput(texts=("a text",)),
-                parameters=Parameters(),
-            )
+            texts = RequestInput(texts=("a text",))
+            return replace(request, model=self._vectors, task=str(Task.EMBED), input=texts, parameters=Parameters())
         if chance < _REFUSED_SHARE + _EMBED_SHARE + _CACHED_SHARE:
             return replace(request, cache=CacheMode.EXACT, parameters=Parameters(max_tokens=dice.choice((4, 8))))
         return request

@@ -57,7 +57,7 @@ class Stand:
 
     def measure_calm(self) -> None:
         since = self.neighbour.mark()
-        self.neighbour.wait_for(150)
+        self.neighbour.wait_replies(150)
         self.calm_p99_s = percentile(self.neighbour.latencies_s(since), 0.99)
 
     def letter(self, problem: DecodeProblem, offset: int) -> dict[str, str]:
@@ -93,7 +93,7 @@ def running(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         pipeline.start()
         stand = Stand(broker, pipeline)
         with stand.neighbour.sending():
-            stand.neighbour.wait_for(50)
+            stand.neighbour.wait_replies(50)
             stand.measure_calm()
             yield stand
 
@@ -106,7 +106,7 @@ def stand(running: Stand) -> Iterator[Stand]:
     yield running
     running.goes_on()
     if (more := 100 - (running.neighbour.mark() - since)) > 0:
-        running.neighbour.wait_for(more)
+        running.neighbour.wait_replies(more)
     p99_s = percentile(running.neighbour.latencies_s(since), 0.99)
     assert p99_s <= MOST_TIMES_SLOWER * running.calm_p99_s + MORE_S
     assert {name: process.pid for name, process in running.pipeline.processes.items() if process.alive} == running.pids

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import fairness, isolation
-from benchmarks.faults.rig import are_shared
+from benchmarks.fairness import are_shared
 from benchmarks.load import (
     MAX_LAG_MS,
     LoadGenerator,

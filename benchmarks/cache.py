@@ -9,6 +9,7 @@ what one tenant has stored in all four caches, every other time with the owner's
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -270,7 +271,7 @@ async def cross_tenant_hits(redis_url: str, look_ups: int, texts: int = 200) -> 
         caches = _caches(redis)
         for one in made:
             await _store(caches, one)
-        own = [await look_up(one, OWNER) for one in made for look_up in _look_ups(_caches(redis))]
+        own = [hit for one in made for hit in await _found(_caches(redis), one, OWNER)]
         hits = planted = done = 0
         # Without what is in memory: each look-up goes to Redis.
         while done < look_ups:
@@ -279,32 +280,23 @@ async def cross_tenant_hits(redis_url: str, look_ups: int, texts: int = 200) -> 
             is_planted = number % 2 == 1
             if is_planted:
                 await _plant(redis, one, intruder)
-            found = await asyncio.gather(
-                *(look_up(one, intruder) for _ in range(_AT_ONCE) for look_up in _look_ups(_caches(redis)))
-            )
+            at_once = await asyncio.gather(*(_found(_caches(redis), one, intruder) for _ in range(_AT_ONCE)))
+            found = list(chain.from_iterable(at_once))
             done += len(found)
             hits += sum(found)
             planted += is_planted * len(found)
     return {"look_ups": done, "planted": planted, "hits": hits, "own": len(own), "own_hits": sum(own)}
 
 
-def _look_ups(caches: Caches) -> Sequence[Callable[[_Question, str], Awaitable[bool]]]:
+async def _found(caches: Caches, one: _Question, tenant: str) -> list[bool]:
     """Whether a tenant finds anything about a question, in each of the caches."""
-
-    async def embedding(one: _Question, tenant: str) -> bool:
-        key = embedding_key(tenant, _EMBEDDER, one.text)
-        return await caches.redis.get(key, lambda payload: decode_vector(payload, DIMENSIONS)) is not None
-
-    async def passages(one: _Question, tenant: str) -> bool:
-        return await caches.passages.get(_collection(tenant), *_SEARCH, one.text) is not None
-
-    async def response(one: _Question, tenant: str) -> bool:
-        return await caches.responses.get(_response(one, tenant)) is not None
-
-    async def similar(one: _Question, tenant: str) -> bool:
-        return await caches.semantic.find(_group(one, tenant), one.vector) is not None
-
-    return embedding, passages, response, similar
+    embedding = embedding_key(tenant, _EMBEDDER, one.text)
+    return [
+        await caches.redis.get(embedding, lambda payload: decode_vector(payload, DIMENSIONS)) is not None,
+        await caches.passages.get(_collection(tenant), *_SEARCH, one.text) is not None,
+        await caches.responses.get(_response(one, tenant)) is not None,
+        await caches.semantic.find(_group(one, tenant), one.vector) is not None,
+    ]
 
 
 async def _store(caches: Caches, one: _Question) -> None:

@@ -22,11 +22,12 @@ from benchmarks.service_curve import (
     served_tokens,
     within,
 )
-from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, FairnessPolicy, SimulatedPool, dispatchers
+from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.kafka_config import connection
 from fairlane.names import dispatcher_group, requests_topic
 from fairlane.settings import Settings
+from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 NAME = "fairness"
 SECONDS = 60.0
@@ -98,7 +99,7 @@ def served_in(run: Run, tenants: Iterable[str]) -> dict[str, float]:
 
 
 def measure(
-    policy: FairnessPolicy, dispatcher_count: int, weights: Mapping[str, float], pool: SimulatedPool, seconds: float
+    policy: Policy, dispatcher_count: int, weights: Mapping[str, float], pool: SimulatedPool, seconds: float
 ) -> Run:
     """One run with tenants of these weights, on servers of its own, over the time in which all have work waiting.
 

@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.load import WARM_UP_S, LoadGenerator, Offered, Planned, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import POOL, FairnessPolicy, SimulatedPool, dispatchers
+from benchmarks.simulated_pool import POOL, SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.names import priority_topic
 from fairlane.outcomes import Priority
 from fairlane_server.control.tenants_file import FORBIDDABLE
+from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 NAME = "isolation"
 SECONDS = 60.0
@@ -56,7 +57,7 @@ def run(seconds: float = SECONDS) -> Result:
     )
 
 
-def running(policy: FairnessPolicy, pool: SimulatedPool) -> AbstractContextManager[BenchStack]:
+def running(policy: Policy, pool: SimulatedPool) -> AbstractContextManager[BenchStack]:
     forbid = list(map(str, FORBIDDABLE))
     return cluster(
         [*dispatchers(policy), *pool.services()],

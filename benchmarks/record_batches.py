@@ -157,10 +157,15 @@ def _produce_once(bootstrap_servers: str, topic: str, batch: bytes, partition: i
     request += struct.pack(">hi", _ALL_REPLICAS, _TIMEOUT_MS)
     request += struct.pack(">i", 1) + _string(topic) + struct.pack(">ii", 1, partition)
     request += struct.pack(">i", len(batch)) + batch
-    with socket.create_connection((host, int(port)), timeout=_TIMEOUT_MS / 1_000) as connection:
+    with (
+        socket.create_connection((host, int(port)), timeout=_TIMEOUT_MS / 1_000) as connection,
+        connection.makefile("rb") as answer,
+    ):
         connection.sendall(struct.pack(">i", len(request)) + request)
-        (size,) = struct.unpack(">i", _exactly(connection, 4))
-        response = _exactly(connection, size)
+        size = int.from_bytes(answer.read(4), "big")
+        response = answer.read(size)
+        if not size or len(response) < size:
+            raise ConnectionError("the broker closed the connection")
     # The correlation id, one topic with its name, one partition.
     found = 4 + 4 + 2 + len(topic) + 4
     _, code, base_offset, _, _ = _RESPONSE.unpack_from(response, found)
@@ -171,14 +176,3 @@ def _produce_once(bootstrap_servers: str, topic: str, batch: bytes, partition: i
 
 def _string(text: str) -> bytes:
     return struct.pack(">h", len(text)) + text.encode()
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size:
-        part = connection.recv(size)
-        if not part:
-            raise ConnectionError("the broker closed the connection")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 from confluent_kafka import Producer
 
@@ -23,10 +22,10 @@ from fairlane.outcomes import Health, Task
 from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 POOL = "generate"
 MODEL = "smollm2-135m-instruct"
-FairnessPolicy = Literal["drr", "vtc", "fifo"]
 _HELD_REQUESTS = 200_000
 _HELD_BYTES = 1 << 30
 
@@ -69,7 +68,7 @@ class SimulatedPool:
         return self.cost_tokens_per_s / mean_cost_tokens
 
 
-def dispatchers(policy: FairnessPolicy, count: int = 1, env: Mapping[str, str] | None = None) -> list[Service]:
+def dispatchers(policy: Policy, count: int = 1, env: Mapping[str, str] | None = None) -> list[Service]:
     """Dispatchers under a fairness policy."""
     return [dispatcher(number, {"FAIRNESS_POLICY": policy, **(env or {})}) for number in range(1, count + 1)]
 

@@ -74,7 +74,7 @@ def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, lo
         *(consumer(number, pool=_POOL) for number in range(1, len(CAST.consumers) + 1)),
         Service(CAST.recorder, ("-m", "stream_processors.recorder")),
     ]
-    running_stack = cluster(
+    stack = cluster(
         services,
         parts=("kafka", "redis", "postgres"),
         tenants=_TENANTS,
@@ -86,7 +86,7 @@ def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, lo
         policy=_RESTARTS,
     )
     try:
-        with running_stack as running:
+        with stack as running:
             models = load_models(Path(running.env["MODELS_FILE"]))
             deployed = Deployment(running.settings, _TENANTS, models, running.settings.group_prefix)
             rig = Rig(running.stack, deployed, CAST)
@@ -94,6 +94,7 @@ def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, lo
                 outstanding = carry_out(rig, traffic, faults, load, dice, say)
             dsn = running.stack.endpoints.postgres_dsn
             found = examine(deployed, traffic.expected, postgres_dsn=dsn, timeout_s=_RECORD_TIMEOUT_S)
+            ended_by_themselves = rig.ended_by_themselves
             for problem in (*found.problems, *rig.badly_ended):
                 say(problem)
     except Exception as error:
@@ -121,7 +122,7 @@ def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, lo
             Figure("of these with work outstanding", sum(map(bool, outstanding)), ""),
             *(Figure(f"victims of {sign.name}", count, "") for sign, count in by_sign.items()),
             *(Figure(f"struck: {target}", count, "") for target, count in by_target.items()),
-            Figure("services that ended by themselves and came back", rig.ended_by_themselves, ""),
+            Figure("services that ended by themselves and came back", ended_by_themselves, ""),
             Figure("seed", seed, ""),
         ),
         (run,),

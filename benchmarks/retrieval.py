@@ -274,18 +274,39 @@ def sizes(tenants: int, passages: int) -> list[int]:
 def run() -> Result:
     """One load, then each figure in turn."""
     settings = Settings()
+    budget_ms = settings.retrieval_budget_ms
     embedder = StaticEmbedder(settings.models_dir / settings.retrieval_embedder_path)
     corpus = make_corpus(embedder, PASSAGES)
     with stores() as stack:
         dsn = stack.endpoints.postgres_dsn
-        tenants, figures = load(dsn, corpus, embedder)
+        tenants, found = load(dsn, corpus, embedder)
         with psycopg.connect(stack.endpoints.postgres_owner_dsn, connect_timeout=5) as connection:
             row = connection.execute(_DISK_MB).fetchone()
-        figures["disk_mb"] = float(row[0]) if row else 0.0
-        figures |= asyncio.run(_search(dsn, corpus, embedder, tenants, settings.retrieval_budget_ms))
-        figures |= asyncio.run(_answer(dsn, embedder))
-    about_embedders = asyncio.run(embedder_figures())
-    return Result(NAME, (*_figures(figures, settings.retrieval_budget_ms), *about_embedders), (figures,))
+        found["disk_mb"] = float(row[0]) if row else 0.0
+        found |= asyncio.run(_search(dsn, corpus, embedder, tenants, budget_ms))
+        found |= asyncio.run(_answer(dsn, embedder))
+    figures = (
+        Figure("recall@10, largest tenant", found["recall_largest"], "part", "at least", RECALL_AIM),
+        Figure(
+            "recall@10, smallest tenant (without an index)", found["recall_smallest"], "part", "at least", RECALL_AIM
+        ),
+        Figure("retrieval of a request, 50 %", found["p50_ms"], "ms"),
+        Figure("retrieval of a request, 99 %", found["p99_ms"], "ms", "at most", budget_ms),
+        Figure("retrievals that were too late", found["late"], "part", "at most", 0),
+        Figure("retrievals without full text", found["without_full_text"], "part"),
+        Figure("searches per second divided by a psycopg loop's", found["ratio"], "ratio", "at least", RATE_AIM),
+        Figure("searches per second", found["per_s"], "1/s"),
+        Figure("psycopg loop", found["bare_per_s"], "1/s"),
+        Figure(f"searches per second, {_AT_ONCE} at a time", found["together_per_s"], "1/s"),
+        Figure("questions answered by the 10 nearest", found["answered_nearest"], "part"),
+        Figure("questions answered by the 10 with most of their words", found["answered_words"], "part"),
+        Figure("questions answered by the 10 best of both", found["answered_fused"], "part"),
+        Figure("loading", found["load_s"], "s"),
+        Figure("building indexes", found["build_s"], "s"),
+        Figure("disk", found["disk_mb"], "MB"),
+        *asyncio.run(embedder_figures()),
+    )
+    return Result(NAME, figures, (found,))
 
 
 def load(dsn: str, corpus: Corpus, embedder: StaticEmbedder) -> tuple[list[Tenant], Run]:
@@ -424,24 +445,3 @@ def _passage_id(first: int, number: int) -> str:
     """Of a passage within its collection, whose first passage in the corpus is this."""
     start = first + number // PASSAGES_PER_DOCUMENT * PASSAGES_PER_DOCUMENT
     return f"{_NAME}/{start}.md#{number % PASSAGES_PER_DOCUMENT}"
-
-
-def _figures(run: Run, budget_ms: float) -> tuple[Figure, ...]:
-    return (
-        Figure("recall@10, largest tenant", run["recall_largest"], "part", "at least", RECALL_AIM),
-        Figure("recall@10, smallest tenant (without an index)", run["recall_smallest"], "part", "at least", RECALL_AIM),
-        Figure("retrieval of a request, 50 %", run["p50_ms"], "ms"),
-        Figure("retrieval of a request, 99 %", run["p99_ms"], "ms", "at most", budget_ms),
-        Figure("retrievals that were too late", run["late"], "part", "at most", 0),
-        Figure("retrievals without full text", run["without_full_text"], "part"),
-        Figure("searches per second divided by a psycopg loop's", run["ratio"], "ratio", "at least", RATE_AIM),
-        Figure("searches per second", run["per_s"], "1/s"),
-        Figure("psycopg loop", run["bare_per_s"], "1/s"),
-        Figure(f"searches per second, {_AT_ONCE} at a time", run["together_per_s"], "1/s"),
-        Figure("questions answered by the 10 nearest", run["answered_nearest"], "part"),
-        Figure("questions answered by the 10 with most of their words", run["answered_words"], "part"),
-        Figure("questions answered by the 10 best of both", run["answered_fused"], "part"),
-        Figure("loading", run["load_s"], "s"),
-        Figure("building indexes", run["build_s"], "s"),
-        Figure("disk", run["disk_mb"], "MB"),
-    )

@@ -63,20 +63,21 @@ class DirectVllm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+        self._requests.close()
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
+        self._answers.close()
 
     def wait_loaded(self) -> None:
         """Raises RuntimeError when it ends instead; why is on the standard error."""
@@ -84,14 +85,12 @@ class DirectVllm:
 
     def answer(self, requests: Sequence[InferenceRequest]) -> Took:
         """All of them at once, to the last answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(requests) + b"\n")
-        self._process.stdin.flush()
+        self._requests.write(msgspec.json.encode(requests) + b"\n")
+        self._requests.flush()
         return self._read()
 
     def _read(self) -> Took:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
             raise RuntimeError(f"vLLM's process ended with {self._process.wait(_END_TIMEOUT_S)}")
         return msgspec.json.decode(line, type=Took)
